@@ -1,0 +1,162 @@
+"""The records that cross the engine's seam: a request in, events out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens attended per KV head and layer, sinks and window included: a share of the prompt or a number.
+
+    Exactly one field is set: `share` in (0, 1], `tokens` from 2 up.
+    """
+
+    share: float | None = None
+    tokens: int | None = None
+
+    def resolve(self, num_prompt_tokens: int) -> int:
+        """Budget in tokens for a prompt of this length; at least the prompt's length means 'attend everything'."""
+        if self.tokens is not None:
+            return self.tokens
+        return max(2, int((self.share or 1.0) * num_prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1)."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    policy: str
+    budget: Budget
+    num_prefill_tokens: int = 0
+    measure: bool = False
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A new token; `logprob` and `top` (token id, logprob; best first) only when logprobs were asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """Prompt tokens prefilled so far, counted as done layers' share of the prompt."""
+
+    prefilled_tokens: int
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a request cost; filled while it runs, complete in its CompleteEvent."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    policy: str = ""
+    budget_tokens: int = 0
+    context_tokens: int = 0
+    offloaded_tokens: int = 0
+    attended_tokens: float = 0.0
+    window_tokens: float = 0.0
+    hit_rate: float = 0.0
+    bytes_moved: int = 0
+    attention_mass: float | None = None
+    recall_rate: float | None = None
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    index_wait_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteEvent:
+    """The last event of a request that ended well or was aborted. `stop_token_id` is set for STOP."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """The last event of a request that failed; `error` is a WorkerError."""
+
+    error: Exception
+
+
+Event = TokenEvent | ProgressEvent | CompleteEvent | ErrorEvent
+EventSink = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start, and gauges of now."""
+
+    running: int = 0
+    waiting: int = 0
+    slots_used: int = 0
+    slots_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    requests_finished_total: int = 0
+    requests_aborted_total: int = 0
+    requests_failed_total: int = 0
+    offloaded_bytes_total: int = 0
+    fetched_bytes_total: int = 0
+    selected_rows_total: int = 0
+    hit_rows_total: int = 0
+    store_reachable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client may want to know of the engine; constant after start."""
+
+    model: str
+    model_type: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    eos_token_ids: tuple[int, ...]
+    policies: tuple[str, ...]
+    default_policy: str
+    default_budget: Budget
+    num_parameters: int
+    slot_capacity_tokens: int
+    transport: str

@@ -1,0 +1,57 @@
+"""Every error that the worker raises on purpose.
+
+WorkerError
+├── ConfigError            start-up: a flag, a path or a device that cannot be used
+├── ModelError             start-up: a model directory that is missing, corrupt or of an unknown family
+├── RequestError           the caller's fault: `param` names the field
+│   └── PromptTooLong      more tokens than the model's maximum length
+├── CapacityError          no room: slots, seats or queue; the message says how much is missing
+├── StoreUnavailable       the KV store is gone or was restarted while the request ran
+└── SlowConsumer           the reader of a stream fell too far behind
+"""
+
+from __future__ import annotations
+
+
+class WorkerError(Exception):
+    """Base of all; the text is fit to be shown to a user."""
+
+
+class ConfigError(WorkerError):
+    """A start-up option that cannot be used."""
+
+
+class ModelError(WorkerError):
+    """A model directory that is missing, corrupt or of an unknown family."""
+
+
+class RequestError(WorkerError):
+    """A request field that is out of range; `param` is the field's name in the API."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt, or prompt and completion together, exceed the model's maximum length."""
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{max_tokens} output tokens and your prompt contains {num_prompt_tokens} input tokens. "
+            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            param="prompt",
+        )
+
+
+class CapacityError(WorkerError):
+    """No room for the request; the message says how much is missing and which option gives more."""
+
+
+class StoreUnavailable(WorkerError):
+    """The KV store is gone, or came back empty, while the request needed it."""
+
+
+class SlowConsumer(WorkerError):
+    """The reader of a stream fell so far behind that its request was ended."""

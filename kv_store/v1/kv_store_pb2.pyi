@@ -1,0 +1,425 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RowType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_TYPE_UNSPECIFIED: _ClassVar[RowType]
+    ROW_TYPE_BF16: _ClassVar[RowType]
+    ROW_TYPE_FP16: _ClassVar[RowType]
+    ROW_TYPE_FP32: _ClassVar[RowType]
+
+class IndexKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INDEX_KIND_UNSPECIFIED: _ClassVar[IndexKind]
+    INDEX_KIND_PQ: _ClassVar[IndexKind]
+    INDEX_KIND_KMEANS: _ClassVar[IndexKind]
+
+class Metric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    METRIC_UNSPECIFIED: _ClassVar[Metric]
+    METRIC_L2: _ClassVar[Metric]
+    METRIC_COSINE: _ClassVar[Metric]
+ROW_TYPE_UNSPECIFIED: RowType
+ROW_TYPE_BF16: RowType
+ROW_TYPE_FP16: RowType
+ROW_TYPE_FP32: RowType
+INDEX_KIND_UNSPECIFIED: IndexKind
+INDEX_KIND_PQ: IndexKind
+INDEX_KIND_KMEANS: IndexKind
+METRIC_UNSPECIFIED: Metric
+METRIC_L2: Metric
+METRIC_COSINE: Metric
+
+class Layout(_message.Message):
+    __slots__ = ("version", "num_layers", "num_kv_heads", "head_dim", "row_type")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    ROW_TYPE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    row_type: RowType
+    def __init__(self, version: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., row_type: _Optional[_Union[RowType, str]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("worker_id", "layout", "max_gather_rows")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MAX_GATHER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    layout: Layout
+    max_gather_rows: int
+    def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "store_version")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLAB_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SLAB_FIELD_NUMBER: _ClassVar[int]
+    ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    region_id: bytes
+    epoch: int
+    arena_bytes: int
+    slab_bytes: int
+    tokens_per_slab: int
+    arena_socket: str
+    response_offset: int
+    response_bytes: int
+    lease_seconds: float
+    store_version: str
+    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., store_version: _Optional[str] = ...) -> None: ...
+
+class OpenSequenceRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+
+class OpenSequenceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    num_tokens: int
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class ReserveResponse(_message.Message):
+    __slots__ = ("slab_table", "slabs_per_layer")
+    SLAB_TABLE_FIELD_NUMBER: _ClassVar[int]
+    SLABS_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
+    slab_table: _containers.RepeatedScalarFieldContainer[int]
+    slabs_per_layer: int
+    def __init__(self, slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
+
+class SealRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    layer_begin: int
+    layer_end: int
+    num_tokens: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SealResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LookupPrefixRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "prefix_hashes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LookupPrefixResponse(_message.Message):
+    __slots__ = ("num_tokens", "slab_table", "slabs_per_layer")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLAB_TABLE_FIELD_NUMBER: _ClassVar[int]
+    SLABS_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    slab_table: _containers.RepeatedScalarFieldContainer[int]
+    slabs_per_layer: int
+    def __init__(self, num_tokens: _Optional[int] = ..., slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
+
+class PQParams(_message.Message):
+    __slots__ = ("num_subvectors", "num_bits", "max_iterations")
+    NUM_SUBVECTORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    num_subvectors: int
+    num_bits: int
+    max_iterations: int
+    def __init__(self, num_subvectors: _Optional[int] = ..., num_bits: _Optional[int] = ..., max_iterations: _Optional[int] = ...) -> None: ...
+
+class KMeansParams(_message.Message):
+    __slots__ = ("num_clusters", "metric", "max_iterations")
+    NUM_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    num_clusters: int
+    metric: Metric
+    max_iterations: int
+    def __init__(self, num_clusters: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ..., max_iterations: _Optional[int] = ...) -> None: ...
+
+class BuildIndexRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "token_end", "pq", "kmeans", "seed")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_END_FIELD_NUMBER: _ClassVar[int]
+    PQ_FIELD_NUMBER: _ClassVar[int]
+    KMEANS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    layer: int
+    token_begin: int
+    token_end: int
+    pq: PQParams
+    kmeans: KMeansParams
+    seed: int
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class ArrayRef(_message.Message):
+    __slots__ = ("name", "offset", "num_bytes", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    offset: int
+    num_bytes: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BuildIndexResponse(_message.Message):
+    __slots__ = ("index_id", "kind", "arrays", "training_seconds", "iterations")
+    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    index_id: int
+    kind: IndexKind
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayRef]
+    training_seconds: float
+    iterations: int
+    def __init__(self, index_id: _Optional[int] = ..., kind: _Optional[_Union[IndexKind, str]] = ..., arrays: _Optional[_Iterable[_Union[ArrayRef, _Mapping]]] = ..., training_seconds: _Optional[float] = ..., iterations: _Optional[int] = ...) -> None: ...
+
+class TopKRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "index_id", "queries", "group_size", "k")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    index_id: int
+    queries: bytes
+    group_size: int
+    k: int
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., index_id: _Optional[int] = ..., queries: _Optional[bytes] = ..., group_size: _Optional[int] = ..., k: _Optional[int] = ...) -> None: ...
+
+class TopKResponse(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, positions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GatherItem(_message.Message):
+    __slots__ = ("sequence_id", "layer", "kv_head", "positions")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    KV_HEAD_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    layer: int
+    kv_head: int
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., kv_head: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GatherRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "items")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    items: _containers.RepeatedCompositeFieldContainer[GatherItem]
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[GatherItem, _Mapping]]] = ...) -> None: ...
+
+class GatherResponse(_message.Message):
+    __slots__ = ("offset", "num_rows")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    num_rows: int
+    def __init__(self, offset: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class RowsChunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class PutRowsRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "num_tokens", "data")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    layer: int
+    token_begin: int
+    num_tokens: int
+    data: bytes
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., num_tokens: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutRowsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchIndexRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "index_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    index_id: int
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., index_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PinSessionRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "session_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    session_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class PinSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropSessionRequest(_message.Message):
+    __slots__ = ("epoch", "session_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    session_id: str
+    def __init__(self, epoch: _Optional[int] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class DropSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SequenceStats(_message.Message):
+    __slots__ = ("sequence_id", "worker_id", "num_tokens", "held_bytes", "reserved_bytes")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    worker_id: str
+    num_tokens: int
+    held_bytes: int
+    reserved_bytes: int
+    def __init__(self, sequence_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("epoch", "arena_bytes", "held_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "num_sequences", "num_indexes", "num_workers", "num_sessions", "training_seconds", "gathered_rows", "sequences")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    arena_bytes: int
+    held_bytes: int
+    reserved_bytes: int
+    leased_bytes: int
+    index_bytes: int
+    num_sequences: int
+    num_indexes: int
+    num_workers: int
+    num_sessions: int
+    training_seconds: float
+    gathered_rows: int
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceStats]
+    def __init__(self, epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_indexes: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_sessions: _Optional[int] = ..., training_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceStats, _Mapping]]] = ...) -> None: ...
