@@ -1,0 +1,70 @@
+"""The recipe of `carrel-nano`: the model's shape and the phases of its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the Llama-style model; names as in Hugging Face's `LlamaConfig`."""
+
+    vocab_size: int = 8192
+    hidden_size: int = 384
+    intermediate_size: int = 1024
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 6
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 32768
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training at one context length, ended by its steps or its seconds, whichever come first.
+
+    `plain` and `packed` are the shares of sequences that hold plain book text and several short documents; the
+    others hold one document as long as the context. `text_weight` is the loss weight of book text (answers: 4).
+    """
+
+    context: int
+    num_steps: int
+    max_seconds: float
+    plain: float
+    packed: float
+    text_weight: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    phases: tuple[Phase, ...] = (
+        Phase(1024, 1000, 180, plain=0.30, packed=0.70, text_weight=1.0),
+        Phase(4096, 1100, 260, plain=0.25, packed=0.30, text_weight=0.5),
+        Phase(16384, 1100, 420, plain=0.20, packed=0.30, text_weight=0.5),
+        Phase(32768, 450, 300, plain=0.15, packed=0.35, text_weight=0.5),
+    )
+    tokens_per_step: int = 262_144
+    muon_lr: float = 0.02
+    adamw_lr: float = 2e-3
+    warmup_steps: int = 100
+    decay_from: float = 0.6
+    final_lr_share: float = 0.02
+    answer_weight: float = 4.0
+    aside_weight: float = 0.2
+    seed: int = 1
+    checkpoint_seconds: float = 120.0
+
+    def smoke(self) -> Recipe:
+        """The same run in miniature, to see on a CPU that every part of it works."""
+        model = replace(self.model, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3)
+        model = replace(model, num_key_value_heads=1, head_dim=64)
+        phases = tuple(
+            replace(phase, context=context, num_steps=6)
+            for phase, context in zip(self.phases, (512, 1024, 2048, 4096), strict=True)
+        )
+        return replace(self, model=model, phases=phases, tokens_per_step=4096, warmup_steps=3)
