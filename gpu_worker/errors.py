@@ -7,7 +7,9 @@ WorkerError
 │   └── PromptTooLong      more tokens than the model's maximum length
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
-└── SlowConsumer           the reader of a stream fell too far behind
+├── SlowConsumer           the reader of a stream fell too far behind
+├── InvalidLogits          the model gave NaN or infinity; names the requests
+└── EngineStopped          the engine drains, or has died of an unexpected error
 """
 
 from __future__ import annotations
@@ -55,3 +57,15 @@ class StoreUnavailable(WorkerError):
 
 class SlowConsumer(WorkerError):
     """The reader of a stream fell so far behind that its request was ended."""
+
+
+class InvalidLogits(WorkerError):
+    """Logits without a finite greatest value; `request_ids` are the requests they belong to."""
+
+    def __init__(self, request_ids: tuple[str, ...]) -> None:
+        super().__init__(f"The model produced invalid logits (NaN or infinity) for {', '.join(request_ids)}.")
+        self.request_ids = request_ids
+
+
+class EngineStopped(WorkerError):
+    """The engine takes no more requests: it is draining, or an unexpected error ended it."""
