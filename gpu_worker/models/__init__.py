@@ -1,0 +1,20 @@
+"""Models: one configurable decoder, a small file per family, and the loader."""
+
+from __future__ import annotations
+
+from gpu_worker.models.config import ModelConfig, RopeConfig, SamplingDefaults
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.families import FAMILIES, Family
+from gpu_worker.models.loader import LoadedModel, load_model, read_config
+
+__all__ = [
+    "FAMILIES",
+    "Decoder",
+    "Family",
+    "LoadedModel",
+    "ModelConfig",
+    "RopeConfig",
+    "SamplingDefaults",
+    "load_model",
+    "read_config",
+]

@@ -1,0 +1,133 @@
+"""The safetensors files of a model directory: found, checked against the model, read one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config_fields import ConfigFields
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_MAX_SHOWN = 5
+
+
+class Checkpoint:
+    """Tensor names and the file that holds each. Opening reads headers only; all failures are ModelError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[Path, list[str]] = {}
+        promised = _promised_tensors(directory)
+        for path in dict.fromkeys(promised.values() if promised else [_single_file(directory)]):
+            with _open(path) as file:
+                held = set(file.keys())
+            wanted = [name for name, shard in promised.items() if shard == path] if promised else sorted(held)
+            absent = [name for name in wanted if name not in held]
+            if absent:
+                raise ModelError(
+                    f"{path} lacks {_shown(absent)}, which {_INDEX} says it holds; download it again"
+                )
+            self._files[path] = wanted
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], ignorable: frozenset[str]) -> None:
+        """ModelError unless the tensors are these, with these shapes and a plain float type."""
+        names = {name for wanted in self._files.values() for name in wanted}
+        missing = [name for name in shapes if name not in names]
+        unexpected = sorted(names - set(shapes) - ignorable)
+        if missing:
+            raise ModelError(
+                f"{self._directory}: the weights lack {_shown(missing)}; config.json does not fit them"
+            )
+        if unexpected:
+            raise ModelError(
+                f"{self._directory}: the weights have {_shown(unexpected)}, which this model_type lacks"
+            )
+        for path, wanted in self._files.items():
+            with _open(path) as file:
+                for name in (name for name in wanted if name in shapes):
+                    tensor = file.get_slice(name)
+                    found, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+                    if found != shapes[name]:
+                        raise ModelError(
+                            f"{path}: {name} has shape {list(found)}; "
+                            f"config.json asks for {list(shapes[name])}"
+                        )
+                    if dtype not in _DTYPES:
+                        raise ModelError(
+                            f"{path}: {name} is of type {dtype}; "
+                            "quantised weights are not supported, use F32, F16 or BF16"
+                        )
+
+    def tensors(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """These tensors, file by file, on the CPU; each is freed when the caller drops it."""
+        for path, wanted in self._files.items():
+            with _open(path) as file:
+                for name in (name for name in wanted if name in names):
+                    try:
+                        tensor = file.get_tensor(name)
+                    except (SafetensorError, OSError) as exc:
+                        raise ModelError(
+                            f"{path}: {name} cannot be read ({exc}); download the file again"
+                        ) from exc
+                    yield name, tensor
+
+    def names(self) -> frozenset[str]:
+        return frozenset(name for wanted in self._files.values() for name in wanted)
+
+
+def _promised_tensors(directory: Path) -> dict[str, Path]:
+    """The index's map of tensor to file; empty when one file holds all."""
+    if (directory / _SINGLE).exists() or not (directory / _INDEX).exists():
+        return {}
+    weight_map = ConfigFields.read(directory / _INDEX).object("weight_map")
+    files: dict[str, Path] = {}
+    for name, shard in weight_map.items():
+        # a name with a folder in it could reach any file of this machine
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise weight_map.fail(name, "the name of a .safetensors file in the same directory")
+        files[name] = directory / shard
+    if not files:
+        raise ModelError(f"{directory / _INDEX}: weight_map names no tensor; download it again")
+    absent = sorted({path.name for path in files.values() if not path.exists()})
+    if absent:
+        raise ModelError(
+            f"{directory}: {len(absent)} weight files are missing: {_shown(absent)}; download them again"
+        )
+    return files
+
+
+def _single_file(directory: Path) -> Path:
+    if (directory / _SINGLE).exists():
+        return directory / _SINGLE
+    found = sorted(directory.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ModelError(
+            f"{directory} has {len(found)} safetensors files but no {_INDEX}; download the index too"
+        )
+    if any(path for pattern in _PICKLES for path in directory.glob(pattern)):
+        raise ModelError(
+            f"{directory} has pickled weights only (.bin, .pt), which can run code when read; "
+            "convert them with transformers' save_pretrained, which writes safetensors"
+        )
+    raise ModelError(f"{directory} has no .safetensors file; download the weights or use --load-format dummy")
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as exc:
+        raise ModelError(f"{path} is truncated or no safetensors file ({exc}); download it again") from exc
+
+
+def _shown(names: list[str]) -> str:
+    rest = len(names) - _MAX_SHOWN
+    return ", ".join(names[:_MAX_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,115 @@
+"""Typed, range-checked access to a JSON file of a model directory, whose values nobody vouches for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_worker.errors import ModelError
+
+_MAX_BYTES = 64 << 20
+
+
+class ConfigFields:
+    """The fields of one JSON object. Every getter raises ModelError naming the file, the field and the value.
+
+    A field that is absent or null takes `default`; a getter without a default calls the field required.
+    """
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFields:
+        """Parse a file; ModelError when it is missing, unreadable, over 64 MiB or not a JSON object."""
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise ModelError(f"{path} is larger than {_MAX_BYTES} bytes; this is no model configuration")
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise ModelError(f"{path} is missing; a Hugging Face model directory must have it") from exc
+        except OSError as exc:
+            raise ModelError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise ModelError(f"{path} is not valid JSON ({exc}); download it again") from exc
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} must hold a JSON object, not {type(values).__name__}")
+        return cls(values, str(path))
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def items(self) -> tuple[tuple[str, object], ...]:
+        return tuple(self._values.items())
+
+    def fail(self, name: str, expected: str) -> ModelError:
+        """The error for a field that is not as `expected`; the caller raises it."""
+        if not self.has(name):
+            return ModelError(f"{self.where}: field {name!r} is missing; expected {expected}")
+        shown = repr(self._values[name])
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return ModelError(f"{self.where}: field {name!r} is {shown}; expected {expected}")
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(name, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        # NaN fails the comparison too
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise self.fail(name, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, bool):
+            raise self.fail(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, str):
+            raise self.fail(name, "a string")
+        return value
+
+    def object(self, name: str) -> ConfigFields:
+        """A nested object; empty when absent."""
+        value = self._values.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.fail(name, "an object")
+        return ConfigFields(value, f"{self.where}: {name}")
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when absent."""
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(name, "a list of strings")
+        return tuple(value)
+
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """One token id or a list of them; empty when absent."""
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(item) is int and 0 <= item < vocab_size for item in ids):
+            raise self.fail(name, f"a token id or a list of token ids from 0 to {vocab_size - 1}")
+        return tuple(ids)

@@ -1,0 +1,131 @@
+"""From a model directory or hub id to a decoder whose weights are on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from gpu_worker.errors import ModelError
+from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.config import ModelConfig, SamplingDefaults
+from gpu_worker.models.config_fields import ConfigFields
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.families import FAMILIES
+from gpu_worker.models.source import resolve_source
+from gpu_worker.models.weights import is_ignorable, weight_slices
+
+LoadFormat = Literal["safetensors", "dummy"]
+# (tensors done, tensors in all)
+Progress = Callable[[int, int], None]
+
+_DUMMY_SEED = 0
+_DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A decoder ready to run. `source` is the directory it came from; a tied head counts once in `num_parameters`."""
+
+    config: ModelConfig
+    decoder: Decoder
+    num_parameters: int
+    source: str
+    defaults: SamplingDefaults
+
+
+def load_model(
+    path_or_id: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    revision: str | None = None,
+    load_format: LoadFormat = "safetensors",
+    download_dir: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model's weights onto `device` in `dtype`; at most one checkpoint tensor is held beside them.
+
+    `load_format` "dummy" needs no more than config.json and makes seeded random weights on the device.
+    Everything that can be checked without reading weights is checked before any memory is taken. Raises
+    ModelError.
+    """
+    if load_format not in ("safetensors", "dummy"):
+        raise ModelError(f"load format {load_format!r} is not supported; supported: dummy, safetensors")
+    is_dummy = load_format == "dummy"
+    directory = resolve_source(
+        path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
+    )
+    config, defaults = read_config(directory)
+    checkpoint = None if is_dummy else _checked_checkpoint(directory, config)
+    decoder = _allocate(config, torch.device(device), dtype)
+    if checkpoint is None:
+        _fill_random(decoder, progress)
+    else:
+        _fill(decoder, checkpoint, progress)
+    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    return LoadedModel(config, decoder, num_parameters, str(directory), defaults)
+
+
+def read_config(directory: Path) -> tuple[ModelConfig, SamplingDefaults]:
+    """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both."""
+    fields = ConfigFields.read(directory / "config.json")
+    config = FAMILIES.get(fields.text("model_type")).read_config(fields)
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return config, SamplingDefaults()
+    generation = ConfigFields.read(path)
+    eos_token_ids = generation.token_ids("eos_token_id", config.vocab_size) + config.eos_token_ids
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids))), SamplingDefaults(
+        temperature=generation.number("temperature", 0.0, 100.0) if generation.has("temperature") else None,
+        top_k=generation.integer("top_k", 0, 1 << 24) if generation.has("top_k") else None,
+        top_p=generation.number("top_p", 0.0, 1.0) if generation.has("top_p") else None,
+        min_p=generation.number("min_p", 0.0, 1.0) if generation.has("min_p") else None,
+        repetition_penalty=(
+            generation.number("repetition_penalty", 1e-3, 100.0)
+            if generation.has("repetition_penalty")
+            else None
+        ),
+        max_new_tokens=(
+            generation.integer("max_new_tokens", 1, 1 << 31) if generation.has("max_new_tokens") else None
+        ),
+    )
+
+
+def _checked_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
+    checkpoint = Checkpoint(directory)
+    ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
+    checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
+    return checkpoint
+
+
+def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+    try:
+        return Decoder(config, device, dtype)
+    except (torch.OutOfMemoryError, RuntimeError) as exc:
+        raise ModelError(f"the weights do not fit on {device} in {dtype}: {exc}") from exc
+
+
+def _fill(decoder: Decoder, checkpoint: Checkpoint, progress: Progress | None) -> None:
+    slices = weight_slices(decoder.config)
+    parameters = dict(decoder.named_parameters())
+    for done, (name, tensor) in enumerate(checkpoint.tensors(frozenset(slices)), start=1):
+        part = slices[name]
+        parameters[part.parameter][part.start_row : part.start_row + part.shape[0]].copy_(tensor)
+        if progress is not None:
+            progress(done, len(slices))
+
+
+def _fill_random(decoder: Decoder, progress: Progress | None) -> None:
+    generator = torch.Generator(decoder.device).manual_seed(_DUMMY_SEED)
+    parameters = list(decoder.named_parameters())
+    for done, (name, parameter) in enumerate(parameters, start=1):
+        if name.endswith("norm"):
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, _DUMMY_STD, generator=generator)
+        if progress is not None:
+            progress(done, len(parameters))

@@ -1,0 +1,105 @@
+"""Rotary position embedding (RoFormer, arXiv:2104.09864) and the ways to stretch it to longer contexts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from gpu_worker.models.config import RopeConfig
+from gpu_worker.models.registry import Registry
+
+# rope -> (inverse frequencies float32 [rotary_dim / 2], factor on cos and sin)
+Frequencies = Callable[[RopeConfig], tuple[torch.Tensor, float]]
+
+ROPE_TYPES: Registry[Frequencies] = Registry("RoPE type")
+
+
+def rope_table(
+    rope: RopeConfig, num_positions: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Cosines and signed sines of every position: `dtype` [num_positions, 2, rotary_dim], computed in float32.
+
+    The sine carries the sign of the rotation, so that turning a head is `x * cos + partner(x) * sin`.
+    """
+    inv_freq, scale = ROPE_TYPES.get(rope.rope_type)(rope)
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, inv_freq.to(device))
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    if rope.interleaved:
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    else:
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return torch.stack((cos, sin), 1).to(dtype)
+
+
+def apply_rope(heads: torch.Tensor, cos_sin: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Turn `heads` [T, num, head_dim] by the table's rows `cos_sin` [T, 2, rotary_dim]; returns the same shape."""
+    cos, sin = cos_sin[:, 0].unsqueeze(1), cos_sin[:, 1].unsqueeze(1)
+    rotary = heads[..., : rope.rotary_dim]
+    if rope.interleaved:
+        partner = rotary.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        partner = rotary.roll(rope.rotary_dim // 2, -1)
+    turned = torch.addcmul(rotary * cos, partner, sin)
+    if rope.rotary_dim == heads.shape[-1]:
+        return turned
+    return torch.cat((turned, heads[..., rope.rotary_dim :]), -1)
+
+
+def _default(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    return 1.0 / (rope.theta**exponents), 1.0
+
+
+def _linear(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+    """Position interpolation (arXiv:2306.15595)."""
+    return _default(rope)[0] / rope.factor, 1.0
+
+
+def _llama3(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+    """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended."""
+    inv_freq = _default(rope)[0]
+    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)
+    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = keep.clamp(0.0, 1.0)
+    return (1 - keep) * inv_freq / rope.factor + keep * inv_freq, 1.0
+
+
+def _yarn(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+    """YaRN (arXiv:2309.00071): interpolation by a ramp over dimensions, and a temperature on the attention."""
+    inv_freq = _default(rope)[0]
+
+    def dim_of(num_turns: float) -> float:
+        length = rope.original_max_position_embeddings
+        return rope.rotary_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+    interpolate = ramp.clamp(0.0, 1.0)
+    inv_freq = interpolate * inv_freq / rope.factor + (1 - interpolate) * inv_freq
+    return inv_freq, _yarn_attention_factor(rope)
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)
+
+
+ROPE_TYPES.register("default", _default)
+ROPE_TYPES.register("linear", _linear)
+ROPE_TYPES.register("llama3", _llama3)
+ROPE_TYPES.register("yarn", _yarn)
+# dynamic NTK changes nothing up to max_position_embeddings, which is as far as we go
+ROPE_TYPES.register("dynamic", _default)
