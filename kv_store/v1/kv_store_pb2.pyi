@@ -183,7 +183,7 @@ class KMeansParams(_message.Message):
     def __init__(self, num_clusters: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ..., max_iterations: _Optional[int] = ...) -> None: ...
 
 class BuildIndexRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "token_end", "pq", "kmeans", "seed")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "token_end", "pq", "kmeans", "seed", "prefill_seconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class BuildIndexRequest(_message.Message):
     PQ_FIELD_NUMBER: _ClassVar[int]
     KMEANS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
@@ -202,7 +203,8 @@ class BuildIndexRequest(_message.Message):
     pq: PQParams
     kmeans: KMeansParams
     seed: int
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    prefill_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., seed: _Optional[int] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
 
 class ArrayRef(_message.Message):
     __slots__ = ("name", "offset", "num_bytes", "dtype", "shape")
