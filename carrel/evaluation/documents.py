@@ -86,7 +86,7 @@ class TokenizedBook:
 
 @dataclass(frozen=True)
 class Document:
-    """Book text with facts: `start` and `end` are the book tokens used, `gaps` where in them the facts went in."""
+    """Book text with facts in it; the text is tokens `start` to `end` of the book."""
 
     token_ids: np.ndarray  # uint16 [n]
     facts: tuple[Fact, ...]
@@ -171,15 +171,15 @@ def prompt(
     fact = facts[asked]
     opening, question_ids = frame(codec, fact.question, style)
     document = build(codec, book, facts, num_tokens - len(opening) - 1 - len(question_ids), rng)
-    return _finish(codec, document, opening, question_ids, fact.question, fact.answer, fact.kind, style)
+    return ask(codec, document, fact.question, fact.answer, fact.kind, style)
 
 
-def quote_prompt(codec: Codec, book: TokenizedBook, num_tokens: int, rng: Random, style: str = "chat") -> Prompt:
-    """A prompt of about `num_tokens` tokens of plain book text that asks to continue a quotation from it."""
-    document = build(codec, book, (), num_tokens - 48, rng)
-    question, answer = quote(codec, book, document, rng)
+def ask(codec: Codec, document: Document, question: str, answer: str, kind: str, style: str) -> Prompt:
+    """The prompt that asks `question` about `document`. Raises DocumentError on an unknown style."""
     opening, question_ids = frame(codec, question, style)
-    return _finish(codec, document, opening, question_ids, question, answer, "quote", style)
+    context = [np.array(opening, np.uint16), document.token_ids, np.array([codec.blank_line], np.uint16)]
+    question_array = np.array(question_ids, np.uint16)
+    return Prompt(document, question, answer, kind, style, np.concatenate(context), question_array)
 
 
 def frame(codec: Codec, question: str, style: str) -> tuple[list[int], list[int]]:
@@ -189,40 +189,6 @@ def frame(codec: Codec, question: str, style: str) -> tuple[list[int], list[int]
     if style == "completion":
         return [BOS], codec.encode(f"Question: {question}\nAnswer:")
     raise DocumentError(f"unknown style {style!r}: use one of {', '.join(STYLES)}")
-
-
-def quote(codec: Codec, book: TokenizedBook, document: Document, rng: Random, tries: int = 20) -> tuple[str, str]:
-    """A question that quotes 6 to 12 words of the document, and the words that follow, up to the sentence's end.
-
-    Raises DocumentError when no sentence of the document is of a fit length.
-    """
-    low, high = np.searchsorted(book.sentence_starts, [document.start, document.end - 1])
-    for _ in range(tries if high - low > 1 else 0):
-        place = rng.randrange(low, high - 1)
-        span = book.token_ids[book.sentence_starts[place] : book.sentence_starts[place + 1]]
-        words = codec.decode(span).split(" ")[1:]
-        if not 10 <= len(words) <= 45 or any("\n" in word or '"' in word or not word for word in words):
-            continue
-        num_answer = rng.randint(4, min(14, len(words) - 6))
-        num_quoted = rng.randint(6, min(12, len(words) - num_answer))
-        quoted = " ".join(words[-num_answer - num_quoted : -num_answer])
-        form = rng.choice(QUOTE_QUESTIONS)
-        return form.format(quoted=quoted), " ".join(words[-num_answer:])
-    raise DocumentError("no sentence to quote in the document: ask for a longer one")
-
-
-QUOTE_QUESTIONS = (
-    'Continue the quote: "{quoted}"',
-    'Continue the quote: "{quoted}"',
-    'Complete the sentence from the text: "{quoted}"',
-    'What comes after "{quoted}"?',
-    'How does this sentence go on: "{quoted}"',
-)
-
-
-def _finish(codec, document, opening, question_ids, question, answer, kind, style) -> Prompt:  # noqa: ANN001
-    context = np.concatenate([np.array(opening, np.uint16), document.token_ids, np.array([codec.blank_line], np.uint16)])
-    return Prompt(document, question, answer, kind, style, context, np.array(question_ids, np.uint16))
 
 
 def _append(parts: list[np.ndarray], marks: list[np.ndarray], ids: np.ndarray, is_fact: bool) -> None:

@@ -59,6 +59,14 @@ class Recipe:
     seed: int = 1
     checkpoint_seconds: float = 120.0
 
+    def scaled(self, share: float) -> Recipe:
+        """A shorter run: this share of every phase's steps and seconds."""
+        phases = tuple(
+            replace(p, num_steps=max(1, round(p.num_steps * share)), max_seconds=p.max_seconds * share)
+            for p in self.phases
+        )
+        return replace(self, phases=phases, warmup_steps=max(1, round(self.warmup_steps * share)))
+
     def smoke(self) -> Recipe:
         """The same run in miniature, to see on a CPU that every part of it works."""
         model = replace(self.model, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3)

@@ -124,10 +124,10 @@ class Llama(nn.Module):
         """Rotary tables of `positions`."""
         return rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Final hidden states [B, T, hidden] of token ids [B, T]."""
+    def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Final hidden states [B, T, hidden] of token ids [B, T], with a residual stream of `dtype`."""
         cos, sin = self.tables(torch.arange(ids.shape[1], device=ids.device))
-        x = self.embed_tokens(ids)
+        x = self.embed_tokens(ids).to(dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x)
