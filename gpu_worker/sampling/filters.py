@@ -1,0 +1,41 @@
+"""Truncation of the distribution: each filter sets the logits of the tokens it removes to -inf.
+
+All take [B, V] float32 logits already divided by the temperature and return new logits of that shape. Ties fall to
+the smaller token id. Every filter keeps each row's greatest logit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.sampling.ordering import order_keys
+
+
+def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Keep exactly the k greatest logits of each row; k: [B] int64 in [1, V]."""
+    keys = order_keys(logits)
+    greatest = keys.topk(int(k.max()), dim=-1).values
+    threshold = greatest.gather(-1, (k - 1).unsqueeze(-1))
+    return logits.masked_fill(keys < threshold, -torch.inf)
+
+
+def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest tokens, likeliest first, whose probabilities reach p; p: [B] float32 in (0, 1].
+
+    A token stays when the tokens before it have less than p in sum (nucleus sampling, arXiv 1904.09751).
+    """
+    ordered, token_ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+    probabilities = torch.softmax(ordered, dim=-1, dtype=torch.float64)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    removed = before >= p.double().unsqueeze(-1)
+    removed[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(removed).scatter(-1, token_ids, removed), -torch.inf)
+
+
+def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Keep tokens at least min_p times as likely as the likeliest; min_p: [B] float32 in [0, 1).
+
+    arXiv 2407.01082.
+    """
+    threshold = logits.amax(dim=-1) + min_p.log()
+    return logits.masked_fill(logits < threshold.unsqueeze(-1), -torch.inf)

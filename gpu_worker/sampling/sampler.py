@@ -1,0 +1,115 @@
+"""The next token of every request of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpu_worker.engine.records import TokenEvent
+from gpu_worker.errors import InvalidLogits
+from gpu_worker.sampling.filters import keep_min_p, keep_top_k, keep_top_p
+from gpu_worker.sampling.logprobs import gather_logprobs
+from gpu_worker.sampling.noise import draw, uniform
+from gpu_worker.sampling.penalties import apply_penalties
+from gpu_worker.sampling.state import SamplerState
+
+Filter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Sampler:
+    """Chooses one token a request; requests of one batch may differ in every parameter.
+
+    The order is: penalties, logit bias, mask of the end tokens below min_tokens, then greedy, or temperature,
+    top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits. Holds no
+    state: the same states and logits give the same tokens.
+    """
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[TokenEvent]:
+        """Choose from logits [B, V] float32 for B states; neither is changed (`append` the tokens yourself).
+
+        Raises InvalidLogits, naming the requests, when a row holds NaN, +inf or nothing finite.
+        """
+        greatest, token_ids = logits.max(dim=-1)
+        rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
+        if rows:
+            chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows])
+            token_ids = token_ids.index_copy(0, _index(rows, logits), chosen)
+        # one transfer to the host for both
+        ids, is_finite = torch.stack([token_ids, greatest.isfinite().long()]).tolist()
+        if not all(is_finite):
+            raise InvalidLogits(
+                tuple(state.request_id for state, good in zip(states, is_finite, strict=True) if not good)
+            )
+        events = [TokenEvent(token_id) for token_id in ids]
+        _add_logprobs(events, logits, token_ids, states)
+        return events
+
+
+def _choose(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+    """Token ids [B] from rows that may be overwritten."""
+    for row, state in zip(logits, states, strict=True):
+        _adjust(row, state)
+    token_ids = logits.argmax(dim=-1)
+    random = [row for row, state in enumerate(states) if not state.is_greedy]
+    if not random:
+        return token_ids
+    index = _index(random, logits)
+    return token_ids.index_copy(0, index, _draw(logits[index], [states[row] for row in random]))
+
+
+def _adjust(row: torch.Tensor, state: SamplerState) -> None:
+    if state.counts is not None:
+        apply_penalties(row, state.params, state.counts)
+    if state.params.logit_bias:
+        token_ids, biases = zip(*state.params.logit_bias, strict=True)
+        row.index_add_(0, _index(token_ids, row), torch.tensor(biases, dtype=row.dtype, device=row.device))
+    if state.masks_end_tokens:
+        # finite: should a request mask all of the vocabulary, it still gets a token
+        row[_index(sorted(state.end_token_ids), row)] = torch.finfo(row.dtype).min
+
+
+def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+    vocab_size = logits.shape[-1]
+    params = [state.params for state in states]
+    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=logits.device)
+    # greatest to 0 first: a tiny temperature then cannot overflow
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(-1)
+    top_k = {row: p.top_k for row, p in enumerate(params) if 0 < p.top_k < vocab_size}
+    logits = _filter_rows(logits, keep_top_k, top_k, torch.int64)
+    top_p = {row: p.top_p for row, p in enumerate(params) if p.top_p < 1.0}
+    logits = _filter_rows(logits, keep_top_p, top_p, torch.float32)
+    min_p = {row: p.min_p for row, p in enumerate(params) if p.min_p > 0.0}
+    logits = _filter_rows(logits, keep_min_p, min_p, torch.float32)
+    uniforms = [uniform(state.seed, state.num_output_tokens) for state in states]
+    return draw(logits, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+
+
+def _filter_rows(
+    logits: torch.Tensor, keep: Filter, values: dict[int, float], dtype: torch.dtype
+) -> torch.Tensor:
+    """Apply a filter to the rows that ask for it: `values` maps row to parameter."""
+    if not values:
+        return logits
+    parameters = torch.tensor(list(values.values()), dtype=dtype, device=logits.device)
+    if len(values) == len(logits):
+        return keep(logits, parameters)
+    index = _index(list(values), logits)
+    return logits.index_copy(0, index, keep(logits[index], parameters))
+
+
+def _add_logprobs(
+    events: list[TokenEvent], logits: torch.Tensor, token_ids: torch.Tensor, states: Sequence[SamplerState]
+) -> None:
+    wanted = {row: s.params.logprobs for row, s in enumerate(states) if s.params.logprobs is not None}
+    if not wanted:
+        return
+    index = _index(list(wanted), logits)
+    chosen, tops = gather_logprobs(logits[index], token_ids[index], max(wanted.values()))
+    for (row, num_top), logprob, top in zip(wanted.items(), chosen, tops, strict=True):
+        events[row] = TokenEvent(events[row].token_id, logprob, tuple(top[:num_top]))
+
+
+def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)

@@ -1,0 +1,64 @@
+"""What the sampler remembers of one request."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from gpu_worker.engine.records import SamplingParams
+from gpu_worker.sampling.penalties import TokenCounts, has_penalties
+
+
+class SamplerState:
+    """A request's sampling parameters with what they need of its past.
+
+    `default_seed` stands in for a missing `params.seed`, mixed with the request id so that requests differ;
+    with neither, the seed is drawn from the system. Token n of a request depends on its seed, n and its logits
+    only: batch mates and preemption change nothing.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        request_id: str,
+        default_seed: int | None = None,
+    ) -> None:
+        self.params = params
+        self.request_id = request_id
+        self.seed = _resolve_seed(params.seed, default_seed, request_id)
+        self.num_output_tokens = 0
+        self.end_token_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self.counts = TokenCounts(prompt_token_ids, vocab_size) if has_penalties(params) else None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+    @property
+    def masks_end_tokens(self) -> bool:
+        return self.num_output_tokens < self.params.min_tokens and bool(self.end_token_ids)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
+
+    def append(self, token_id: int) -> None:
+        """Count the token that the request goes on with; call once after each `sample`."""
+        self.num_output_tokens += 1
+        if self.counts is not None:
+            self.counts.append(token_id)
+
+
+def _resolve_seed(seed: int | None, default_seed: int | None, request_id: str) -> int:
+    if seed is not None:
+        return seed % 2**64
+    if default_seed is None:
+        return secrets.randbits(64)
+    digest = hashlib.blake2b(f"{default_seed}:{request_id}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
