@@ -1,11 +1,14 @@
 """Generate the gRPC stubs from `proto/` into the packages of the same name.
 
-`python -m tools.gen_stubs [--out DIR]`; the stubs are committed and a test compares them with a fresh run.
+`python -m tools.gen_stubs [--out DIR] [--check]`. The stubs are committed; a test compares them with a fresh
+run.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -34,12 +37,36 @@ def generate(out: Path) -> list[Path]:
     return sorted(file for folder in folders for file in folder.glob("*.py*"))
 
 
+def drift(root: Path = ROOT) -> list[str]:
+    """Names of the stubs under `root` that a fresh run writes otherwise, or would not write at all."""
+    with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
+        fresh = {file.relative_to(folder): file.read_bytes() for file in generate(Path(folder))}
+    folders = {file.parent for file in fresh}
+    committed = {
+        file.relative_to(root): file.read_bytes()
+        for stub_folder in folders
+        for file in (root / stub_folder).glob("*.py*")
+    }
+    return sorted(
+        str(name) for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name)
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT)
-    out = parser.parse_args().out
-    for file in generate(out):
-        print(file.relative_to(out))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, default=ROOT, help="write below this folder (default: the checkout)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail when committed stubs differ"
+    )
+    arguments = parser.parse_args()
+    if arguments.check:
+        if names := drift():
+            sys.exit(f"stubs differ from proto/: {', '.join(names)}; run `make stubs`")
+        return
+    for file in generate(arguments.out):
+        print(file.relative_to(arguments.out))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+# Needs Python 3.11 or 3.12, gcc, git and make; everything else goes into .venv.
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# The first interpreter that really runs and is of a version we support.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# A machine without an NVIDIA GPU gets this pinned version; `make setup TORCH=...` takes any other.
+TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
+
+# Empty: the bundled model.
+MODEL ?=
+# The bundled model's whole cache fits a small machine, and then nothing would ever be recalled.
+# A hot cache of a quarter of the context shows recall at work.
+SERVE_ARGS ?= --hot-cache 0.25
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check format stubs clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@echo "  ARGS='...' is passed on to serve and test, MODEL=... names another model to serve."
+
+setup: $(READY)  ## build .venv
+
+$(READY): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "installing into $(VENV): some minutes the first time"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+serve: $(READY)  ## serve the bundled model (or MODEL=...) on this machine
+	@exec $(BIN)/carrel serve $(MODEL) $(SERVE_ARGS) $(ARGS)
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## format, lint, types, stub drift
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m tools.gen_stubs --check
+
+format: $(READY)  ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+stubs: $(READY)  ## generate the gRPC stubs from proto/
+	$(BIN)/python -m tools.gen_stubs
+
+clean:  ## remove .venv and everything generated beside the stubs
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

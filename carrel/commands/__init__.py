@@ -1,0 +1,20 @@
+"""The commands by name. Each is a module with `add_arguments(parser)` and `run(arguments) -> exit code`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """`module` is imported only when the command is used, so that none pays for another's libraries."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "serve": Command("carrel.commands.serve", "Serve a model on this machine."),
+    "chat": Command("carrel.commands.chat", "Talk to a running server in the terminal."),
+    "version": Command("carrel.commands.version", "Show the version and commit."),
+}

@@ -1,0 +1,72 @@
+"""`carrel serve`: store, worker and gateway on this machine, started, watched and ended together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+
+from rich.console import Console
+
+from carrel.serve.banner import banner
+from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.display import create_display
+from carrel.serve.facts import gather_facts
+from carrel.serve.memory import default_arena_bytes
+from carrel.serve.model import find_model
+from carrel.serve.options import default_of, flags
+from carrel.serve.ports import claim_port
+from carrel.serve.resolve import CONFIG_KEY, environment_keys, resolve
+from carrel.serve.runtime_dir import runtime_dir
+from carrel.serve.supervisor import Supervisor
+from carrel.version import commit, version
+
+VERBOSE_LEVELS = ("debug", "info")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every option by its long flag; absent ones stay absent, so that the layers below them count."""
+    parser.epilog = "What is named twice: command line over CARREL_* variables over --config over default."
+    for name, item in flags().items():
+        default = default_of(name)
+        shown = item.help if default is None else f"{item.help} (default: {default})"
+        if name == "model":
+            parser.add_argument(
+                "model", nargs="?", metavar=item.metavar, help=shown, default=argparse.SUPPRESS
+            )
+            continue
+        spelled = [f"--{spelling.replace('_', '-')}" for spelling in (name, *item.aliases)]
+        parser.add_argument(*spelled, dest=name, metavar=item.metavar, help=shown, default=argparse.SUPPRESS)
+    parser.add_argument(
+        f"--{CONFIG_KEY}",
+        metavar="FILE",
+        help="YAML file; its keys are the long flags without dashes",
+        default=argparse.SUPPRESS,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns 0 after draining; raises CarrelError otherwise."""
+    known = {*flags(), CONFIG_KEY}
+    given = {name: text for name, text in vars(arguments).items() if name in known and text is not None}
+    resolved = resolve(given, os.environ)
+    options = resolved.options
+    model = find_model(options.model)
+    if options.arena_bytes is None:
+        options = replace(options, arena_bytes=default_arena_bytes())
+    port = claim_port(options.host, options.port, "--port")
+    grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port")
+    # the processes get what was resolved here, and nothing past us from the same variables
+    environment = {key: value for key, value in os.environ.items() if key not in environment_keys()}
+    display = create_display(Console(), options.log_level in VERBOSE_LEVELS)
+
+    with runtime_dir() as path:
+        endpoints = Endpoints(path, options.host, port, grpc_port)
+
+        def show_banner() -> None:
+            facts = gather_facts(endpoints, options.api_key)
+            shown = resolved.non_default()
+            display.show(banner(facts, endpoints, shown, version(), commit(), options.api_key is not None))
+
+        supervisor = Supervisor(display, environment, run_mark=str(path))
+        return supervisor.run(child_specs(model, options, endpoints), show_banner)

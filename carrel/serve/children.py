@@ -1,0 +1,114 @@
+"""The three processes of one box: their commands, sockets and deadlines."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.serve.flags import GATEWAY, STORE, WORKER
+from carrel.serve.options import ServeOptions, child_arguments
+from carrel.serve.ports import reachable_host
+from carrel.serve.process import ChildSpec
+from carrel.serve.readiness import grpc_serving, http_ready
+
+STORE_START_S = 180.0
+# a large model may have to be downloaded and read first
+WORKER_START_S = 3600.0
+GATEWAY_START_S = 180.0
+STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where everything listens. Both ports are real ones."""
+
+    run: Path
+    host: str
+    port: int
+    grpc_port: int
+
+    @property
+    def store_socket(self) -> Path:
+        return self.run / "kv_store.sock"
+
+    @property
+    def worker_socket(self) -> Path:
+        return self.run / "gpu_worker.sock"
+
+    @property
+    def url(self) -> str:
+        return f"http://{reachable_host(self.host)}:{self.port}"
+
+
+def child_specs(model: str, options: ServeOptions, endpoints: Endpoints) -> tuple[ChildSpec, ...]:
+    """Store, worker and gateway, in the order in which they start."""
+    return (
+        store_spec(options, endpoints),
+        worker_spec(model, options, endpoints),
+        gateway_spec(model, options, endpoints),
+    )
+
+
+def store_spec(options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+    return ChildSpec(
+        STORE,
+        _command(
+            "kv_store",
+            "--listen",
+            f"unix:{endpoints.store_socket}",
+            "--runtime",
+            "ray",
+            *child_arguments(options, STORE),
+        ),
+        grpc_serving(endpoints.store_socket),
+        STORE_START_S,
+        STOP_S,
+        # Ray's session folder goes when the runtime folder goes
+        {"RAY_TMPDIR": str(endpoints.run), "RAY_USAGE_STATS_ENABLED": "0"},
+    )
+
+
+def worker_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+    return ChildSpec(
+        WORKER,
+        _command(
+            "gpu_worker",
+            model,
+            "--listen",
+            f"unix:{endpoints.worker_socket}",
+            "--store",
+            f"unix:{endpoints.store_socket}",
+            *child_arguments(options, WORKER),
+        ),
+        grpc_serving(endpoints.worker_socket),
+        WORKER_START_S,
+        STOP_S,
+    )
+
+
+def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+    return ChildSpec(
+        GATEWAY,
+        _command(
+            "gateway",
+            "--model",
+            model,
+            "--worker",
+            f"unix:{endpoints.worker_socket}",
+            "--port",
+            str(endpoints.port),
+            "--grpc-port",
+            str(endpoints.grpc_port),
+            *child_arguments(options, GATEWAY),
+        ),
+        http_ready(endpoints.url),
+        GATEWAY_START_S,
+        options.shutdown_timeout + STOP_S,
+        # a key on the command line would be in every process listing
+        {"CARREL_API_KEY": options.api_key} if options.api_key else {},
+    )
+
+
+def _command(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments, "--json-events")

@@ -1,0 +1,32 @@
+"""Which model to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from carrel.errors import ModelNotFoundError
+from carrel.version import CHECKOUT
+
+BUNDLED = CHECKOUT / "models" / "carrel-nano"
+
+
+def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
+    """A directory as an absolute path, a Hub id as it is, and the bundled model for None.
+
+    Raises ModelNotFoundError when the bundled model is missing or a path leads to no model.
+    """
+    if model is None:
+        if not (bundled / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"no bundled model at {bundled}; name a model directory or Hub id: carrel serve MODEL"
+            )
+        return str(bundled)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"{path} has no config.json: not a Hugging Face model directory")
+        return str(path.resolve())
+    # a Hub id is at most owner/name; anything else was meant as a path
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ModelNotFoundError(f"no model directory at {path}")
+    return model

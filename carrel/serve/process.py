@@ -1,0 +1,143 @@
+"""One child process: started in its own session, read line by line, ended by signal."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import IO
+
+TAIL_LINES = 20
+MAX_LINE_CHARS = 65536
+_PR_SET_PDEATHSIG = 1
+# loaded before any fork: loading a library between fork and exec can deadlock
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """How to start one process, how to know that it serves, and how long it may take to start and to stop."""
+
+    name: str
+    argv: tuple[str, ...]
+    is_ready: Callable[[], bool]
+    start_timeout_s: float
+    stop_timeout_s: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a child wrote."""
+
+    child: str
+    is_stderr: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A signal that reached the supervisor."""
+
+    number: int
+
+
+Message = Line | Signalled
+
+
+class Child:
+    """A running process in a session of its own, killed by the kernel when the supervisor dies.
+
+    Must be made on the main thread: the kernel's parent-death signal belongs to the thread that forked.
+    Its lines go to `inbox`; the caller ends it with `terminate` or `kill`.
+    """
+
+    def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: SimpleQueue[Message]) -> None:
+        self.spec = spec
+        self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.started_at = time.monotonic()
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # the parent may have died before the line above
+            if os.getppid() != parent:
+                os._exit(1)
+
+        self._popen = subprocess.Popen(
+            spec.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**environment, **spec.environment},
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(self._popen.stdout, False, inbox), daemon=True),
+            threading.Thread(target=self._read, args=(self._popen.stderr, True, inbox), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str], is_stderr: bool, inbox: SimpleQueue[Message]) -> None:
+        while line := stream.readline(MAX_LINE_CHARS):
+            text = line.rstrip("\n")
+            if is_stderr:
+                self.stderr_tail.append(text)
+            inbox.put(Line(self.spec.name, is_stderr, text))
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal, as in `subprocess`."""
+        return self._popen.poll()
+
+    def age_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of stderr of a process that ended."""
+        for reader in self._readers:
+            # a grandchild may hold the pipe open
+            reader.join(timeout=1.0)
+        return tuple(self.stderr_tail)
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        if self.exit_code() is None:
+            self._popen.terminate()
+
+    def kill(self) -> None:
+        """End its whole process group now."""
+        if self.exit_code() is None:
+            # not reaped yet, so the group's id is still ours
+            os.killpg(self.pid, signal.SIGKILL)
+            self._popen.wait()
+
+
+def describe_exit(code: int) -> str:
+    """ "code 1" or "signal SIGKILL"."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

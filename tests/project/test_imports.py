@@ -1,0 +1,154 @@
+"""Imports run one way (docs/architecture.md), and no loader that runs foreign code is used anywhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("benchmarks", "carrel", "examples", "gateway", "gpu_worker", "kv_store", "tests", "tools")
+CODE_LOADERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+STUBS = ("gateway.v1", "gpu_worker.v1", "kv_store.v1")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the files of one folder may import of ours, and what they may not import of others'."""
+
+    folder: str
+    may_import: tuple[str, ...]
+    banned: frozenset[str] = frozenset()
+    except_folder: str = ""
+
+
+RULES = (
+    Rule(
+        "kv_store",
+        ("kv_store",),
+        frozenset({"torch", "triton", "transformers", "tokenizers", "fastapi", "uvicorn"}),
+        except_folder="kv_store/client",
+    ),
+    Rule(
+        "kv_store/client",
+        ("kv_store.client", "kv_store.v1"),
+        frozenset({"ray", "faiss", "torch", "triton", "transformers"}),
+    ),
+    Rule(
+        "gpu_worker",
+        ("gpu_worker", "kv_store.client", "kv_store.v1"),
+        frozenset({"transformers", "tokenizers", "fastapi", "starlette", "uvicorn"}),
+    ),
+    Rule("gateway", ("gateway", "gpu_worker.v1"), frozenset({"torch", "triton", "faiss", "ray"})),
+    Rule("carrel", ("carrel", "gateway", *STUBS)),
+)
+
+
+def python_files(folder: str) -> Iterator[Path]:
+    yield from (file for file in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in file.parts)
+
+
+def imported_modules(tree: ast.AST, package: str) -> Iterator[str]:
+    """Dotted names of all imports at any depth, relative ones and literal import_module included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def is_within(module: str, allowed: str) -> bool:
+    return module == allowed or module.startswith(f"{allowed}.")
+
+
+def broken_imports(rule: Rule, source: str, package: str) -> list[str]:
+    """The imports of one file that `rule` forbids."""
+    broken = []
+    for module in imported_modules(ast.parse(source), package):
+        top = module.partition(".")[0]
+        is_foreign = top in OURS and not any(is_within(module, allowed) for allowed in rule.may_import)
+        if is_foreign or top in rule.banned:
+            broken.append(module)
+    return broken
+
+
+def loads_code(source: str) -> list[str]:
+    """Uses of pickle and its like in one file."""
+    tree = ast.parse(source)
+    found = [name for name in imported_modules(tree, "") if name.partition(".")[0] in CODE_LOADERS]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr in ("recv_pyobj", "send_pyobj") or ast.unparse(node) == "torch.load":
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
+            found += [ast.unparse(node)] if ast.unparse(node.value) != "False" else []
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.folder)
+def test_imports_run_one_way(rule: Rule) -> None:
+    broken = {}
+    for file in python_files(rule.folder):
+        name = file.relative_to(ROOT)
+        if rule.except_folder and name.is_relative_to(rule.except_folder):
+            continue
+        if modules := broken_imports(rule, file.read_text(), ".".join(name.parent.parts)):
+            broken[str(name)] = modules
+    assert broken == {}
+
+
+def test_nothing_loads_code_from_data() -> None:
+    found = {
+        str(file.relative_to(ROOT)): uses
+        for folder in OURS
+        for file in python_files(folder)
+        if (uses := loads_code(file.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("gateway", "def f():\n    import torch.nn"),
+        ("gateway", "from gpu_worker.engine import records"),
+        ("gateway", "import importlib\nimportlib.import_module('ray')"),
+        ("kv_store/client", "from ..arena import Arena"),
+        ("kv_store/client", "import faiss"),
+        ("kv_store", "import torch"),
+        ("gpu_worker", "from transformers import AutoTokenizer"),
+        ("gpu_worker", "import kv_store.arena"),
+        ("carrel", "import gpu_worker.engine"),
+    ],
+)
+def test_the_rule_sees_a_breach(folder: str, source: str) -> None:
+    rule = next(rule for rule in RULES if rule.folder == folder)
+    assert broken_imports(rule, source, folder.replace("/", ".")) != []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("gateway", "from gpu_worker.v1 import gpu_worker_pb2"),
+        ("gpu_worker", "from kv_store.client import arena\nimport torch"),
+        ("kv_store/client", "from . import mapping\nimport numpy"),
+        ("carrel", "from kv_store.v1 import kv_store_pb2_grpc"),
+    ],
+)
+def test_the_rule_lets_the_right_imports_pass(folder: str, source: str) -> None:
+    rule = next(rule for rule in RULES if rule.folder == folder)
+    assert broken_imports(rule, source, folder.replace("/", ".")) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import pickle", "torch.load(path)", "socket.recv_pyobj()", "np.load(f, allow_pickle=True)"]
+)
+def test_code_loaders_are_seen(source: str) -> None:
+    assert loads_code(source) != []
