@@ -48,7 +48,7 @@ class DecoderLayer(torch.nn.Module):
     def project_qkv(
         self, hidden: torch.Tensor, cos_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `Decoder.project_qkv`; `cos_sin` [T, 2, rotary_dim] are the RoPE table's rows of the positions."""
+        """See `Decoder.project_qkv`; `cos_sin` [T, 2, rotary_dim]: the RoPE table's rows of the positions."""
         config = self._config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         qkv = F.linear(self._norm(hidden, self.input_norm), self.qkv_weight, self.qkv_bias)

@@ -28,7 +28,7 @@ _DUMMY_STD = 0.02
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder ready to run. `source` is the directory it came from; a tied head counts once in `num_parameters`."""
+    """A decoder ready to run. `source` is its directory; a tied head counts once in `num_parameters`."""
 
     config: ModelConfig
     decoder: Decoder
@@ -81,7 +81,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, SamplingDefaults]:
     eos_token_ids = generation.token_ids("eos_token_id", config.vocab_size) + config.eos_token_ids
     return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids))), SamplingDefaults(
         temperature=generation.number("temperature", 0.0, 100.0) if generation.has("temperature") else None,
-        top_k=generation.integer("top_k", 0, 1 << 24) if generation.has("top_k") else None,
+        top_k=max(0, generation.integer("top_k", -1, 1 << 24)) if generation.has("top_k") else None,
         top_p=generation.number("top_p", 0.0, 1.0) if generation.has("top_p") else None,
         min_p=generation.number("min_p", 0.0, 1.0) if generation.has("min_p") else None,
         repetition_penalty=(
@@ -105,8 +105,8 @@ def _checked_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
 def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
     try:
         return Decoder(config, device, dtype)
-    except (torch.OutOfMemoryError, RuntimeError) as exc:
-        raise ModelError(f"the weights do not fit on {device} in {dtype}: {exc}") from exc
+    except RuntimeError as exc:
+        raise ModelError(f"no room for the weights on {device} in {dtype}: {exc}") from exc
 
 
 def _fill(decoder: Decoder, checkpoint: Checkpoint, progress: Progress | None) -> None:

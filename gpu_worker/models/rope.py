@@ -19,7 +19,7 @@ ROPE_TYPES: Registry[Frequencies] = Registry("RoPE type")
 def rope_table(
     rope: RopeConfig, num_positions: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Cosines and signed sines of every position: `dtype` [num_positions, 2, rotary_dim], computed in float32.
+    """Cosines and signed sines by position: `dtype` [num_positions, 2, rotary_dim], computed in float32.
 
     The sine carries the sign of the rotation, so that turning a head is `x * cos + partner(x) * sin`.
     """
@@ -35,7 +35,7 @@ def rope_table(
 
 
 def apply_rope(heads: torch.Tensor, cos_sin: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Turn `heads` [T, num, head_dim] by the table's rows `cos_sin` [T, 2, rotary_dim]; returns the same shape."""
+    """Turn `heads` [T, num, head_dim] by the table's rows `cos_sin` [T, 2, rotary_dim]; same shape back."""
     cos, sin = cos_sin[:, 0].unsqueeze(1), cos_sin[:, 1].unsqueeze(1)
     rotary = heads[..., : rope.rotary_dim]
     if rope.interleaved:
@@ -68,7 +68,7 @@ def _llama3(rope: RopeConfig) -> tuple[torch.Tensor, float]:
 
 
 def _yarn(rope: RopeConfig) -> tuple[torch.Tensor, float]:
-    """YaRN (arXiv:2309.00071): interpolation by a ramp over dimensions, and a temperature on the attention."""
+    """YaRN (arXiv:2309.00071): interpolation by a ramp over dimensions, and a temperature on attention."""
     inv_freq = _default(rope)[0]
 
     def dim_of(num_turns: float) -> float:

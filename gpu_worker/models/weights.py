@@ -32,7 +32,7 @@ def weight_slices(config: ModelConfig) -> dict[str, WeightSlice]:
 
 
 def is_ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry though nothing needs them: RoPE frequencies, the copy of a tied head."""
+    """Tensors that some checkpoints carry and nothing needs: RoPE frequencies, the copy of a tied head."""
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 

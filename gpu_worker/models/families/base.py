@@ -11,6 +11,11 @@ from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.rope import ROPE_TYPES
 
 MAX_POSITIONS = 1 << 24
+_NEEDED_BY = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +79,14 @@ def _read_rope(
 ) -> RopeConfig:
     # transformers 5 writes rope_parameters; before, rope_scaling with rope_theta beside it
     settings = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    rope_type = settings.text("rope_type", settings.text("type", "default"))
+    ROPE_TYPES.get(rope_type)
     for name, value in settings.items():
         if isinstance(value, (dict, list)):
             raise settings.fail(
                 name, "a single value: RoPE settings that differ between layers are not supported"
             )
-    rope_type = settings.text("rope_type", settings.text("type", "default"))
-    ROPE_TYPES.get(rope_type)
-    theta = fields.number("rope_theta", 1.0, 1e15, default=10000.0)
+    theta = fields.number("rope_theta", 2.0, 1e15, default=10000.0)
     partial = fields.number("partial_rotary_factor", 0.0, 1.0, default=partial_rotary_factor)
     partial = settings.number("partial_rotary_factor", 0.0, 1.0, default=partial)
     rotary_dim = int(head_dim * partial)
@@ -90,19 +95,16 @@ def _read_rope(
             f"{fields.where}: partial_rotary_factor {partial:g} rotates {rotary_dim} elements "
             f"of a head of {head_dim}; expected an even number from 2"
         )
+    for name in _NEEDED_BY.get(rope_type, ()):
+        if not settings.has(name):
+            raise settings.fail(name, f"a number, which RoPE type {rope_type!r} needs")
     low_freq_factor = settings.number("low_freq_factor", 0.0, 1e6, default=1.0)
-    if rope_type == "llama3":
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            if not settings.has(name):
-                raise settings.fail(name, "a number, which RoPE type 'llama3' needs")
-    if rope_type in ("linear", "yarn") and not settings.has("factor"):
-        raise settings.fail("factor", f"a number, which RoPE type {rope_type!r} needs")
     high_freq_factor = settings.number("high_freq_factor", 0.0, 1e6, default=4.0)
     if high_freq_factor <= low_freq_factor:
         raise settings.fail("high_freq_factor", f"more than low_freq_factor, {low_freq_factor:g}")
     return RopeConfig(
         rope_type=rope_type,
-        theta=settings.number("rope_theta", 1.0, 1e15, default=theta),
+        theta=settings.number("rope_theta", 2.0, 1e15, default=theta),
         rotary_dim=rotary_dim,
         interleaved=interleaved,
         factor=settings.number("factor", 1.0, 1e4, default=1.0),

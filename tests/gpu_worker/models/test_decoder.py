@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from dense_forward import causal_attention, dense_forward
+from tiny_models import CONFIGS, MAX_POSITIONS, make_model, random_token_ids, rival_logits, save_model
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
+
+from gpu_worker.models import load_model
+
+NANO = Path(__file__).parents[3] / "models" / "carrel-nano"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    rival = save_model(CONFIGS[name](), tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    assert loaded.config.max_model_len == MAX_POSITIONS
+    for length in (1, 7, 65, MAX_POSITIONS):
+        token_ids = random_token_ids(length, seed=length)
+        expected = rival_logits(rival, token_ids)
+        assert expected.std() > 0.3
+        torch.testing.assert_close(dense_forward(loaded.decoder, token_ids), expected, atol=1e-4, rtol=0)
+
+
+def test_llama3_scaling_matters_beyond_the_trained_length(tmp_path: Path) -> None:
+    config = CONFIGS["llama3-group4-tied"]()
+    save_model(config, tmp_path)
+    scaled = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    plain_config = LlamaConfig(**{**config.to_dict(), "rope_parameters": {"rope_theta": 10000.0}})
+    plain = rival_logits(make_model(plain_config), random_token_ids(200))
+    assert (dense_forward(scaled.decoder, random_token_ids(200)) - plain).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**CONFIGS["mistral"]().to_dict() | {"sliding_window": 48}),
+        Qwen2Config(
+            **CONFIGS["qwen2-tied"]().to_dict()
+            | {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1, "layer_types": None}
+        ),
+    ],
+    ids=["mistral", "qwen2"],
+)
+def test_sliding_window_caps_the_length_and_is_exact_up_to_it(config: object, tmp_path: Path) -> None:
+    rival = save_model(config, tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    assert loaded.config.sliding_window == 48
+    assert loaded.config.max_model_len == 48
+    token_ids = random_token_ids(64)
+    ours, expected = dense_forward(loaded.decoder, token_ids[:48]), rival_logits(rival, token_ids)
+    torch.testing.assert_close(ours, expected[:48], atol=1e-4, rtol=0)
+
+
+def test_yarn_stretches_the_length(tmp_path: Path) -> None:
+    config = Qwen2Config(**CONFIGS["qwen2-yarn"]().to_dict() | {"max_position_embeddings": 64})
+    rival = save_model(config, tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    assert loaded.config.max_model_len == 256
+    token_ids = random_token_ids(200)
+    torch.testing.assert_close(
+        dense_forward(loaded.decoder, token_ids), rival_logits(rival, token_ids), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["llama3-group4-tied", "qwen3", "glm4"])
+def test_tokens_of_mixed_sequences_do_not_touch_each_other(name: str, tmp_path: Path) -> None:
+    save_model(CONFIGS[name](), tmp_path)
+    decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
+    config = decoder.config
+    first, second = random_token_ids(9, seed=1), random_token_ids(5, seed=2)
+    positions = torch.cat((torch.arange(9), torch.arange(5) + 100))
+    order = torch.randperm(14, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        hidden = decoder.embed(torch.cat((first, second)))
+        mixed = decoder.project_qkv(1, hidden[order], positions[order])
+        alone = [
+            decoder.project_qkv(1, hidden[:9], positions[:9]),
+            decoder.project_qkv(1, hidden[9:], positions[9:]),
+        ]
+        for got, left, right in zip(mixed, *alone, strict=True):
+            torch.testing.assert_close(got, torch.cat((left, right))[order])
+        queries, keys, values = mixed
+        assert queries.shape == (14, config.num_heads, config.head_dim)
+        assert keys.shape == values.shape == (14, config.num_kv_heads, config.head_dim)
+        attention = torch.randn(14, config.num_heads, config.head_dim)
+        together = decoder.finish_layer(0, hidden, attention)
+        torch.testing.assert_close(decoder.finish_layer(0, hidden[3:4], attention[3:4]), together[3:4])
+        assert decoder.finish_layer(0, hidden[:0], attention[:0]).shape == (0, config.hidden_size)
+
+
+def test_inputs_are_only_read(tmp_path: Path) -> None:
+    save_model(CONFIGS["glm4"](), tmp_path)
+    decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
+    with torch.inference_mode():
+        hidden = decoder.embed(random_token_ids(6))
+        before = hidden.clone()
+        queries, keys, values = decoder.project_qkv(0, hidden, torch.arange(6))
+        attention = causal_attention(queries, keys, values, decoder.attention_scale)
+        attention_before = attention.clone()
+        decoder.finish_layer(0, hidden, attention)
+        assert torch.equal(hidden, before)
+        assert torch.equal(attention, attention_before)
+
+
+def test_bf16_stays_near_float32(tmp_path: Path) -> None:
+    save_model(CONFIGS["qwen3"](), tmp_path)
+    exact = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    rounded = load_model(str(tmp_path), device="cpu", dtype=torch.bfloat16)
+    assert rounded.decoder.dtype == torch.bfloat16
+    token_ids = random_token_ids(150)
+    expected, got = dense_forward(exact.decoder, token_ids), dense_forward(rounded.decoder, token_ids)
+    assert got.dtype == torch.float32
+    error = (got - expected).norm() / expected.norm()
+    assert error < 0.05
+
+
+def test_group_size_and_scale() -> None:
+    from gpu_worker.models import ModelConfig, RopeConfig
+
+    config = ModelConfig("llama", 10, 8, 8, 1, 6, 2, 4, 1e-6, RopeConfig("default", 1e4, 4), 64, False)
+    assert config.group_size == 3
+    assert replace(config, sliding_window=100).max_model_len == 64
+
+
+@pytest.mark.skipif(
+    not (NANO / "model.safetensors").exists(), reason="carrel-nano's weights are not there yet"
+)
+def test_carrel_nano_equals_transformers() -> None:
+    from transformers import AutoModelForCausalLM
+
+    rival = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
+    loaded = load_model(str(NANO), device="cpu", dtype=torch.float32)
+    token_ids = random_token_ids(120)
+    assert loaded.config.eos_token_ids
+    torch.testing.assert_close(
+        dense_forward(loaded.decoder, token_ids), rival_logits(rival, token_ids), atol=1e-4, rtol=0
+    )

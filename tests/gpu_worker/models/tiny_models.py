@@ -1,0 +1,123 @@
+"""Tiny random models made and saved by transformers, the rival that ours must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 101
+MAX_POSITIONS = 256
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _shape(**changes: object) -> dict[str, object]:
+    return {**_SHAPE, **changes}
+
+
+# name -> config; group sizes 1, 3 and 4, heads wider and narrower than hidden / heads, tied and untied
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama2-group1": lambda: LlamaConfig(**_shape(num_key_value_heads=6)),
+    "llama-linear-biases": lambda: LlamaConfig(
+        **_shape(attention_bias=True, mlp_bias=True),
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "llama-dynamic": lambda: LlamaConfig(
+        **_shape(), rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    ),
+    "llama3-group4-tied": lambda: LlamaConfig(
+        **_shape(num_attention_heads=4, num_key_value_heads=1, head_dim=20, tie_word_embeddings=True),
+        rope_parameters=_LLAMA3,
+    ),
+    "mistral": lambda: MistralConfig(**_shape(head_dim=16), sliding_window=None),
+    "qwen2-tied": lambda: Qwen2Config(**_shape(tie_word_embeddings=True)),
+    "qwen2-yarn": lambda: Qwen2Config(**_shape(), rope_parameters=_YARN),
+    "qwen3": lambda: Qwen3Config(**_shape(head_dim=16)),
+    "qwen3-biases": lambda: Qwen3Config(**_shape(head_dim=16, attention_bias=True)),
+    "glm": lambda: GlmConfig(**_shape(head_dim=16)),
+    "glm4": lambda: Glm4Config(**_shape(head_dim=16, num_attention_heads=4, num_key_value_heads=1)),
+    "glm4-no-bias": lambda: Glm4Config(**_shape(head_dim=12, attention_bias=False)),
+}
+
+_MODELS: dict[str, type[PreTrainedModel]] = {
+    "llama": LlamaForCausalLM,
+    "mistral": MistralForCausalLM,
+    "qwen2": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+    "glm": GlmForCausalLM,
+    "glm4": Glm4ForCausalLM,
+}
+
+
+def make_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A model whose every weight matters: no zero bias, no norm of ones, logits of order one."""
+    model = _MODELS[config.model_type](config).eval().float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("bias"):
+                parameter.copy_(0.5 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(1.0 + 0.3 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+    return model
+
+
+def save_model(config: PreTrainedConfig, directory: Path) -> PreTrainedModel:
+    model = make_model(config)
+    model.save_pretrained(directory)
+    return model
+
+
+def random_token_ids(length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def rival_logits(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:
+    return model(token_ids[None], use_cache=False).logits[0]
