@@ -22,6 +22,7 @@ LoadFormat = Literal["safetensors", "dummy"]
 # (tensors done, tensors in all)
 Progress = Callable[[int, int], None]
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DUMMY_SEED = 0
 _DUMMY_STD = 0.02
 
@@ -41,13 +42,13 @@ def load_model(
     path_or_id: str,
     *,
     device: torch.device | str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     revision: str | None = None,
     load_format: LoadFormat = "safetensors",
     download_dir: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model's weights onto `device` in `dtype`; at most one checkpoint tensor is held beside them.
+    """Load a model's weights onto `device` in `dtype` (None: the checkpoint's own); at most one checkpoint tensor is held beside them.
 
     `load_format` "dummy" needs no more than config.json and makes seeded random weights on the device.
     Everything that can be checked without reading weights is checked before any memory is taken. Raises
@@ -61,7 +62,7 @@ def load_model(
     )
     config, defaults = read_config(directory)
     checkpoint = None if is_dummy else _checked_checkpoint(directory, config)
-    decoder = _allocate(config, torch.device(device), dtype)
+    decoder = _allocate(config, torch.device(device), dtype or _checkpoint_dtype(config))
     if checkpoint is None:
         _fill_random(decoder, progress)
     else:
@@ -100,6 +101,13 @@ def _checked_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
     checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
     return checkpoint
+
+
+def _checkpoint_dtype(config: ModelConfig) -> torch.dtype:
+    name = config.checkpoint_dtype or "float32"
+    if name not in _DTYPES:
+        raise ModelError(f"config.json says dtype {name!r}; choose one of {', '.join(_DTYPES)} yourself")
+    return _DTYPES[name]
 
 
 def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -9,7 +9,7 @@ from dense_forward import causal_attention, dense_forward
 from tiny_models import CONFIGS, MAX_POSITIONS, make_model, random_token_ids, rival_logits, save_model
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
-from gpu_worker.models import load_model
+from gpu_worker.models import ModelConfig, RopeConfig, load_model
 
 NANO = Path(__file__).parents[3] / "models" / "carrel-nano"
 
@@ -120,8 +120,6 @@ def test_bf16_stays_near_float32(tmp_path: Path) -> None:
 
 
 def test_group_size_and_scale() -> None:
-    from gpu_worker.models import ModelConfig, RopeConfig
-
     config = ModelConfig("llama", 10, 8, 8, 1, 6, 2, 4, 1e-6, RopeConfig("default", 1e4, 4), 64, False)
     assert config.group_size == 3
     assert replace(config, sliding_window=100).max_model_len == 64

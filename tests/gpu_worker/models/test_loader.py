@@ -323,6 +323,15 @@ def test_dummy_needs_only_the_config_and_is_repeatable(directory: Path) -> None:
     assert logits.std() > 0
 
 
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_checkpoint_may_choose_the_dtype(directory: Path, field: str) -> None:
+    edit_json(directory / "config.json", **{"dtype": None, field: "float16"})
+    assert load_model(str(directory), device="cpu", dtype=None).decoder.dtype == torch.float16
+    edit_json(directory / "config.json", **{field: "int4"})
+    with pytest.raises(ModelError, match="'int4'"):
+        load_model(str(directory), device="cpu", dtype=None)
+
+
 def test_unknown_load_format(directory: Path) -> None:
     assert "dummy, safetensors" in refusal(directory, load_format="gguf")
 
