@@ -48,11 +48,11 @@ def load_model(
     download_dir: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model's weights onto `device` in `dtype` (None: the checkpoint's own); at most one checkpoint tensor is held beside them.
+    """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them.
 
-    `load_format` "dummy" needs no more than config.json and makes seeded random weights on the device.
-    Everything that can be checked without reading weights is checked before any memory is taken. Raises
-    ModelError.
+    `dtype` None means the one that config.json names, float32 where it names none. `load_format` "dummy" needs
+    no more than config.json and makes seeded random weights on the device. Everything that can be checked
+    without reading weights is checked before any memory is taken. Raises ModelError.
     """
     if load_format not in ("safetensors", "dummy"):
         raise ModelError(f"load format {load_format!r} is not supported; supported: dummy, safetensors")
