@@ -50,7 +50,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them.
 
-    `dtype` None means the one that config.json names, float32 where it names none. `load_format` "dummy" needs
+    `dtype` None means the one config.json names, or float32. `load_format` "dummy" needs
     no more than config.json and makes seeded random weights on the device. Everything that can be checked
     without reading weights is checked before any memory is taken. Raises ModelError.
     """
