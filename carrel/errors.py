@@ -27,7 +27,7 @@ class ModelNotFoundError(OptionError):
 class ChildError(CarrelError):
     """A process of `carrel serve` ended or did not become ready.
 
-    `lines` are the last it wrote to stderr. A child that cannot use its configuration ends with 2, and so do we.
+    `lines` are the last it wrote to stderr. Unusable configuration ends a child with 2, and so us.
     """
 
     def __init__(self, message: str, lines: tuple[str, ...] = (), exit_code: int = 1) -> None:

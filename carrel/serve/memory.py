@@ -13,7 +13,7 @@ _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def default_arena_bytes() -> int:
-    """A quarter of the memory that is free, or that a container still allows: steps of 64 MiB, from 256 MiB."""
+    """A quarter of the memory that is free, or that a container allows: steps of 64 MiB, from 256 MiB."""
     available = min(psutil.virtual_memory().available, _cgroup_available())
     return max(LEAST_BYTES, available // 4 // GRANULE_BYTES * GRANULE_BYTES)
 

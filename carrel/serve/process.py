@@ -114,10 +114,11 @@ class Child:
         return time.monotonic() - self.started_at
 
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of stderr of a process that ended."""
-        for reader in self._readers:
-            # a grandchild may hold the pipe open
-            reader.join(timeout=1.0)
+        """The last lines of stderr; all of them when it has ended."""
+        if self.exit_code() is not None:
+            for reader in self._readers:
+                # not for ever: a grandchild may hold the pipe open
+                reader.join(timeout=0.5)
         return tuple(self.stderr_tail)
 
     def terminate(self) -> None:

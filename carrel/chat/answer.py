@@ -1,0 +1,84 @@
+"""One answer as it streams in, and the line about what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from carrel.chat.records import Delta, Usage
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`usage` is None when the server sent none or the answer was stopped."""
+
+    text: str
+    usage: Usage | None
+    ttft_ms: float
+    seconds: float
+    was_stopped: bool
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Tokens after the first over the time after the first; 0 when there is no more than one."""
+        decode_s = self.seconds - self.ttft_ms / 1000
+        if self.usage is None or self.usage.completion_tokens < 2 or decode_s <= 0:
+            return 0.0
+        return (self.usage.completion_tokens - 1) / decode_s
+
+
+def take_answer(events: Iterator[Delta | Usage], write: Callable[[str], None]) -> Answer:
+    """Write each piece as it comes. Ctrl-C stops the answer; closing `events` is left to the caller."""
+    started = time.monotonic()
+    first: float | None = None
+    pieces: list[str] = []
+    usage: Usage | None = None
+    was_stopped = False
+    try:
+        for event in events:
+            match event:
+                case Delta(text):
+                    first = time.monotonic() if first is None else first
+                    pieces.append(text)
+                    write(text)
+                case Usage():
+                    usage = event
+    except KeyboardInterrupt:
+        was_stopped = True
+    ended = time.monotonic()
+    ttft_s = (ended if first is None else first) - started
+    return Answer("".join(pieces), usage, ttft_s * 1000, ended - started, was_stopped)
+
+
+def cost_line(answer: Answer) -> str:
+    """ "3,072 of 30,720 tokens attended (10 %, pqcache) · ..." """
+    parts = ["stopped"] if answer.was_stopped else []
+    usage = answer.usage
+    if usage is not None and usage.policy:
+        context = usage.context_tokens or usage.prompt_tokens + usage.completion_tokens
+        share = usage.attended_tokens / context if context else 0.0
+        parts += [
+            f"{usage.attended_tokens:,.0f} of {context:,} tokens attended ({share:.0%}, {usage.policy})",
+            f"{usage.offloaded_tokens:,} offloaded",
+            f"{human_bytes(usage.bytes_moved)} moved",
+            f"hit rate {usage.hit_rate:.0%}",
+        ]
+        if usage.cached_tokens:
+            parts.append(f"{usage.cached_tokens:,} reused")
+    elif usage is not None:
+        parts.append(f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens")
+    parts.append(f"TTFT {answer.ttft_ms:,.0f} ms")
+    if answer.output_tokens_per_s:
+        parts.append(f"{answer.output_tokens_per_s:,.1f} tok/s")
+    return " · ".join(parts)
+
+
+def human_bytes(num_bytes: int) -> str:
+    """ "0 B", "1.5 MB": decimal units, as bandwidths have."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,88 @@
+"""The banner: what is known is shown, what is secret is not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from carrel.serve.banner import banner, curl
+from carrel.serve.children import Endpoints
+from carrel.serve.facts import Facts, gather_facts, read_routes
+from carrel.serve.resolve import resolve
+from gpu_worker.v1 import gpu_worker_pb2
+from kv_store.v1 import kv_store_pb2
+
+WORKER = gpu_worker_pb2.GetInfoResponse(
+    model="/models/carrel-nano",
+    model_type="llama",
+    device="cpu",
+    dtype="float32",
+    max_model_len=32768,
+    max_num_seqs=8,
+    default_policy="pqcache",
+    default_budget=gpu_worker_pb2.Budget(share=0.1),
+    num_parameters=15_700_000,
+    slot_capacity_tokens=4 * 32768 + 5,
+    transport="shm",
+)
+
+
+def rendered(facts: Facts, needs_key: bool = False) -> str:
+    shown = resolve({"api_key": "tell-nobody", "hot_cache": "0.25"}, {}).non_default()
+    console = Console(file=StringIO(), width=140)
+    console.print(
+        banner(facts, Endpoints(Path("/run"), "0.0.0.0", 8000, 8001), shown, "9.9", "abc1234", needs_key)
+    )
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_all_that_is_known_is_shown() -> None:
+    store = kv_store_pb2.StatsResponse(arena_bytes=2**31)
+    text = rendered(Facts("carrel-nano", ("GET /health", "POST /v1/chat/completions"), WORKER, store))
+    for part in (
+        "carrel 9.9 (abc1234)",
+        "carrel-nano (llama, 15.7 M parameters)",
+        "cpu, float32",
+        "32,768 tokens, 8 requests",
+        "pqcache, budget 0.1 of the context",
+        "2.00 GiB of host memory (shm)",
+        "for 32,768 tokens = 4 wholly on the device",
+        "hot-cache = 0.25 (command line)",
+        "POST /v1/chat/completions",
+        "ready  http://127.0.0.1:8000",
+        "0.0.0.0:8001",
+    ):
+        assert part in text, part
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    text = rendered(Facts())
+    assert "ready" in text
+    assert "max concurrency" not in text
+    assert "routes" not in text
+
+
+def test_no_key_is_shown() -> None:
+    text = rendered(Facts(), needs_key=True)
+    assert "tell-nobody" not in text
+    assert "$CARREL_API_KEY" in text
+
+
+def test_the_request_can_be_pasted() -> None:
+    words = shlex.split(curl("it's a model", "http://[::1]:8000", needs_key=False).replace("\\\n", ""))
+    assert words[:2] == ["curl", "http://[::1]:8000/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == "it's a model"
+
+
+def test_routes_come_from_the_schema() -> None:
+    schema = {"paths": {"/health": {"get": {}}, "/v1/models": {"get": {}, "post": {}}}}
+    assert read_routes(schema) == ("GET /health", "GET /v1/models", "POST /v1/models")
+
+
+def test_processes_that_do_not_answer_leave_the_banner_empty(tmp_path: Path) -> None:
+    # port 1 refuses, and no socket is there
+    assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), None) == Facts()

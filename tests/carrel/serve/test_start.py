@@ -1,0 +1,98 @@
+"""What `carrel serve` checks and makes before it starts anything, and the commands it starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from carrel.cli import main
+from carrel.errors import ModelNotFoundError, PortInUseError
+from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.memory import LEAST_BYTES, default_arena_bytes
+from carrel.serve.model import find_model
+from carrel.serve.options import ServeOptions
+from carrel.serve.ports import claim_port, reachable_host
+from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
+
+
+def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["serve", str(tmp_path), "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in error
+    assert "--port" in error
+    assert "Traceback" not in error
+
+
+def test_ports() -> None:
+    assert claim_port("127.0.0.1", 0, "--port") > 0
+    with pytest.raises(PortInUseError, match="--host"):
+        claim_port("no.such.host.invalid", 8000, "--port")
+    assert [reachable_host(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == [
+        "127.0.0.1",
+        "[::1]",
+        "10.0.0.1",
+    ]
+
+
+def test_models(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="carrel serve MODEL"):
+        find_model(None, tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        find_model(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="no model directory"):
+        find_model("/no/such/folder")
+    (tmp_path / "config.json").write_text("{}")
+    assert find_model(None, tmp_path) == str(tmp_path)
+    assert find_model(str(tmp_path)) == str(tmp_path)
+    assert find_model("owner/name") == "owner/name"
+
+
+def test_the_runtime_folder_is_private_and_goes(tmp_path: Path) -> None:
+    with runtime_dir(tmp_path) as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+        (path / "kv_store.sock").touch()
+        # what another run finds while we live stays
+        assert remove_stale(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_owners_folder_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    stale = tmp_path / "carrel-stale"
+    stale.mkdir()
+    (stale / "lock").touch()
+    (tmp_path / "carrel-notes").mkdir()
+    with runtime_dir(tmp_path):
+        assert not stale.exists()
+    assert (tmp_path / "carrel-notes").exists()
+
+
+def test_socket_paths_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 10)))
+    assert base_dir() == Path("/tmp")
+
+
+def test_the_three_commands(tmp_path: Path) -> None:
+    options = ServeOptions(api_key="tell-nobody", arena_bytes=2**28, policy="quest", shutdown_timeout=3.0)
+    specs = child_specs("some/model", options, Endpoints(tmp_path, "127.0.0.1", 8000, 8001))
+    store, worker, gateway = (" ".join(spec.argv) for spec in specs)
+    assert [spec.name for spec in specs] == ["store", "worker", "gateway"]
+    assert f"-m kv_store --listen unix:{tmp_path}/kv_store.sock --runtime ray" in store
+    assert f"-m gpu_worker some/model --listen unix:{tmp_path}/gpu_worker.sock" in worker
+    assert f"--store unix:{tmp_path}/kv_store.sock" in worker
+    assert f"-m gateway --model some/model --worker unix:{tmp_path}/gpu_worker.sock" in gateway
+    assert all(spec.argv[-1] == "--json-events" for spec in specs)
+    assert "tell-nobody" not in store + worker + gateway
+    assert [spec.environment.get("CARREL_API_KEY") for spec in specs] == [None, None, "tell-nobody"]
+    # a draining gateway must not be killed before its own deadline
+    assert specs[2].stop_timeout_s > options.shutdown_timeout
+
+
+def test_the_default_arena_leaves_room() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert LEAST_BYTES <= default_arena_bytes() <= max(LEAST_BYTES, total // 4)

@@ -1,0 +1,210 @@
+"""The supervisor with real, tiny processes: order, readiness, death, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from carrel.errors import ChildError
+from carrel.serve.display import PlainDisplay
+from carrel.serve.process import ChildSpec
+from carrel.serve.supervisor import HARD_STOP_EXIT_CODE, Supervisor
+from carrel.serve.sweep import find_marked
+
+# says that it is ready by a file, notes SIGTERM in a shared log, and ends
+WELL_BEHAVED = """
+import pathlib, signal, sys, time
+name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+def end(number, frame):
+    with open(folder / "log", "a") as log: log.write(f"stop {name}\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+with open(folder / "log", "a") as log: log.write(f"start {name}\\n")
+print('{"event": "progress", "stage": "load weights", "done": 1, "total": 2}', flush=True)
+print('{"event": "ready"}', flush=True)
+(folder / name).touch()
+time.sleep(60)
+"""
+STUBBORN = WELL_BEHAVED.replace("sys.exit(0)", "pass")
+# a grandchild in a session of its own, as Ray's are, that outlives its parent
+WITH_GRANDCHILD = (
+    """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+"""
+    + WELL_BEHAVED
+)
+FAILS = "import sys; print('error: no such model', file=sys.stderr); sys.exit({code})"
+SIGNALS_PARENT = "import os, signal; os.kill(os.getppid(), signal.{name})"
+
+
+class Harness:
+    """Builds specs of fake children in one folder and runs a supervisor over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.output = StringIO()
+        self.mark = str(folder)
+
+    def spec(
+        self, name: str, script: str, stop_timeout_s: float = 20.0, start_timeout_s: float = 30.0
+    ) -> ChildSpec:
+        argv = (sys.executable, "-c", script, name, str(self.folder))
+        return ChildSpec(name, argv, (self.folder / name).exists, start_timeout_s, stop_timeout_s)
+
+    def run(self, *specs: ChildSpec, send: signal.Signals | None = None, at_ready: str = "") -> int:
+        def on_ready() -> None:
+            self.note("ready")
+            if at_ready:
+                exec(at_ready, {"harness": self})
+            if send is not None:
+                os.kill(os.getpid(), send)
+
+        display = PlainDisplay(Console(file=self.output, width=200))
+        return Supervisor(display, os.environ, self.mark, tick_s=0.02).run(specs, on_ready)
+
+    def note(self, text: str) -> None:
+        with (self.folder / "log").open("a") as log:
+            log.write(f"{text}\n")
+
+    def log(self) -> list[str]:
+        return (self.folder / "log").read_text().splitlines()
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_drains_in_reverse_order_and_ends_with_zero(
+    harness: Harness, number: signal.Signals
+) -> None:
+    specs = [harness.spec(name, WELL_BEHAVED) for name in ("store", "worker", "gateway")]
+    assert harness.run(*specs, send=number) == 0
+    assert harness.log() == [
+        "start store",
+        "start worker",
+        "start gateway",
+        "ready",
+        "stop gateway",
+        "stop worker",
+        "stop store",
+    ]
+    assert "draining" in harness.output.getvalue()
+    assert "load weights 1/2" in harness.output.getvalue()
+    assert find_marked(harness.mark) == []
+
+
+def test_the_callers_signal_handlers_come_back(harness: Harness) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    harness.run(harness.spec("store", WELL_BEHAVED), send=signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("code", "expected"), [(2, 2), (1, 1), (7, 1)])
+def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
+    harness: Harness, code: int, expected: int
+) -> None:
+    specs = [harness.spec("store", WELL_BEHAVED), harness.spec("worker", FAILS.format(code=code))]
+    with pytest.raises(ChildError) as caught:
+        harness.run(*specs, harness.spec("gateway", WELL_BEHAVED))
+    assert caught.value.exit_code == expected
+    assert str(caught.value) == f"worker ended with code {code}"
+    assert caught.value.lines == ("error: no such model",)
+    assert harness.output.getvalue().count("error: no such model") == 1
+    assert harness.log() == ["start store", "stop store"]
+    assert find_marked(harness.mark) == []
+
+
+def test_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
+    kill = "import psutil; [p.kill() for p in psutil.Process().children() if 'worker' in p.cmdline()]"
+    with pytest.raises(ChildError, match="worker ended with signal SIGKILL") as caught:
+        harness.run(
+            *(harness.spec(name, WELL_BEHAVED) for name in ("store", "worker", "gateway")), at_ready=kill
+        )
+    assert caught.value.exit_code == 1
+    assert harness.log()[-2:] == ["stop gateway", "stop store"]
+    assert find_marked(harness.mark) == []
+
+
+def test_a_child_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
+    with pytest.raises(ChildError, match=r"worker did not become ready in 0\.3 s"):
+        harness.run(harness.spec("worker", "import time; time.sleep(60)", start_timeout_s=0.3))
+    assert find_marked(harness.mark) == []
+
+
+def test_a_stubborn_child_is_killed_after_its_deadline(harness: Harness) -> None:
+    specs = [harness.spec("store", WELL_BEHAVED), harness.spec("worker", STUBBORN, stop_timeout_s=0.3)]
+    assert harness.run(*specs, send=signal.SIGTERM) == 0
+    assert "worker did not end in 0.3 s and was killed" in harness.output.getvalue()
+    assert harness.log()[-2:] == ["stop worker", "stop store"]
+    assert find_marked(harness.mark) == []
+
+
+def test_a_second_signal_stops_at_once(harness: Harness) -> None:
+    # the gateway answers SIGTERM by signalling us again, and goes on running
+    again = STUBBORN.replace("    pass", "    import os; os.kill(os.getppid(), signal.SIGINT)")
+    specs = [harness.spec("store", WELL_BEHAVED), harness.spec("gateway", again, stop_timeout_s=600.0)]
+    assert harness.run(*specs, send=signal.SIGINT) == HARD_STOP_EXIT_CODE
+    assert "stop store" not in harness.log()
+    assert find_marked(harness.mark) == []
+
+
+def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
+    specs = [
+        harness.spec("store", WELL_BEHAVED),
+        harness.spec("worker", SIGNALS_PARENT.format(name="SIGTERM") + "\nimport time; time.sleep(60)"),
+    ]
+    assert harness.run(*specs, harness.spec("gateway", WELL_BEHAVED)) == 0
+    assert harness.log() == ["start store", "stop store"]
+
+
+@pytest.mark.parametrize("ending", ["drain", "death"])
+def test_grandchildren_in_their_own_session_are_found_and_ended(harness: Harness, ending: str) -> None:
+    spec = harness.spec("store", WITH_GRANDCHILD)
+    seen = "import carrel.serve.sweep as s; harness.seen = len(s.find_marked(harness.mark))"
+    if ending == "drain":
+        assert harness.run(spec, send=signal.SIGTERM, at_ready=seen) == 0
+    else:
+        kill = "; import psutil; [p.kill() for p in psutil.Process().children()]"
+        with pytest.raises(ChildError):
+            harness.run(spec, at_ready=seen + kill)
+    assert vars(harness)["seen"] == 2
+    assert find_marked(harness.mark) == []
+
+
+def test_children_die_with_a_supervisor_that_is_killed(harness: Harness) -> None:
+    host = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_supervisor import Harness, STUBBORN
+harness = Harness(Path({str(harness.folder)!r}))
+harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.getpid(), 9)")
+"""
+    root = str(Path(__file__).resolve().parents[3])
+    ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    # the kernel sends the signal at once; the process needs a moment to be gone
+    psutil.wait_procs(find_marked(harness.mark), timeout=30)
+    deadline = time.monotonic() + 30
+    while find_marked(harness.mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert find_marked(harness.mark) == []
+
+
+def test_lines_of_a_starting_child_are_held_until_it_serves(harness: Harness) -> None:
+    script = "import sys; print('warning: slow pages', file=sys.stderr, flush=True)\n" + WELL_BEHAVED
+    harness.run(harness.spec("store", script), at_ready="import time; time.sleep(0.2)", send=signal.SIGTERM)
+    text = harness.output.getvalue()
+    assert text.count("warning: slow pages") == 1
