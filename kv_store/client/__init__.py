@@ -1,0 +1,43 @@
+"""The worker's side of the KV store: numpy and gRPC only."""
+
+from __future__ import annotations
+
+from kv_store.client.client import StoreClient
+from kv_store.client.errors import (
+    HandoffRefused,
+    InvalidStoreRequest,
+    NotInStore,
+    StaleEpoch,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
+from kv_store.client.layout import Layout
+from kv_store.client.records import (
+    IndexSegment,
+    KMeansParams,
+    PQParams,
+    PrefixMatch,
+    RowsWanted,
+    SequenceStats,
+    StoreStats,
+)
+
+__all__ = [
+    "HandoffRefused",
+    "IndexSegment",
+    "InvalidStoreRequest",
+    "KMeansParams",
+    "Layout",
+    "NotInStore",
+    "PQParams",
+    "PrefixMatch",
+    "RowsWanted",
+    "SequenceStats",
+    "StaleEpoch",
+    "StoreClient",
+    "StoreError",
+    "StoreFull",
+    "StoreStats",
+    "StoreUnreachable",
+]

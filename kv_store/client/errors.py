@@ -1,0 +1,40 @@
+"""Every error that the client raises on purpose.
+
+StoreError
+├── StoreUnreachable      no answer within the deadline, or the connection is gone
+├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
+├── StoreFull             no room; the text names the missing bytes
+├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
+├── NotInStore            an unknown sequence, index or session
+└── HandoffRefused        what came over the arena socket is not the arena that was promised
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of all; the text is fit to be shown to an operator."""
+
+
+class StoreUnreachable(StoreError):
+    """The store did not answer within the deadline, or its process is gone."""
+
+
+class StaleEpoch(StoreError):
+    """What this client knows belongs to a store or a lease that has ended; `reattach()` starts anew."""
+
+
+class StoreFull(StoreError):
+    """The store has no room even after eviction; the text names the missing bytes."""
+
+
+class InvalidStoreRequest(StoreError):
+    """An argument is out of range or contradicts the store's layout."""
+
+
+class NotInStore(StoreError):
+    """The store knows no such sequence, index or session."""
+
+
+class HandoffRefused(StoreError):
+    """The arena handle failed a check: owner, header, seals, size, region or epoch."""

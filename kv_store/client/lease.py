@@ -1,0 +1,55 @@
+"""The client's side of a lease: renewed in the background, and known to be lost without asking."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from kv_store.client.errors import StaleEpoch, StoreError, StoreUnreachable
+
+_BEATS_PER_LEASE = 3
+
+
+class Lease:
+    """Calls `beat` three times a lease until `close`.
+
+    A store may hand this worker's slabs to others once the lease has run out, so writing needs `check`.
+    """
+
+    def __init__(self, lease_seconds: float, beat: Callable[[], object]) -> None:
+        self._seconds = lease_seconds
+        self._beat = beat
+        self._valid_until = time.monotonic() + lease_seconds
+        self._lost: StaleEpoch | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-heartbeat", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises StaleEpoch when the store has said so, StoreUnreachable when it was silent for a lease."""
+        if self._lost is not None:
+            raise StaleEpoch(str(self._lost))
+        if time.monotonic() > self._valid_until:
+            raise StoreUnreachable(f"the KV store did not answer for {self._seconds:g} s: the lease has run out")
+
+    def lose(self, error: StaleEpoch) -> None:
+        """Note that the store no longer knows this attachment."""
+        self._lost = error
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=self._seconds)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._seconds / _BEATS_PER_LEASE):
+            started = time.monotonic()
+            try:
+                self._beat()
+            except StaleEpoch as exc:
+                self.lose(exc)
+                return
+            except StoreError:
+                # The next beat tries again; `check` refuses once the lease has run out.
+                continue
+            self._valid_until = started + self._seconds

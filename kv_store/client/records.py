@@ -1,0 +1,107 @@
+"""The records that cross the client's seam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class PQParams:
+    """Product quantisation of keys: 2**num_bits centroids for each of num_subvectors parts (PQCache 3.1).
+
+    `max_iterations` 0 leaves the number to the store's adaptive bound.
+    """
+
+    num_subvectors: int = 2
+    num_bits: int = 6
+    max_iterations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KMeansParams:
+    """K-means of keys by "cosine" or "l2" (ClusterKV III-B); `max_iterations` 0: the store's bound."""
+
+    num_clusters: int
+    metric: str = "cosine"
+    max_iterations: int = 0
+
+
+IndexParams = PQParams | KMeansParams
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRef:
+    """Where one array of an index lies in the arena; `dtype` is numpy's name, `offset` counts from byte 0."""
+
+    name: str
+    offset: int
+    num_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSegment:
+    """A trained index. `arrays` are read-only and valid until the sequence is released.
+
+    pq: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]; kmeans: centroids float32 [H, C, d],
+    labels int32 [H, N]. Row i of codes and labels is token `token_begin + i`.
+    """
+
+    index_id: int
+    kind: str
+    arrays: Mapping[str, npt.NDArray[Any]]
+    training_seconds: float
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWanted:
+    """Rows of one KV head of one sequence, in this order; `positions` int64 [num_rows]."""
+
+    sequence_id: str
+    kv_head: int
+    positions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Sealed slabs that a sequence now shares: `slab_table` int32 [num_layers, slabs_per_layer]."""
+
+    num_tokens: int
+    slab_table: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """One live sequence; `num_tokens` are sealed in every layer."""
+
+    sequence_id: str
+    worker_id: str
+    num_tokens: int
+    held_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The store's gauges of now and its counters since the start."""
+
+    epoch: int
+    arena_bytes: int
+    held_bytes: int
+    reserved_bytes: int
+    leased_bytes: int
+    index_bytes: int
+    num_sequences: int
+    num_indexes: int
+    num_workers: int
+    num_sessions: int
+    training_seconds: float
+    gathered_rows: int
+    sequences: tuple[SequenceStats, ...]

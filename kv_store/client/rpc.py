@@ -1,0 +1,97 @@
+"""Calls to the store with a deadline; gRPC's errors become ours here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+
+from kv_store.client.errors import (
+    InvalidStoreRequest,
+    NotInStore,
+    StaleEpoch,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
+from kv_store.v1 import kv_store_pb2 as pb
+from kv_store.v1 import kv_store_pb2_grpc
+
+Reply = TypeVar("Reply")
+
+MAX_MESSAGE_BYTES = 16 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A restarted store should be seen within a second, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Two clients of one process must not share a connection's fate.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
+    grpc.StatusCode.UNAVAILABLE: StoreUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: StoreUnreachable,
+    grpc.StatusCode.CANCELLED: StoreUnreachable,
+    grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
+    grpc.StatusCode.NOT_FOUND: NotInStore,
+}
+
+
+@contextlib.contextmanager
+def translated(target: str) -> Iterator[None]:
+    """Raise the StoreError that a gRPC failure stands for."""
+    try:
+        yield
+    except grpc.RpcError as exc:
+        status, details = exc.code(), exc.details()
+        kind = _ERRORS.get(status, StoreError)
+        raise kind(f"KV store at {target}: {details or status.name}") from exc
+    except ValueError as exc:
+        # gRPC's way to say that the channel was closed by our own `close` or `reattach`.
+        raise StoreUnreachable(f"KV store at {target}: {exc}") from exc
+
+
+class StoreRpc:
+    """One channel. Every call has a deadline of `timeout_seconds` and raises StoreError only."""
+
+    def __init__(self, target: str, timeout_seconds: float) -> None:
+        self.target = target
+        self.timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self.stub = kv_store_pb2_grpc.KVStoreStub(self._channel)
+
+    def attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
+        """Waits for the store to come up. A layout that the store does not hold is InvalidStoreRequest."""
+        try:
+            with translated(self.target):
+                return self.stub.Attach(request, timeout=self.timeout_seconds, wait_for_ready=True)
+        except StaleEpoch as exc:
+            raise InvalidStoreRequest(str(exc)) from exc
+
+    def call(
+        self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None
+    ) -> Reply:
+        with translated(self.target):
+            return method(request, timeout=timeout_seconds or self.timeout_seconds)
+
+    def read_stream(self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, num_bytes: int) -> bytearray:
+        """The stream's bytes, exactly `num_bytes`. Raises StoreError when there are more or fewer."""
+        data = bytearray(num_bytes)
+        end = 0
+        with translated(self.target):
+            for chunk in method(request, timeout=self.timeout_seconds):
+                begin, end = end, end + len(chunk.data)
+                if end > num_bytes:
+                    break
+                data[begin:end] = chunk.data
+        if end != num_bytes:
+            raise StoreError(f"KV store at {self.target}: {end} bytes came where {num_bytes} were expected")
+        return data
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,53 @@
+"""How bytes travel between a worker and the store; control is the same for all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout
+from kv_store.client.records import ArrayRef
+from kv_store.client.rpc import StoreRpc
+from kv_store.v1 import kv_store_pb2 as pb
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Transport(ABC):
+    """Bytes of one attachment. Built with the attachment's answer; of no use after the epoch has changed."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def response_rows(cls, max_gather_rows: int) -> int:
+        """Rows of response segment to ask for at Attach."""
+
+    @abstractmethod
+    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None: ...
+
+    @abstractmethod
+    def put(
+        self, sequence_id: str, layer: int, slabs: npt.NDArray[np.int32], token_begin: int, rows: Bytes
+    ) -> None:
+        """Write rows uint8 [num_kv_heads, num_tokens, row_bytes]; `slabs` is the layer's checked slab table."""
+
+    @abstractmethod
+    def gather(self, request: pb.GatherRequest, num_rows: int) -> Bytes:
+        """The rows asked for: uint8 [num_rows, row_bytes], valid until the next gather."""
+
+    @abstractmethod
+    def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
+        """An index's arrays, read-only."""
+
+    @abstractmethod
+    def mapping(self) -> Bytes:
+        """The whole arena: uint8 [arena_bytes]. Raises InvalidStoreRequest when this transport maps nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the arena; arrays handed out keep their bytes mapped."""

@@ -1,0 +1,76 @@
+"""Rows as chunked messages, for a worker that cannot map the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.layout import Layout
+from kv_store.client.records import ArrayRef
+from kv_store.client.rpc import StoreRpc
+from kv_store.client.transports.base import Bytes, Transport
+from kv_store.v1 import kv_store_pb2 as pb
+
+_CHUNK_BYTES = 1 << 20
+
+
+class GrpcStreamTransport(Transport):
+    """PutRows, GatherRows and FetchIndex; the same bytes as shared memory, slower."""
+
+    name = "grpc"
+
+    @classmethod
+    def response_rows(cls, max_gather_rows: int) -> int:
+        return 0
+
+    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None:
+        self._rpc = rpc
+        self._row_bytes = layout.row_bytes
+        self._epoch = attached.epoch
+        self._worker_id = worker_id
+
+    def put(
+        self, sequence_id: str, layer: int, slabs: npt.NDArray[np.int32], token_begin: int, rows: Bytes
+    ) -> None:
+        first = pb.PutRowsRequest(
+            epoch=self._epoch,
+            worker_id=self._worker_id,
+            sequence_id=sequence_id,
+            layer=layer,
+            token_begin=token_begin,
+            num_tokens=rows.shape[1],
+        )
+
+        def messages() -> Iterator[pb.PutRowsRequest]:
+            yield first
+            data = np.ascontiguousarray(rows).reshape(-1)
+            for begin in range(0, data.size, _CHUNK_BYTES):
+                yield pb.PutRowsRequest(data=data[begin : begin + _CHUNK_BYTES].tobytes())
+
+        self._rpc.call(self._rpc.stub.PutRows, messages())
+
+    def gather(self, request: pb.GatherRequest, num_rows: int) -> Bytes:
+        data = self._rpc.read_stream(self._rpc.stub.GatherRows, request, num_rows * self._row_bytes)
+        return np.frombuffer(bytes(data), np.uint8).reshape(num_rows, self._row_bytes)
+
+    def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
+        request = pb.FetchIndexRequest(epoch=self._epoch, worker_id=self._worker_id, index_id=index_id)
+        num_bytes = sum(ref.num_bytes for ref in refs)
+        data = bytes(self._rpc.read_stream(self._rpc.stub.FetchIndex, request, num_bytes))
+        arrays, begin = {}, 0
+        for ref in refs:
+            raw = np.frombuffer(data, np.uint8, ref.num_bytes, begin)
+            arrays[ref.name] = raw.view(ref.dtype).reshape(ref.shape)
+            begin += ref.num_bytes
+        return MappingProxyType(arrays)
+
+    def mapping(self) -> Bytes:
+        raise InvalidStoreRequest("the grpc transport maps no arena: connect with transport 'shm'")
+
+    def close(self) -> None:
+        """Nothing is held."""

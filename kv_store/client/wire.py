@@ -1,0 +1,137 @@
+"""Records to messages and back; messages stay within this package's edge and the servicer."""
+
+from __future__ import annotations
+
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.layout import LAYOUT_VERSION, Layout
+from kv_store.client.records import ArrayRef, IndexParams, KMeansParams, PQParams, SequenceStats, StoreStats
+from kv_store.v1 import kv_store_pb2 as pb
+
+_ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
+_ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
+_METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE}
+_METRIC_NAMES = {value: name for name, value in _METRICS.items()}
+_KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS}
+_KIND_NAMES = {value: name for name, value in _KINDS.items()}
+
+
+def layout_to_message(layout: Layout) -> pb.Layout:
+    return pb.Layout(
+        version=LAYOUT_VERSION,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        row_type=_ROW_TYPES[layout.row_type],
+    )
+
+
+def layout_from_message(message: pb.Layout) -> Layout:
+    """Raises InvalidStoreRequest for another layout version or a field out of range."""
+    if message.version != LAYOUT_VERSION:
+        raise InvalidStoreRequest(f"layout version {message.version} is not {LAYOUT_VERSION}: update both sides")
+    row_type = _ROW_NAMES.get(message.row_type, f"number {message.row_type}")
+    return Layout(message.num_layers, message.num_kv_heads, message.head_dim, row_type)
+
+
+def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:
+    """Fill the request's `params`. Raises InvalidStoreRequest for a value that no message can carry."""
+    try:
+        match params:
+            case PQParams(num_subvectors=parts, num_bits=bits, max_iterations=iterations):
+                request.pq.CopyFrom(
+                    pb.PQParams(num_subvectors=parts, num_bits=bits, max_iterations=iterations)
+                )
+            case KMeansParams(num_clusters=clusters, metric=metric, max_iterations=iterations):
+                request.kmeans.CopyFrom(
+                    pb.KMeansParams(
+                        num_clusters=clusters, metric=_METRICS[metric], max_iterations=iterations
+                    )
+                )
+    except (ValueError, TypeError, KeyError) as exc:
+        raise InvalidStoreRequest(f"index parameters out of range: {params}") from exc
+
+
+def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
+    """Raises InvalidStoreRequest when the request names no kind of index or no metric."""
+    match request.WhichOneof("params"):
+        case "pq":
+            return PQParams(request.pq.num_subvectors, request.pq.num_bits, request.pq.max_iterations)
+        case "kmeans":
+            metric = _METRIC_NAMES.get(request.kmeans.metric)
+            if metric is None:
+                raise InvalidStoreRequest(f"metric {request.kmeans.metric} is neither cosine nor l2")
+            return KMeansParams(request.kmeans.num_clusters, metric, request.kmeans.max_iterations)
+        case _:
+            raise InvalidStoreRequest("the request names no kind of index: set pq or kmeans")
+
+
+def kind_to_message(kind: str) -> pb.IndexKind:
+    return _KINDS[kind]
+
+
+def kind_from_message(kind: pb.IndexKind) -> str:
+    return _KIND_NAMES.get(kind, "")
+
+
+def array_to_message(ref: ArrayRef) -> pb.ArrayRef:
+    return pb.ArrayRef(
+        name=ref.name, offset=ref.offset, num_bytes=ref.num_bytes, dtype=ref.dtype, shape=ref.shape
+    )
+
+
+def array_from_message(message: pb.ArrayRef) -> ArrayRef:
+    return ArrayRef(message.name, message.offset, message.num_bytes, message.dtype, tuple(message.shape))
+
+
+def stats_to_message(stats: StoreStats) -> pb.StatsResponse:
+    return pb.StatsResponse(
+        epoch=stats.epoch,
+        arena_bytes=stats.arena_bytes,
+        held_bytes=stats.held_bytes,
+        reserved_bytes=stats.reserved_bytes,
+        leased_bytes=stats.leased_bytes,
+        index_bytes=stats.index_bytes,
+        num_sequences=stats.num_sequences,
+        num_indexes=stats.num_indexes,
+        num_workers=stats.num_workers,
+        num_sessions=stats.num_sessions,
+        training_seconds=stats.training_seconds,
+        gathered_rows=stats.gathered_rows,
+        sequences=[
+            pb.SequenceStats(
+                sequence_id=sequence.sequence_id,
+                worker_id=sequence.worker_id,
+                num_tokens=sequence.num_tokens,
+                held_bytes=sequence.held_bytes,
+                reserved_bytes=sequence.reserved_bytes,
+            )
+            for sequence in stats.sequences
+        ],
+    )
+
+
+def stats_from_message(message: pb.StatsResponse) -> StoreStats:
+    return StoreStats(
+        epoch=message.epoch,
+        arena_bytes=message.arena_bytes,
+        held_bytes=message.held_bytes,
+        reserved_bytes=message.reserved_bytes,
+        leased_bytes=message.leased_bytes,
+        index_bytes=message.index_bytes,
+        num_sequences=message.num_sequences,
+        num_indexes=message.num_indexes,
+        num_workers=message.num_workers,
+        num_sessions=message.num_sessions,
+        training_seconds=message.training_seconds,
+        gathered_rows=message.gathered_rows,
+        sequences=tuple(
+            SequenceStats(
+                sequence.sequence_id,
+                sequence.worker_id,
+                sequence.num_tokens,
+                sequence.held_bytes,
+                sequence.reserved_bytes,
+            )
+            for sequence in message.sequences
+        ),
+    )

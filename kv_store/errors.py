@@ -1,0 +1,52 @@
+"""Every error that the store raises on purpose; the servicer maps each branch to one gRPC status.
+
+KVStoreError
+├── ConfigError           start-up: an option that cannot be used (exit code 2)
+├── InvalidArgument       the caller's fault: a value out of range
+├── NotFound              an unknown sequence, index or session
+├── FailedPrecondition    a stale epoch, a lost lease, a layout that the arena does not hold
+├── OutOfSpace            no room even after eviction; carries the missing bytes
+├── Overloaded            too many index builds at once
+└── TrainingFailed        a trainer died or refused
+"""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """Base of all; the text is fit to be shown to a caller."""
+
+
+class ConfigError(KVStoreError):
+    """A start-up option that cannot be used."""
+
+
+class InvalidArgument(KVStoreError):
+    """A request field that is out of range."""
+
+
+class NotFound(KVStoreError):
+    """The store knows no such thing, or it belongs to another worker."""
+
+
+class FailedPrecondition(KVStoreError):
+    """The caller's picture of the store is out of date, or the layouts differ."""
+
+
+class OutOfSpace(KVStoreError):
+    """No room even after eviction; `missing_bytes` says how much."""
+
+    def __init__(self, what: str, missing_bytes: int) -> None:
+        super().__init__(
+            f"no room for {what}: {missing_bytes} bytes are missing; "
+            "release sequences or start the store with a larger --arena-bytes"
+        )
+        self.missing_bytes = missing_bytes
+
+
+class Overloaded(KVStoreError):
+    """Too many calls of one kind at once."""
+
+
+class TrainingFailed(KVStoreError):
+    """A trainer died or could not fit the index."""

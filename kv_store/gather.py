@@ -1,0 +1,127 @@
+"""Rows out of the arena: into a worker's response segment, or in chunks for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import SlabGeometry
+from kv_store.errors import InvalidArgument
+from kv_store.state import StoreState
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GatherItem:
+    """Rows of one head of one layer that one sequence wants; `positions` uint64 [num_rows], in this order."""
+
+    sequence_id: str
+    layer: int
+    kv_head: int
+    positions: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowAddresses:
+    """Checked addresses of rows in the arena; all int64 [num_rows], `held` are the distinct slabs."""
+
+    slabs: npt.NDArray[np.int64]
+    heads: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+
+
+class RowReader:
+    """Reads sealed rows. Addresses are resolved under the lock, bytes are copied outside it."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def gather(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> tuple[int, int]:
+        """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
+
+        Raises NotFound, InvalidArgument for a position that is not sealed or more rows than the segment holds.
+        """
+        state = self._state
+        with state.lock:
+            worker = state.enter(epoch, worker_id)
+        with worker.gather_lock:
+            with state.lock:
+                state.enter(epoch, worker_id)
+                addresses = self._resolve(worker_id, items)
+                geometry = state.geometry
+                row_bytes = geometry.layout.row_bytes
+                num_rows = addresses.slabs.size
+                offset = worker.response_slabs.start * state.slab_bytes
+                room = len(worker.response_slabs) * state.slab_bytes // row_bytes
+                if num_rows > room:
+                    raise InvalidArgument(f"{num_rows} rows asked for, the response segment holds {room}")
+                held = np.concatenate([addresses.held, np.asarray(worker.response_slabs, np.int64)])
+                state.allocator.retain(held)
+                state.gathered_rows += num_rows
+            try:
+                end = offset + num_rows * row_bytes
+                target = state.arena.data[offset:end].reshape(num_rows, row_bytes)
+                rows = geometry.rows(state.arena.data)
+                target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
+            finally:
+                with state.lock:
+                    state.allocator.release(held)
+        return offset, num_rows
+
+    def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
+        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            addresses = self._resolve(worker_id, items)
+            geometry = state.geometry
+            state.allocator.retain(addresses.held)
+            state.gathered_rows += addresses.slabs.size
+        try:
+            rows = geometry.rows(state.arena.data)
+            step = max(1, CHUNK_BYTES // geometry.layout.row_bytes)
+            for begin in range(0, addresses.slabs.size, step):
+                part = slice(begin, begin + step)
+                yield rows[addresses.slabs[part], addresses.heads[part], addresses.tokens[part]].tobytes()
+        finally:
+            with state.lock:
+                state.allocator.release(addresses.held)
+
+    def _resolve(self, worker_id: str, items: Sequence[GatherItem]) -> _RowAddresses:
+        geometry = self._state.geometry
+        slabs, heads, tokens = [], [], []
+        for item in items:
+            slab, token = self._resolve_item(worker_id, item, geometry)
+            slabs.append(slab)
+            heads.append(np.full(slab.size, item.kv_head, np.int64))
+            tokens.append(token)
+        if not items:
+            empty = np.empty(0, np.int64)
+            return _RowAddresses(empty, empty, empty, empty)
+        slab_ids = np.concatenate(slabs)
+        return _RowAddresses(slab_ids, np.concatenate(heads), np.concatenate(tokens), np.unique(slab_ids))
+
+    def _resolve_item(
+        self, worker_id: str, item: GatherItem, geometry: SlabGeometry
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        sequence = self._state.sequences.get(worker_id, item.sequence_id)
+        sequence.check_layer(item.layer)
+        if not 0 <= item.kv_head < geometry.layout.num_kv_heads:
+            raise InvalidArgument(
+                f"KV head {item.kv_head} is not from 0 to {geometry.layout.num_kv_heads - 1}"
+            )
+        sealed = int(sequence.sealed[item.layer])
+        # Compared as uint64: a huge position must not wrap to a small int64.
+        if item.positions.size and (highest := int(item.positions.max())) >= sealed:
+            raise InvalidArgument(
+                f"position {highest} of layer {item.layer} is not among the {sealed} sealed tokens "
+                f"of sequence {item.sequence_id!r}"
+            )
+        positions = item.positions.astype(np.int64)
+        slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
+        return slabs, positions & geometry.token_mask

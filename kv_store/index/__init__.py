@@ -1,0 +1,20 @@
+"""Kinds of index by the parameters that ask for them."""
+
+from __future__ import annotations
+
+from kv_store.client.records import IndexParams, KMeansParams, PQParams
+from kv_store.index.base import ArraySpec, FitOptions, Index
+from kv_store.index.bound import IterationBound
+from kv_store.index.kmeans import KMeansIndex
+from kv_store.index.pq import PQIndex
+
+__all__ = ["ArraySpec", "FitOptions", "Index", "IterationBound", "make_index"]
+
+
+def make_index(params: IndexParams) -> Index:
+    """The index for these parameters. Raises InvalidArgument for a value out of range."""
+    match params:
+        case PQParams():
+            return PQIndex(params)
+        case KMeansParams():
+            return KMeansIndex(params)

@@ -1,0 +1,61 @@
+"""What every kind of index offers: the shapes of its arrays, a fit for one head, and selection."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout
+
+Array = npt.NDArray[Any]
+Keys = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Name, dtype and shape of one array of an index; the first axis is the KV head."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        size = np.dtype(self.dtype).itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """`max_iterations` is resolved (at least 1); `max_points_per_centroid` 0 fits on every row."""
+
+    max_iterations: int
+    seed: int
+    max_points_per_centroid: int
+
+
+class Index(ABC):
+    """One kind of index with its parameters. Instances hold no state and are safe to share."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
+
+    @abstractmethod
+    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
+        """Fit one head's keys float32 [N, d]: its arrays in the order of `specs`, and the iterations made.
+
+        The same keys, options and seed give the same arrays.
+        """
+
+    @abstractmethod
+    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
+        """At most `k` rows for one head's queries float32 [G, d]: row numbers, ascending, int64."""

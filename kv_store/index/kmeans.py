@@ -1,0 +1,102 @@
+"""K-means of keys, by cosine as ClusterKV III-B or by L2."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout
+from kv_store.client.records import KMeansParams
+from kv_store.errors import InvalidArgument
+from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
+from kv_store.topk import cluster_rows
+
+METRICS = ("cosine", "l2")
+_MAX_CLUSTERS = 1 << 20
+_SEED_MASK = 0x7FFF_FFFF
+_NO_LIMIT = 1 << 30
+_EPSILON = np.float32(1e-6)
+
+
+class KMeansIndex(Index):
+    """Arrays: centroids float32 [H, C, d] (means of raw keys), labels int32 [H, N].
+
+    With no more rows than clusters each row is its own centroid; the clusters beyond are copies of the last and
+    have no member.
+    """
+
+    kind = "kmeans"
+
+    def __init__(self, params: KMeansParams) -> None:
+        if not 1 <= params.num_clusters <= _MAX_CLUSTERS:
+            raise InvalidArgument(
+                f"num_clusters is {params.num_clusters}, it must be from 1 to {_MAX_CLUSTERS}"
+            )
+        if params.metric not in METRICS:
+            raise InvalidArgument(f"metric {params.metric!r} is none of {', '.join(METRICS)}")
+        self._num_clusters = params.num_clusters
+        self._is_cosine = params.metric == "cosine"
+
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        heads = layout.num_kv_heads
+        return (
+            ArraySpec("centroids", "float32", (heads, self._num_clusters, layout.head_dim)),
+            ArraySpec("labels", "int32", (heads, num_tokens)),
+        )
+
+    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
+        num_rows = keys.shape[0]
+        if num_rows <= self._num_clusters:
+            filled = np.minimum(np.arange(self._num_clusters), num_rows - 1)
+            labels = np.arange(num_rows, dtype=np.int32)
+            return (np.ascontiguousarray(keys[filled]), labels), 0
+        points = _unit(keys) if self._is_cosine else keys
+        kmeans = faiss.Kmeans(
+            keys.shape[1],
+            self._num_clusters,
+            niter=options.max_iterations,
+            seed=options.seed & _SEED_MASK,
+            spherical=self._is_cosine,
+            min_points_per_centroid=1,
+            max_points_per_centroid=options.max_points_per_centroid or _NO_LIMIT,
+        )
+        kmeans.train(points)
+        centroids = np.ascontiguousarray(kmeans.centroids)
+        labels = self._assign(points, centroids)
+        if self._is_cosine:
+            # The paper's centroid is the mean of raw keys, whose direction differs from the mean of unit keys.
+            centroids, sizes = _means(keys, labels, centroids)
+            members = np.flatnonzero(sizes)
+            labels = members[self._assign(points, centroids[members])].astype(np.int32)
+        return (centroids, labels), options.max_iterations
+
+    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
+        centroids, labels = arrays
+        return cluster_rows(queries, centroids, labels, k)
+
+    def _assign(self, points: Keys, centroids: Keys) -> npt.NDArray[np.int32]:
+        if self._is_cosine:
+            _, nearest = faiss.knn(points, _unit(centroids), 1, metric=faiss.METRIC_INNER_PRODUCT)
+        else:
+            _, nearest = faiss.knn(points, centroids, 1)
+        return nearest[:, 0].astype(np.int32)
+
+
+def _unit(rows: Keys) -> Keys:
+    norms = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _EPSILON)
+    return np.ascontiguousarray(rows / norms, dtype=np.float32)
+
+
+def _means(
+    keys: Keys, labels: npt.NDArray[np.int32], earlier: Keys
+) -> tuple[Keys, npt.NDArray[np.int64]]:
+    """Mean of each cluster's keys and its size; an empty cluster keeps its earlier centroid."""
+    num_clusters = earlier.shape[0]
+    sizes = np.bincount(labels, minlength=num_clusters)
+    order = np.argsort(labels, kind="stable")
+    used = np.flatnonzero(sizes)
+    starts = np.concatenate([[0], np.cumsum(sizes[used])[:-1]])
+    means = earlier.copy()
+    means[used] = np.add.reduceat(keys[order], starts, axis=0) / sizes[used, None]
+    return means, sizes

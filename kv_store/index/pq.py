@@ -1,0 +1,75 @@
+"""Product quantisation of keys (PQCache 3.1): one codebook for each part of each head, L2."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout
+from kv_store.client.records import PQParams
+from kv_store.errors import InvalidArgument
+from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
+from kv_store.topk import pq_scores, top_k_positions
+
+_SEED_MASK = 0x7FFF_FFFF
+_NO_LIMIT = 1 << 30
+
+
+class PQIndex(Index):
+    """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]."""
+
+    kind = "pq"
+
+    def __init__(self, params: PQParams) -> None:
+        if not 1 <= params.num_bits <= 8:
+            raise InvalidArgument(f"num_bits is {params.num_bits}, it must be from 1 to 8")
+        self._parts = params.num_subvectors
+        self._bits = params.num_bits
+
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        if self._parts < 1 or layout.head_dim % self._parts:
+            raise InvalidArgument(f"num_subvectors {self._parts} does not divide head_dim {layout.head_dim}")
+        heads = layout.num_kv_heads
+        width = layout.head_dim // self._parts
+        return (
+            ArraySpec("codebooks", "float32", (heads, self._parts, 1 << self._bits, width)),
+            ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)),
+        )
+
+    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
+        num_rows, head_dim = keys.shape
+        num_centroids = 1 << self._bits
+        parts = keys.reshape(num_rows, self._parts, head_dim // self._parts).transpose(1, 0, 2)
+        if num_rows <= num_centroids:
+            # Too few rows to fit: each row is its own centroid, the last one fills the rest.
+            filled = np.minimum(np.arange(num_centroids), num_rows - 1)
+            codebooks, iterations = np.ascontiguousarray(parts[:, filled]), 0
+        else:
+            codebooks, iterations = self._train(keys, options), options.max_iterations
+        return (codebooks, _encode(parts, codebooks)), iterations
+
+    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
+        codebooks, codes = arrays
+        return top_k_positions(pq_scores(queries, codebooks, codes), k)
+
+    def _train(self, keys: Keys, options: FitOptions) -> Keys:
+        head_dim = keys.shape[1]
+        quantizer = faiss.ProductQuantizer(head_dim, self._parts, self._bits)
+        quantizer.cp.niter = options.max_iterations
+        quantizer.cp.seed = options.seed & _SEED_MASK
+        quantizer.cp.min_points_per_centroid = 1
+        quantizer.cp.max_points_per_centroid = options.max_points_per_centroid or _NO_LIMIT
+        quantizer.train(keys)
+        shape = (self._parts, 1 << self._bits, head_dim // self._parts)
+        return faiss.vector_to_array(quantizer.centroids).reshape(shape)
+
+
+def _encode(parts: Keys, codebooks: Keys) -> npt.NDArray[np.uint8]:
+    """Nearest centroid of each part: parts [m, N, w], codebooks [m, 2**b, w]; uint8 [N, m]."""
+    codes = np.empty((parts.shape[1], parts.shape[0]), np.uint8)
+    for part in range(parts.shape[0]):
+        # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
+        _, nearest = faiss.knn(np.ascontiguousarray(parts[part]), codebooks[part], 1)
+        codes[:, part] = nearest[:, 0]
+    return codes

@@ -1,0 +1,189 @@
+"""Index segments: planned here, trained elsewhere, searched here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.records import ArrayRef, IndexParams
+from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
+from kv_store.gather import CHUNK_BYTES
+from kv_store.index import ArraySpec, FitOptions, Index, IterationBound, make_index
+from kv_store.state import StoredIndex, StoreState
+from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
+from kv_store.trainers.task import view_array
+
+_ALIGNMENT = 256
+_MAX_ITERATIONS = 10_000
+_MAX_GROUP = 1024
+# What a reply of TopK may hold in all.
+_MAX_POSITIONS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What to train on: tokens of one layer; `prefill_seconds` 0: unknown."""
+
+    sequence_id: str
+    layer: int
+    token_begin: int
+    token_end: int
+    params: IndexParams
+    seed: int
+    prefill_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIndex:
+    """A finished index, as the caller learns of it."""
+
+    index_id: int
+    kind: str
+    arrays: tuple[ArrayRef, ...]
+    training_seconds: float
+    iterations: int
+
+
+class IndexBuilder:
+    """Builds, serves and searches indexes. `build` waits for a trainer and holds no lock meanwhile."""
+
+    def __init__(
+        self, state: StoreState, trainers: TrainerPool, bound: IterationBound, max_points_per_centroid: int
+    ) -> None:
+        self._state = state
+        self._trainers = trainers
+        self._bound = bound
+        self._max_points_per_centroid = max_points_per_centroid
+        self._ids = itertools.count(1)
+
+    def build(self, epoch: int, worker_id: str, request: BuildRequest) -> BuiltIndex:
+        """Train an index over sealed tokens and keep it until the sequence is released.
+
+        Raises InvalidArgument, OutOfSpace, TrainingFailed, NotFound when the sequence ended meanwhile.
+        """
+        if not 0 <= request.params.max_iterations <= _MAX_ITERATIONS:
+            raise InvalidArgument(
+                f"max_iterations is {request.params.max_iterations}, it must be from 0 to {_MAX_ITERATIONS}"
+            )
+        index = make_index(request.params)
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.get(worker_id, request.sequence_id)
+            sequence.check_sealed(request.layer, request.token_begin, request.token_end)
+            shift = state.geometry.token_shift
+            first = request.token_begin >> shift
+            source = sequence.table[request.layer, first : ((request.token_end - 1) >> shift) + 1].copy()
+            specs = index.specs(state.geometry.layout, request.token_end - request.token_begin)
+            segment, arrays = self._allocate(specs)
+            task = TrainTask(
+                layout=state.geometry.layout,
+                slab_bytes=state.slab_bytes,
+                slab_ids=tuple(source.tolist()),
+                skip=request.token_begin - (first << shift),
+                num_tokens=request.token_end - request.token_begin,
+                params=request.params,
+                options=self._options(index, request),
+                arrays=arrays,
+            )
+            state.allocator.retain(source)
+        try:
+            outcome = self._train(task)
+            with state.lock:
+                self._bound.observe(index.kind, task.num_tokens, outcome.iterations, outcome.seconds)
+                state.training_seconds += outcome.seconds
+                # The sequence may have ended, and its name been taken again, while the trainer worked.
+                if state.sequences.find(worker_id, request.sequence_id) is not sequence:
+                    raise NotFound(f"sequence {request.sequence_id!r} ended while its index was trained")
+                index_id = next(self._ids)
+                state.allocator.retain(segment)
+                state.indexes[index_id] = StoredIndex(
+                    index_id, worker_id, index, segment, arrays, request.token_begin
+                )
+                sequence.index_ids.append(index_id)
+        finally:
+            with state.lock:
+                state.allocator.release(source)
+                state.allocator.release(segment)
+        return BuiltIndex(index_id, index.kind, arrays, outcome.seconds, outcome.iterations)
+
+    def top_k(
+        self, epoch: int, worker_id: str, index_id: int, queries: bytes, group_size: int, k: int
+    ) -> npt.NDArray[np.int64]:
+        """Token positions int64 [num_kv_heads, k], ascending, -1 after the last; queries float32 [H, G, d].
+
+        Raises NotFound, InvalidArgument.
+        """
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            stored = state.index_of(worker_id, index_id)
+            layout = state.geometry.layout
+            heads, width = layout.num_kv_heads, layout.head_dim
+            if not 1 <= group_size <= _MAX_GROUP or len(queries) != heads * group_size * width * 4:
+                raise InvalidArgument(
+                    f"{len(queries)} bytes of queries are not float32 [{heads}, {group_size}, {width}]"
+                )
+            if not 1 <= k <= _MAX_POSITIONS // heads:
+                raise InvalidArgument(f"k is {k}, it must be from 1 to {_MAX_POSITIONS // heads}")
+            state.allocator.retain(stored.slabs)
+        try:
+            grouped = np.frombuffer(queries, "<f4").reshape(heads, group_size, width)
+            if not np.isfinite(grouped).all():
+                raise InvalidArgument("the queries hold a NaN or an infinity")
+            arrays = [view_array(state.arena.data, ref) for ref in stored.arrays]
+            positions = np.full((heads, k), -1, np.int64)
+            for head in range(heads):
+                rows = stored.kind.select_head(grouped[head], tuple(array[head] for array in arrays), k)
+                positions[head, : rows.size] = rows + stored.token_begin
+            return positions
+        finally:
+            with state.lock:
+                state.allocator.release(stored.slabs)
+
+    def chunks(self, epoch: int, worker_id: str, index_id: int) -> Iterator[bytes]:
+        """All arrays, one after the other, as byte strings of at most 1 MiB. Raises NotFound."""
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            stored = state.index_of(worker_id, index_id)
+            state.allocator.retain(stored.slabs)
+        try:
+            for ref in stored.arrays:
+                end = ref.offset + ref.num_bytes
+                for begin in range(ref.offset, end, CHUNK_BYTES):
+                    yield state.arena.data[begin : min(end, begin + CHUNK_BYTES)].tobytes()
+        finally:
+            with state.lock:
+                state.allocator.release(stored.slabs)
+
+    def _allocate(self, specs: tuple[ArraySpec, ...]) -> tuple[range, tuple[ArrayRef, ...]]:
+        starts, end = [], 0
+        for spec in specs:
+            starts.append(end)
+            end += -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
+        if end > self._state.arena.handle.num_bytes:
+            raise OutOfSpace("an index", end - self._state.arena.handle.num_bytes)
+        segment = self._state.allocate_segment(end, "an index")
+        base = segment.start * self._state.slab_bytes
+        return segment, tuple(
+            ArrayRef(spec.name, base + start, spec.num_bytes, spec.dtype, spec.shape)
+            for spec, start in zip(specs, starts, strict=True)
+        )
+
+    def _options(self, index: Index, request: BuildRequest) -> FitOptions:
+        iterations = request.params.max_iterations or self._bound.iterations(
+            index.kind, request.token_end - request.token_begin, request.prefill_seconds
+        )
+        return FitOptions(iterations, request.seed, self._max_points_per_centroid)
+
+    def _train(self, task: TrainTask) -> TrainOutcome:
+        try:
+            return self._trainers.submit(task).result()
+        except (CancelledError, RuntimeError) as exc:
+            raise TrainingFailed("the store is shutting down") from exc

@@ -1,0 +1,110 @@
+"""Live sequences: their slab tables, and how far each layer is sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import SlabGeometry
+from kv_store.errors import InvalidArgument, NotFound
+
+
+class Sequence:
+    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], `sealed` int64 [num_layers] tokens."""
+
+    def __init__(self, worker_id: str, sequence_id: str, geometry: SlabGeometry) -> None:
+        self.worker_id = worker_id
+        self.sequence_id = sequence_id
+        self.geometry = geometry
+        self.table: npt.NDArray[np.int32] = np.empty((geometry.layout.num_layers, 0), np.int32)
+        self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
+        self.prefix_hashes: tuple[bytes, ...] = ()
+        self.num_prefix_tokens = 0
+        self.index_ids: list[int] = []
+
+    @property
+    def slabs_per_layer(self) -> int:
+        return self.table.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the slabs of one layer can hold."""
+        return self.slabs_per_layer * self.geometry.tokens_per_slab
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sealed in every layer."""
+        return int(self.sealed.min())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the sealed rows, all layers and heads."""
+        return int(self.sealed.sum()) * self.geometry.layout.token_bytes
+
+    def check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.geometry.layout.num_layers:
+            raise InvalidArgument(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
+
+    def check_sealed(self, layer: int, token_begin: int, token_end: int) -> None:
+        """Raises InvalidArgument unless the range is not empty and all of it is sealed in `layer`."""
+        self.check_layer(layer)
+        if not 0 <= token_begin < token_end <= int(self.sealed[layer]):
+            raise InvalidArgument(
+                f"tokens {token_begin} to {token_end} of layer {layer}: the range must not be empty and must "
+                f"lie within the {int(self.sealed[layer])} sealed tokens of sequence {self.sequence_id!r}"
+            )
+
+    def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
+        """Raises InvalidArgument unless the tokens lie in reserved slabs that are not yet immutable."""
+        self.check_layer(layer)
+        full = self.num_full_slabs(layer) * self.geometry.tokens_per_slab
+        if num_tokens < 1 or not full <= token_begin <= self.capacity - num_tokens:
+            raise InvalidArgument(
+                f"{num_tokens} tokens from {token_begin} in layer {layer}: tokens below {full} are immutable, "
+                f"tokens from {self.capacity} on are not reserved"
+            )
+
+    def num_full_slabs(self, layer: int) -> int:
+        """Slabs of the layer that are wholly sealed."""
+        return int(self.sealed[layer]) // self.geometry.tokens_per_slab
+
+    def grow(self, added: npt.NDArray[np.int32]) -> None:
+        """Append slabs: int32 [num_layers, added]."""
+        self.table = np.concatenate([self.table, added], axis=1)
+
+    def slab_list(self) -> npt.NDArray[np.int32]:
+        return self.table.ravel()
+
+
+class SequenceTable:
+    """Live sequences by worker and id; a worker sees only its own."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[tuple[str, str], Sequence] = {}
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def find(self, worker_id: str, sequence_id: str) -> Sequence | None:
+        return self._sequences.get((worker_id, sequence_id))
+
+    def get(self, worker_id: str, sequence_id: str) -> Sequence:
+        """Raises NotFound."""
+        sequence = self.find(worker_id, sequence_id)
+        if sequence is None:
+            raise NotFound(f"worker {worker_id!r} holds no sequence {sequence_id!r}")
+        return sequence
+
+    def add(self, sequence: Sequence) -> None:
+        self._sequences[sequence.worker_id, sequence.sequence_id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.worker_id, sequence.sequence_id]
+
+    def of_worker(self, worker_id: str) -> list[Sequence]:
+        return [sequence for sequence in self if sequence.worker_id == worker_id]

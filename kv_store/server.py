@@ -1,0 +1,135 @@
+"""Wires the store's parts to a gRPC server; the one place where they meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kv_store.arena import Arena
+from kv_store.config import StoreConfig
+from kv_store.errors import ConfigError
+from kv_store.gather import RowReader
+from kv_store.handoff import HandoffServer, claim_socket_path
+from kv_store.index import IterationBound
+from kv_store.indexes import IndexBuilder
+from kv_store.put_rows import RowWriter
+from kv_store.servicer import Endpoint, KVStoreServicer
+from kv_store.state import StoreState
+from kv_store.store import Store
+from kv_store.trainers import make_trainers
+from kv_store.v1 import kv_store_pb2 as pb
+from kv_store.v1 import kv_store_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVStore"].full_name
+_STOP_GRACE_SECONDS = 2.0
+
+
+def _version() -> str:
+    try:
+        return metadata.version("carrel")
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+class StoreServer:
+    """A running store: serving when constructed, until `close`.
+
+    Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
+    """
+
+    def __init__(self, config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        with contextlib.ExitStack() as stack:
+            self._prepare_folders()
+            arena = Arena(config.arena_bytes)
+            stack.callback(arena.close)
+            stack.callback(HandoffServer(arena, config.arena_socket).close)
+            trainers = make_trainers(config.trainer_kind, arena, config.num_trainers, config.arena_socket)
+            stack.callback(trainers.close)
+            state = StoreState(arena, config.slab_bytes, config.lease_seconds, clock)
+            self.store = Store(state)
+            self._start_reaper(stack)
+            bound = IterationBound(config.default_iterations, config.num_trainers)
+            builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
+            endpoint = Endpoint(
+                arena.handle,
+                config.slab_bytes,
+                os.path.abspath(config.arena_socket),
+                config.lease_seconds,
+                _version(),
+                config.max_pending_builds,
+            )
+            servicer = KVStoreServicer(endpoint, self.store, RowReader(state), RowWriter(state), builder)
+            self._start_serving(stack, servicer)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Say NOT_SERVING, finish what runs within 2 s, then give everything back."""
+        self._stack.close()
+
+    def _prepare_folders(self) -> None:
+        paths = [self.config.arena_socket]
+        if self.config.socket_path is not None:
+            paths.append(str(self.config.socket_path))
+        for path in paths:
+            try:
+                os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+            except OSError as exc:
+                raise ConfigError(f"the folder of socket {path} cannot be made: {exc}") from exc
+
+    def _start_reaper(self, stack: contextlib.ExitStack) -> None:
+        closing = threading.Event()
+
+        def reap() -> None:
+            while not closing.wait(self.config.lease_seconds / 4):
+                self.store.reap()
+
+        thread = threading.Thread(target=reap, name="lease-reaper", daemon=True)
+        thread.start()
+        stack.callback(thread.join, 5.0)
+        stack.callback(closing.set)
+
+    def _start_serving(self, stack: contextlib.ExitStack, servicer: KVStoreServicer) -> None:
+        config = self.config
+        threads = ThreadPoolExecutor(
+            config.num_call_threads + config.max_pending_builds, thread_name_prefix="call"
+        )
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        server = grpc.server(
+            threads,
+            options=(
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", config.max_message_bytes),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        health_servicer = health.HealthServicer()
+        kv_store_pb2_grpc.add_KVStoreServicer_to_server(servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        path = config.socket_path
+        if path is not None:
+            claim_socket_path(str(path))
+        address = config.listen if path is None else f"unix:{path}"
+        try:
+            self.port = server.add_insecure_port(address)
+        except RuntimeError as exc:
+            raise ConfigError(f"--listen {config.listen}: the address cannot be used") from exc
+        if path is not None:
+            os.chmod(path, 0o600)
+            stack.callback(path.unlink, missing_ok=True)
+        server.start()
+        stack.callback(lambda: server.stop(_STOP_GRACE_SECONDS).wait(_STOP_GRACE_SECONDS + 5.0))
+        stack.callback(health_servicer.enter_graceful_shutdown)
+        for name in ("", SERVICE_NAME):
+            health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,255 @@
+"""gRPC in, plain calls out: messages are translated here and errors mapped to statuses, nothing else."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+
+from kv_store.client import wire
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.handoff import ArenaHandle
+from kv_store.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    KVStoreError,
+    NotFound,
+    OutOfSpace,
+    Overloaded,
+)
+from kv_store.gather import GatherItem, RowReader
+from kv_store.indexes import BuildRequest, IndexBuilder
+from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.store import Store
+from kv_store.v1 import kv_store_pb2 as pb
+from kv_store.v1 import kv_store_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (InvalidStoreRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
+    (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What Attach tells of this store."""
+
+    handle: ArenaHandle
+    slab_bytes: int
+    arena_socket: str
+    lease_seconds: float
+    store_version: str
+    max_pending_builds: int
+
+
+def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            context.abort(status, str(error))
+    if isinstance(error, KVStoreError):
+        context.abort(grpc.StatusCode.INTERNAL, str(error))
+    # The caller learns nothing of our insides; the operator finds them in the log.
+    _log.error("%s failed", method, exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{method} failed in the store; its log says why")
+    raise error
+
+
+def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
+    @functools.wraps(method)
+    def call(self: KVStoreServicer, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return method(self, request)
+        except Exception as exc:
+            _abort(context, method.__name__, exc)
+
+    return call
+
+
+def _streaming(
+    method: Callable[[Any, Any], Iterator[bytes]],
+) -> Callable[[Any, Any, grpc.ServicerContext], Iterator[pb.RowsChunk]]:
+    @functools.wraps(method)
+    def call(self: KVStoreServicer, request: Any, context: grpc.ServicerContext) -> Iterator[pb.RowsChunk]:
+        try:
+            for data in method(self, request):
+                yield pb.RowsChunk(data=data)
+        except Exception as exc:
+            _abort(context, method.__name__, exc)
+
+    return call
+
+
+class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
+    """`carrel.kv_store.v1.KVStore` over the store's parts."""
+
+    def __init__(
+        self, endpoint: Endpoint, store: Store, reader: RowReader, writer: RowWriter, builder: IndexBuilder
+    ) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._reader = reader
+        self._writer = writer
+        self._builder = builder
+        # A build keeps its thread until it is trained: builds must leave threads for everything else.
+        self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
+
+    @_unary
+    def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
+        layout = wire.layout_from_message(request.layout)
+        attachment = self._store.attach(request.worker_id, layout, request.max_gather_rows)
+        endpoint = self._endpoint
+        return pb.AttachResponse(
+            region_id=endpoint.handle.region_id,
+            epoch=endpoint.handle.epoch,
+            arena_bytes=endpoint.handle.num_bytes,
+            slab_bytes=endpoint.slab_bytes,
+            tokens_per_slab=attachment.tokens_per_slab,
+            arena_socket=endpoint.arena_socket,
+            response_offset=attachment.response_offset,
+            response_bytes=attachment.response_bytes,
+            lease_seconds=endpoint.lease_seconds,
+            store_version=endpoint.store_version,
+        )
+
+    @_unary
+    def OpenSequence(self, request: pb.OpenSequenceRequest) -> pb.OpenSequenceResponse:
+        self._store.open_sequence(request.epoch, request.worker_id, request.sequence_id)
+        return pb.OpenSequenceResponse()
+
+    @_unary
+    def Reserve(self, request: pb.ReserveRequest) -> pb.ReserveResponse:
+        table = self._store.reserve(
+            request.epoch, request.worker_id, request.sequence_id, request.num_tokens
+        )
+        return pb.ReserveResponse(slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1])
+
+    @_unary
+    def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
+        self._store.seal(
+            request.epoch,
+            request.worker_id,
+            request.sequence_id,
+            request.num_tokens,
+            request.layer_begin,
+            request.layer_end,
+            tuple(request.prefix_hashes),
+        )
+        return pb.SealResponse()
+
+    @_unary
+    def LookupPrefix(self, request: pb.LookupPrefixRequest) -> pb.LookupPrefixResponse:
+        num_tokens, table = self._store.lookup_prefix(
+            request.epoch, request.worker_id, request.sequence_id, tuple(request.prefix_hashes)
+        )
+        return pb.LookupPrefixResponse(
+            num_tokens=num_tokens, slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1]
+        )
+
+    @_unary
+    def BuildIndex(self, request: pb.BuildIndexRequest) -> pb.BuildIndexResponse:
+        build = BuildRequest(
+            request.sequence_id,
+            request.layer,
+            request.token_begin,
+            request.token_end,
+            wire.params_from_message(request),
+            request.seed,
+            request.prefill_seconds,
+        )
+        if not self._build_permits.acquire(blocking=False):
+            raise Overloaded(f"{self._endpoint.max_pending_builds} index builds are pending: try again later")
+        try:
+            built = self._builder.build(request.epoch, request.worker_id, build)
+        finally:
+            self._build_permits.release()
+        return pb.BuildIndexResponse(
+            index_id=built.index_id,
+            kind=wire.kind_to_message(built.kind),
+            arrays=[wire.array_to_message(ref) for ref in built.arrays],
+            training_seconds=built.training_seconds,
+            iterations=built.iterations,
+        )
+
+    @_unary
+    def TopK(self, request: pb.TopKRequest) -> pb.TopKResponse:
+        positions = self._builder.top_k(
+            request.epoch,
+            request.worker_id,
+            request.index_id,
+            request.queries,
+            request.group_size,
+            request.k,
+        )
+        return pb.TopKResponse(positions=positions.ravel().tolist())
+
+    @_unary
+    def Gather(self, request: pb.GatherRequest) -> pb.GatherResponse:
+        offset, num_rows = self._reader.gather(request.epoch, request.worker_id, _items(request))
+        return pb.GatherResponse(offset=offset, num_rows=num_rows)
+
+    @_streaming
+    def GatherRows(self, request: pb.GatherRequest) -> Iterator[bytes]:
+        return self._reader.chunks(request.epoch, request.worker_id, _items(request))
+
+    @_unary
+    def PutRows(self, request_iterator: Iterator[pb.PutRowsRequest]) -> pb.PutRowsResponse:
+        first = next(request_iterator, None)
+        if first is None:
+            raise InvalidArgument("PutRows sent no message")
+        target = PutTarget(first.sequence_id, first.layer, first.token_begin, first.num_tokens)
+        pieces = (message.data for message in itertools.chain((first,), request_iterator))
+        self._writer.put(first.epoch, first.worker_id, target, pieces)
+        return pb.PutRowsResponse()
+
+    @_streaming
+    def FetchIndex(self, request: pb.FetchIndexRequest) -> Iterator[bytes]:
+        return self._builder.chunks(request.epoch, request.worker_id, request.index_id)
+
+    @_unary
+    def Release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
+        self._store.release(request.epoch, request.worker_id, request.sequence_id)
+        return pb.ReleaseResponse()
+
+    @_unary
+    def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
+        self._store.pin_session(request.epoch, request.worker_id, request.sequence_id, request.session_id)
+        return pb.PinSessionResponse()
+
+    @_unary
+    def DropSession(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
+        self._store.drop_session(request.epoch, request.session_id)
+        return pb.DropSessionResponse()
+
+    @_unary
+    def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        self._store.heartbeat(request.epoch, request.worker_id)
+        return pb.HeartbeatResponse()
+
+    @_unary
+    def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:
+        return wire.stats_to_message(self._store.stats())
+
+
+def _items(request: pb.GatherRequest) -> list[GatherItem]:
+    return [
+        GatherItem(
+            item.sequence_id,
+            item.layer,
+            item.kv_head,
+            np.fromiter(item.positions, np.uint64, len(item.positions)),
+        )
+        for item in request.items
+    ]

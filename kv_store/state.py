@@ -1,0 +1,143 @@
+"""What the store's parts share: one lock, the arena's bookkeeping, and how room is made."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kv_store.arena import Arena
+from kv_store.client.layout import Layout, SlabGeometry
+from kv_store.client.records import ArrayRef
+from kv_store.errors import FailedPrecondition, NotFound, OutOfSpace
+from kv_store.index import Index
+from kv_store.leases import Worker, WorkerTable
+from kv_store.prefixes import PrefixDirectory
+from kv_store.sequences import Sequence, SequenceTable
+from kv_store.sessions import SessionDirectory
+from kv_store.slabs import SlabAllocator, SlabIds
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIndex:
+    """A finished index of one sequence and where its arrays lie; `slabs` are in a row."""
+
+    index_id: int
+    worker_id: str
+    kind: Index
+    slabs: range
+    arrays: tuple[ArrayRef, ...]
+    token_begin: int
+
+
+class StoreState:
+    """Every method expects the caller to hold `lock`, save `holding`, which takes it."""
+
+    def __init__(
+        self, arena: Arena, slab_bytes: int, lease_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self.lock = threading.RLock()
+        self.arena = arena
+        self.epoch = arena.handle.epoch
+        self.slab_bytes = slab_bytes
+        self.allocator = SlabAllocator(arena.handle.num_bytes // slab_bytes)
+        self.workers = WorkerTable(lease_seconds, clock)
+        self.sequences = SequenceTable()
+        self.prefixes = PrefixDirectory(self.allocator)
+        self.sessions = SessionDirectory(self.allocator)
+        self.indexes: dict[int, StoredIndex] = {}
+        self.training_seconds = 0.0
+        self.gathered_rows = 0
+        self._geometry: SlabGeometry | None = None
+
+    @property
+    def geometry(self) -> SlabGeometry:
+        """How slabs are cut. Raises FailedPrecondition before the first Attach."""
+        if self._geometry is None:
+            raise FailedPrecondition("no worker has attached yet")
+        return self._geometry
+
+    def adopt_layout(self, layout: Layout) -> SlabGeometry:
+        """Cut the slabs for this layout; a new one drops what was cached under the old.
+
+        Raises FailedPrecondition while another worker uses a different layout.
+        """
+        if self._geometry is not None and self._geometry.layout == layout:
+            return self._geometry
+        geometry = SlabGeometry(layout, self.slab_bytes)
+        if self._geometry is not None:
+            if len(self.workers):
+                raise FailedPrecondition(
+                    f"the arena holds {self._geometry.layout}, this worker wants {layout}: "
+                    "start a second store for the second model"
+                )
+            self.sessions.clear()
+            self.prefixes.clear()
+        self._geometry = geometry
+        return geometry
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raises FailedPrecondition for another start's epoch."""
+        if epoch != self.epoch:
+            raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
+
+    def enter(self, epoch: int, worker_id: str) -> Worker:
+        """Check the epoch and renew the worker's lease. Raises FailedPrecondition."""
+        self.check_epoch(epoch)
+        return self.workers.renew(worker_id)
+
+    def make_room(self, num_slabs: int, what: str) -> None:
+        """Evict until `num_slabs` are free. Raises OutOfSpace, without evicting, when that cannot work."""
+        allocator = self.allocator
+        if num_slabs <= allocator.num_free:
+            return
+        missing = num_slabs - allocator.num_free - self.prefixes.num_evictable_slabs()
+        if missing > 0:
+            raise OutOfSpace(what, missing * self.slab_bytes)
+        while num_slabs > allocator.num_free and self.prefixes.evict_one():
+            pass
+
+    def allocate_segment(self, num_bytes: int, what: str) -> range:
+        """Slabs in a row for `num_bytes`. Raises OutOfSpace when no run is long enough after eviction."""
+        count = -(-num_bytes // self.slab_bytes)
+        if count == 0:
+            return range(0)
+        self.make_room(count, what)
+        while (slabs := self.allocator.allocate_run(count)) is None:
+            if not self.prefixes.evict_one():
+                missing = count - self.allocator.longest_run
+                raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
+        return slabs
+
+    def drop_sequence(self, sequence: Sequence) -> None:
+        """Give up the sequence's references; its private slabs and its indexes are free at once."""
+        self.sequences.remove(sequence)
+        self.allocator.release(sequence.slab_list())
+        for index_id in sequence.index_ids:
+            self.allocator.release(self.indexes.pop(index_id).slabs)
+
+    def drop_worker(self, worker: Worker) -> None:
+        """Forget a worker and everything it holds."""
+        for sequence in self.sequences.of_worker(worker.worker_id):
+            self.drop_sequence(sequence)
+        self.allocator.release(worker.response_slabs)
+        self.workers.remove(worker.worker_id)
+
+    def index_of(self, worker_id: str, index_id: int) -> StoredIndex:
+        """Raises NotFound for an unknown index or another worker's."""
+        index = self.indexes.get(index_id)
+        if index is None or index.worker_id != worker_id:
+            raise NotFound(f"worker {worker_id!r} holds no index {index_id}")
+        return index
+
+    @contextlib.contextmanager
+    def holding(self, slab_ids: SlabIds) -> Iterator[None]:
+        """Keep distinct, held slabs from being handed out anew while their bytes are copied without the lock."""
+        with self.lock:
+            self.allocator.retain(slab_ids)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.allocator.release(slab_ids)

@@ -1,0 +1,246 @@
+"""The store's control: who holds which bytes of the arena. Plain Python, no gRPC, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout
+from kv_store.client.records import SequenceStats, StoreStats
+from kv_store.errors import InvalidArgument
+from kv_store.prefixes import check_hashes
+from kv_store.sequences import Sequence
+from kv_store.slabs import distinct
+from kv_store.state import StoreState
+
+_MAX_ID_CHARACTERS = 256
+_MAX_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a worker needs to use the arena; the response segment is `response_bytes` from `response_offset`."""
+
+    tokens_per_slab: int
+    response_offset: int
+    response_bytes: int
+
+
+def check_id(name: str, value: str) -> None:
+    """Raises InvalidArgument for an empty or overlong id."""
+    if not 1 <= len(value) <= _MAX_ID_CHARACTERS:
+        raise InvalidArgument(f"{name} has {len(value)} characters, it must have 1 to {_MAX_ID_CHARACTERS}")
+
+
+class Store:
+    """Sequences, prefixes and sessions. Thread-safe; every call of a worker renews its lease."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def attach(self, worker_id: str, layout: Layout, max_gather_rows: int) -> Attachment:
+        """Start a worker's life here; what an earlier life of the same id held is dropped.
+
+        Raises FailedPrecondition for a layout that the arena does not hold, OutOfSpace.
+        """
+        check_id("worker_id", worker_id)
+        state = self._state
+        with state.lock:
+            if (earlier := state.workers.find(worker_id)) is not None:
+                state.drop_worker(earlier)
+            self.reap()
+            geometry = state.adopt_layout(layout)
+            response_bytes = max_gather_rows * layout.row_bytes
+            slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
+            state.workers.add(worker_id, slabs)
+            return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)
+
+    def open_sequence(self, epoch: int, worker_id: str, sequence_id: str) -> None:
+        """Start an empty sequence; nothing changes when it is open already."""
+        check_id("sequence_id", sequence_id)
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            if state.sequences.find(worker_id, sequence_id) is None:
+                state.sequences.add(Sequence(worker_id, sequence_id, state.geometry))
+
+    def reserve(self, epoch: int, worker_id: str, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
+        """Slabs of every layer for `num_tokens` tokens in all: int32 [num_layers, slabs_per_layer].
+
+        All or nothing. Raises OutOfSpace, NotFound, InvalidArgument.
+        """
+        if not 0 <= num_tokens <= _MAX_TOKENS:
+            raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.get(worker_id, sequence_id)
+            added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
+            if added > 0:
+                num_layers = state.geometry.layout.num_layers
+                state.make_room(added * num_layers, f"{num_tokens} tokens of sequence {sequence_id!r}")
+                rows = []
+                for layer in range(num_layers):
+                    after = int(sequence.table[layer, -1]) if sequence.slabs_per_layer else None
+                    rows.append(state.allocator.allocate(added, after))
+                sequence.grow(np.array(rows, np.int32))
+            return sequence.table
+
+    def seal(
+        self,
+        epoch: int,
+        worker_id: str,
+        sequence_id: str,
+        num_tokens: int,
+        layer_begin: int,
+        layer_end: int,
+        prefix_hashes: Items[bytes] = (),
+    ) -> None:
+        """Make tokens below `num_tokens` visible in these layers; wholly filled slabs become immutable.
+
+        With `prefix_hashes`, slabs full in every layer are listed for reuse. Sealing less than before is harmless.
+        Raises NotFound, InvalidArgument.
+        """
+        check_hashes(prefix_hashes)
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.get(worker_id, sequence_id)
+            num_layers = state.geometry.layout.num_layers
+            if not 0 <= layer_begin < layer_end <= num_layers:
+                raise InvalidArgument(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
+            if not 0 <= num_tokens <= sequence.capacity:
+                raise InvalidArgument(f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved")
+            known = sequence.prefix_hashes
+            common = min(len(known), len(prefix_hashes))
+            if tuple(prefix_hashes[:common]) != known[:common]:
+                raise InvalidArgument("the prefix hashes differ from those of an earlier call")
+            if len(prefix_hashes) > sequence.slabs_per_layer:
+                raise InvalidArgument(
+                    f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
+                )
+            for layer in range(layer_begin, layer_end):
+                full = sequence.num_full_slabs(layer)
+                sequence.sealed[layer] = max(int(sequence.sealed[layer]), num_tokens)
+                state.allocator.seal(sequence.table[layer, full : sequence.num_full_slabs(layer)])
+            if len(prefix_hashes) > len(known):
+                sequence.prefix_hashes = tuple(prefix_hashes)
+            self._publish(sequence)
+
+    def lookup_prefix(
+        self, epoch: int, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes]
+    ) -> tuple[int, npt.NDArray[np.int32]]:
+        """Let an empty sequence share the sealed slabs of the longest known prefix.
+
+        Returns the number of tokens and the table int32 [num_layers, slabs_per_layer]. A second call returns the
+        same. Raises NotFound, InvalidArgument when the sequence has slabs of its own.
+        """
+        check_hashes(prefix_hashes)
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.get(worker_id, sequence_id)
+            if sequence.num_prefix_tokens:
+                columns = sequence.num_prefix_tokens // sequence.geometry.tokens_per_slab
+                return sequence.num_prefix_tokens, sequence.table[:, :columns]
+            if sequence.slabs_per_layer:
+                raise InvalidArgument(f"sequence {sequence_id!r} has slabs already: look up before Reserve")
+            found = state.prefixes.lookup(prefix_hashes)
+            if found:
+                table = np.stack(found, axis=1)
+                state.allocator.retain(table.ravel())
+                sequence.grow(table)
+                sequence.num_prefix_tokens = len(found) * sequence.geometry.tokens_per_slab
+                sequence.sealed[:] = sequence.num_prefix_tokens
+                sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
+            return sequence.num_prefix_tokens, sequence.table
+
+    def release(self, epoch: int, worker_id: str, sequence_id: str) -> None:
+        """End a sequence; releasing an unknown one is harmless, so a retry is safe."""
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.find(worker_id, sequence_id)
+            if sequence is not None:
+                state.drop_sequence(sequence)
+
+    def pin_session(self, epoch: int, worker_id: str, sequence_id: str, session_id: str) -> None:
+        """Keep the sequence's listed prefix slabs under this name after its release.
+
+        Raises NotFound, InvalidArgument when the sequence listed nothing.
+        """
+        check_id("session_id", session_id)
+        state = self._state
+        with state.lock:
+            state.enter(epoch, worker_id)
+            sequence = state.sequences.get(worker_id, sequence_id)
+            found = state.prefixes.lookup(sequence.prefix_hashes)
+            if not found:
+                raise InvalidArgument(f"sequence {sequence_id!r} has no full slab sealed with prefix hashes")
+            state.sessions.pin(session_id, np.concatenate(found))
+
+    def drop_session(self, epoch: int, session_id: str) -> None:
+        """Raises NotFound."""
+        with self._state.lock:
+            self._state.check_epoch(epoch)
+            self._state.sessions.drop(session_id)
+
+    def heartbeat(self, epoch: int, worker_id: str) -> None:
+        """Renew the worker's lease and nothing else."""
+        with self._state.lock:
+            self._state.enter(epoch, worker_id)
+
+    def reap(self) -> int:
+        """Release what workers held that were silent too long; returns how many workers."""
+        state = self._state
+        with state.lock:
+            expired = state.workers.expired()
+            for worker in expired:
+                state.drop_worker(worker)
+            return len(expired)
+
+    def stats(self) -> StoreStats:
+        """Gauges of now and counters since the start."""
+        state = self._state
+        with state.lock:
+            index_slabs = [index.slabs for index in state.indexes.values()]
+            leased = distinct(
+                [
+                    *(sequence.slab_list() for sequence in state.sequences),
+                    *(worker.response_slabs for worker in state.workers),
+                    *index_slabs,
+                ]
+            )
+            return StoreStats(
+                epoch=state.epoch,
+                arena_bytes=state.arena.handle.num_bytes,
+                held_bytes=sum(sequence.held_bytes for sequence in state.sequences),
+                reserved_bytes=state.allocator.num_used * state.slab_bytes,
+                leased_bytes=leased * state.slab_bytes,
+                index_bytes=sum(map(len, index_slabs)) * state.slab_bytes,
+                num_sequences=len(state.sequences),
+                num_indexes=len(state.indexes),
+                num_workers=len(state.workers),
+                num_sessions=len(state.sessions),
+                training_seconds=state.training_seconds,
+                gathered_rows=state.gathered_rows,
+                sequences=tuple(
+                    SequenceStats(
+                        sequence.sequence_id,
+                        sequence.worker_id,
+                        sequence.num_tokens,
+                        sequence.held_bytes,
+                        sequence.table.size * state.slab_bytes,
+                    )
+                    for sequence in state.sequences
+                ),
+            )
+
+    def _publish(self, sequence: Sequence) -> None:
+        full = sequence.num_tokens // sequence.geometry.tokens_per_slab
+        hashes = sequence.prefix_hashes[:full]
+        if hashes:
+            self._state.prefixes.publish(hashes, sequence.table)

@@ -1,0 +1,80 @@
+"""One training task: keys read from the arena, arrays written into the index segment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.layout import Layout, SlabGeometry
+from kv_store.client.records import ArrayRef, IndexParams
+from kv_store.errors import InvalidArgument
+from kv_store.index import FitOptions, make_index
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """Offsets only. `slab_ids` are one layer's slabs that hold the tokens; the first `skip` tokens are not used."""
+
+    layout: Layout
+    slab_bytes: int
+    slab_ids: tuple[int, ...]
+    skip: int
+    num_tokens: int
+    params: IndexParams
+    options: FitOptions
+    arrays: tuple[ArrayRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOutcome:
+    """Seconds of one CPU, and iterations made by the head that made most."""
+
+    seconds: float
+    iterations: int
+
+
+def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
+    """The array that `ref` names, without a copy. Raises InvalidArgument when it leaves the arena."""
+    dtype = np.dtype(ref.dtype)
+    expected = dtype.itemsize
+    for extent in ref.shape:
+        expected *= extent
+    if ref.num_bytes != expected or ref.offset < 0 or ref.offset > arena.size - ref.num_bytes:
+        raise InvalidArgument(f"array {ref.name!r} does not lie within the arena")
+    return arena[ref.offset : ref.offset + ref.num_bytes].view(dtype).reshape(ref.shape)
+
+
+def read_keys(arena: npt.NDArray[np.uint8], task: TrainTask, head: int) -> npt.NDArray[np.float32]:
+    """One head's keys as float32 [num_tokens, head_dim]."""
+    rows = SlabGeometry(task.layout, task.slab_bytes).rows(arena)
+    slab_ids = np.array(task.slab_ids, np.int64)
+    key_bytes = task.layout.row_bytes // 2
+    raw = rows[slab_ids, head, :, :key_bytes].reshape(-1, key_bytes)[task.skip : task.skip + task.num_tokens]
+    match task.layout.row_type:
+        case "fp32":
+            return np.ascontiguousarray(raw).view(np.float32)
+        case "fp16":
+            return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+        case _:
+            # bf16 is the upper half of a float32.
+            return (np.ascontiguousarray(raw).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
+    """Fit every head and write its arrays. Raises InvalidArgument when a key is not finite."""
+    start = time.perf_counter()
+    index = make_index(task.params)
+    outputs = [view_array(arena, ref) for ref in task.arrays]
+    most = 0
+    for head in range(task.layout.num_kv_heads):
+        keys = read_keys(arena, task, head)
+        if not np.isfinite(keys).all():
+            raise InvalidArgument(f"the keys of KV head {head} hold a NaN or an infinity")
+        arrays, iterations = index.fit_head(keys, task.options)
+        for output, array in zip(outputs, arrays, strict=True):
+            output[head] = array
+        most = max(most, iterations)
+    return TrainOutcome(time.perf_counter() - start, most)

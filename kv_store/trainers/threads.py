@@ -1,0 +1,40 @@
+"""Trainers as threads of the store's process; FAISS lets go of the interpreter lock while it works."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import faiss
+
+from kv_store.arena import Arena
+from kv_store.errors import KVStoreError, TrainingFailed
+from kv_store.trainers.base import TrainerPool
+from kv_store.trainers.task import TrainOutcome, TrainTask, run_task
+
+
+class ThreadTrainers(TrainerPool):
+    """`num_trainers` threads over the arena's own mapping."""
+
+    def __init__(self, arena: Arena, num_trainers: int) -> None:
+        self._arena = arena
+        self._threads = ThreadPoolExecutor(
+            # OpenMP keeps the number of threads for each thread that calls it.
+            num_trainers,
+            thread_name_prefix="trainer",
+            initializer=faiss.omp_set_num_threads,
+            initargs=(1,),
+        )
+
+    def submit(self, task: TrainTask) -> Future[TrainOutcome]:
+        return self._threads.submit(self._run, task)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, task: TrainTask) -> TrainOutcome:
+        try:
+            return run_task(self._arena.data, task)
+        except KVStoreError:
+            raise
+        except (RuntimeError, MemoryError, ValueError) as exc:
+            raise TrainingFailed(f"the index could not be fitted: {exc}") from exc
