@@ -83,7 +83,7 @@ def worker_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chil
         ),
         grpc_serving(endpoints.worker_socket),
         WORKER_START_S,
-        STOP_S,
+        options.shutdown_timeout + STOP_S,
     )
 
 

@@ -121,7 +121,7 @@ class ServeOptions:
         30.0,
         "seconds that running requests get to finish",
         seconds,
-        {GATEWAY: "--shutdown-timeout"},
+        {WORKER: "--shutdown-timeout", GATEWAY: "--shutdown-timeout"},
         metavar="S",
     )
     log_level: str = flag(

@@ -84,9 +84,11 @@ def loads_code(source: str) -> list[str]:
     tree = ast.parse(source)
     found = [name for name in imported_modules(tree, "") if name.partition(".")[0] in CODE_LOADERS]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            if node.attr in ("recv_pyobj", "send_pyobj") or ast.unparse(node) == "torch.load":
-                found.append(ast.unparse(node))
+        if isinstance(node, ast.Attribute) and node.attr in ("recv_pyobj", "send_pyobj"):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            keywords = [ast.unparse(keyword) for keyword in node.keywords]
+            found += [] if "weights_only=True" in keywords else ["torch.load"]
         elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
             found += [ast.unparse(node)] if ast.unparse(node.value) != "False" else []
     return found
@@ -148,7 +150,14 @@ def test_the_rule_lets_the_right_imports_pass(folder: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["import pickle", "torch.load(path)", "socket.recv_pyobj()", "np.load(f, allow_pickle=True)"]
+    "source",
+    [
+        "import pickle",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "socket.recv_pyobj()",
+        "np.load(f, allow_pickle=True)",
+    ],
 )
 def test_code_loaders_are_seen(source: str) -> None:
     assert loads_code(source) != []

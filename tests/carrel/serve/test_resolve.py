@@ -89,7 +89,8 @@ def test_every_flag_goes_to_its_processes_and_to_no_other() -> None:
     options = ServeOptions(policy="quest", budget="0.1", arena_bytes=2**30, revision="main", host="::1")
     assert child_arguments(options, STORE) == ["--arena-bytes", str(2**30), "--log-level", "warning"]
     assert child_arguments(options, WORKER) == [
-        *("--policy", "quest", "--budget", "0.1", "--revision", "main", "--log-level", "warning")
+        *("--policy", "quest", "--budget", "0.1", "--revision", "main"),
+        *("--shutdown-timeout", "30.0", "--log-level", "warning"),
     ]
     assert "--policy" not in child_arguments(options, GATEWAY)
     assert child_arguments(options, GATEWAY)[:2] == ["--host", "::1"]

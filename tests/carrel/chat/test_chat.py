@@ -1,0 +1,200 @@
+"""`carrel chat` as its user sees it, against a small HTTP server."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer
+from rich.console import Console
+
+from carrel.chat.client import ChatClient
+from carrel.chat.conversation import Conversation
+from carrel.chat.records import ChatOptions
+from carrel.chat.repl import Repl
+from carrel.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer().running() as fake:
+        yield fake
+
+
+def chat(server: FakeServer, *arguments: str) -> int:
+    return main(["chat", "--url", server.url, *arguments])
+
+
+def test_one_question(server: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark night.")
+    options = ["--policy", "pqcache", "--budget", "0.1", "--system", "Be brief.", "--max-tokens", "9"]
+    assert chat(server, "--file", str(book), "--question", "What night?", "--temperature", "0", *options) == 0
+    out, err = capsys.readouterr()
+    assert out == "Forty-two.\n"
+    cost = " ".join(err.split())
+    assert "3,000 of 30,003 tokens attended (10%, pqcache)" in cost
+    assert "27,000 offloaded · 1.5 MB moved · hit rate 91%" in cost
+    assert re.search(r"TTFT [\d,]+ ms · [\d,.]+ tok/s", cost)
+    (request,) = server.requests
+    assert request["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "It was a dark night.\n\nWhat night?"},
+    ]
+    assert request["carrel"] == {"policy": "pqcache", "budget": 0.1}
+    assert (request["model"], request["max_tokens"], request["temperature"]) == ("carrel-nano", 9, 0.0)
+    assert request["stream"] is True
+    assert request["stream_options"] == {"include_usage": True}
+
+
+def test_the_question_may_come_on_stdin(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("What night?\n"))
+    assert chat(server, "--budget", "2048") == 0
+    assert capsys.readouterr().out == "Forty-two.\n"
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "What night?"}]
+    assert server.requests[0]["carrel"] == {"budget": 2048}
+
+
+def talk(server: FakeServer, lines: list[str], document: str | None = None) -> str:
+    """What a user who types `lines` sees."""
+    output = Console(file=io.StringIO(), width=200)
+    remaining = iter(lines)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(remaining)
+        except StopIteration:
+            raise EOFError from None
+
+    with ChatClient(server.url) as client:
+        Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)
+    return str(output.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_later_turns_keep_the_conversation(server: FakeServer) -> None:
+    talk(server, ["first?", "second?", "/reset", "third?", "/quit", "never?"], document="Book.")
+    asked = [[message["content"] for message in request["messages"]] for request in server.requests]
+    assert asked == [
+        ["Book.\n\nfirst?"],
+        ["Book.\n\nfirst?", "Forty-two.", "second?"],
+        ["Book.\n\nthird?"],
+    ]
+
+
+def test_a_file_may_be_opened_on_the_way(server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "new book.txt").write_text("New.")
+    seen = talk(server, [f"/file {tmp_path}/new book.txt", "first?", "/file /none", "second?", "/what"])
+    assert "4 characters" in seen
+    assert "cannot read /none" in seen
+    assert "/reset" in seen
+    assert server.requests[0]["messages"][0]["content"] == "New.\n\nfirst?"
+    assert server.requests[1]["messages"][2]["content"] == "second?"
+
+
+def test_a_refused_question_is_shown_and_forgotten(server: FakeServer) -> None:
+    server.status = 400
+    server.error = {"message": "40000 tokens exceed 32768", "code": "context_length_exceeded"}
+    seen = talk(server, ["first?"])
+    assert "40000 tokens exceed 32768" in seen
+    assert "--file" in seen
+    server.status = 200
+    talk(server, ["second?"])
+    assert len(server.requests[1]["messages"]) == 1
+
+
+def test_an_error_within_the_stream_is_an_error(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.late_error = "the worker is gone"
+    assert chat(server, "--question", "What?") == 1
+    assert "the worker is gone" in capsys.readouterr().err
+
+
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:1", "--question", "What?"]) == 1
+    error = capsys.readouterr().err
+    assert "no server at http://127.0.0.1:1" in error
+    assert "carrel serve" in error
+
+
+def test_keys(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.api_key = "tell-nobody"
+    assert chat(server, "--question", "What?") == 1
+    assert "--api-key" in capsys.readouterr().err
+    assert chat(server, "--question", "What?", "--api-key", "tell-nobody") == 0
+    monkeypatch.setenv("CARREL_API_KEY", "tell-nobody")
+    assert chat(server, "--question", "What?") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read"), (b"\xff\xfe\x00", "not UTF-8"), (b"a\0b", "binary"), (b"\n", "empty")],
+)
+def test_files_that_are_no_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["chat", "--file", str(path), "--question", "What?"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--budget", "1.5"], ["--budget", "all"], ["--question", " "]])
+def test_bad_options(server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert chat(server, "--question", "What?", *arguments) == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(server: FakeServer) -> None:
+    server.is_endless = True
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "carrel", "chat", "--url", server.url],
+        cwd=ROOT,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    try:
+        read_until(terminal, "Ctrl-C")
+        os.write(terminal, b"first?\n")
+        read_until(terminal, "more more")
+        process.send_signal(signal.SIGINT)
+        read_until(terminal, "stopped")
+        assert server.disconnected.wait(20), "the request was not closed"
+        server.is_endless = False
+        os.write(terminal, b"second?\n")
+        read_until(terminal, "hit rate")
+        os.write(terminal, b"/quit\n")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def read_until(terminal: int, text: str) -> str:
+    seen = ""
+    deadline = time.monotonic() + 30
+    while text not in seen:
+        assert time.monotonic() < deadline, seen
+        seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen

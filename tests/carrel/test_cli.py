@@ -1,0 +1,63 @@
+"""The `carrel` command itself: help, versions, unknown words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from carrel.cli import main
+from carrel.commands import COMMANDS
+from carrel.version import version
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert COMMANDS[name].summary in capsys.readouterr().out
+    assert callable(import_module(COMMANDS[name].module).run)
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(command.summary in out for command in COMMANDS.values())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith(f"carrel {version()} (commit ")
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["serve", "--port", "8000", "--no-such-flag"]])
+def test_unknown_words_end_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+
+
+def test_a_bad_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--budget", "7.5"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--budget '7.5'" in error
+
+
+def test_help_imports_no_heavy_library() -> None:
+    script = (
+        "import sys\nfrom carrel.cli import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'ray', 'faiss', 'transformers', 'fastapi') if name in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
