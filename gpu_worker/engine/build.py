@@ -1,0 +1,196 @@
+"""Puts an engine together: the one place where its parts meet."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from gpu_worker.config import WorkerConfig, row_type
+from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache
+from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.offload import Offloader
+from gpu_worker.engine.records import Budget, EngineInfo
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.errors import ConfigError, StoreUnavailable
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import LoadedModel, ModelConfig, load_model
+from gpu_worker.policies import ClusterKV, Policy, PQCache, registry
+from gpu_worker.policies.base import CacheShape
+from kv_store.client import Layout, StoreClient, StoreError
+
+# (stage, done, total)
+Report = Callable[[str, int, int], None]
+
+# Of the memory that is free when the weights are loaded, the slots' share.
+FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.8}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is told beside its model and its store. `slot_bytes` is the slot pool's size."""
+
+    max_model_len: int
+    slot_bytes: int
+    max_num_seqs: int = 8
+    prefill_chunk: int = 2048
+    hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
+    full_layers: int = 0
+    default_policy: str = "pqcache"
+    default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
+    policies: dict[str, Policy] = field(default_factory=registry)
+    seed: int | None = None
+
+
+def build_engine(config: WorkerConfig, report: Report) -> Engine:
+    """Load the model, attach to the store, take the memory. Raises ConfigError, ModelError, StoreUnavailable."""
+    device = torch.device(config.resolve_device())
+    dtype_name = config.resolve_dtype(device.type, None)
+    dtype = getattr(torch, dtype_name)
+    if config.policy not in (policies := _policies(config)):
+        raise ConfigError(
+            f"--policy {config.policy!r} is unknown; choose one of {', '.join(sorted(policies))}"
+        )
+    model = load_model(
+        config.model,
+        device=device,
+        dtype=dtype,
+        revision=config.revision,
+        load_format="dummy" if config.load_format == "dummy" else "safetensors",
+        progress=lambda done, total: report("load weights", done, total),
+    )
+    max_model_len = _max_model_len(config, model.config)
+    options = EngineOptions(
+        max_model_len=max_model_len,
+        slot_bytes=config.slot_memory_bytes or int(_free_memory(device) * FREE_MEMORY_SHARE[device.type]),
+        max_num_seqs=config.max_num_seqs,
+        prefill_chunk=config.prefill_chunk,
+        hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
+        full_layers=config.full_layers,
+        default_policy=config.policy,
+        default_budget=config.budget,
+        policies=policies,
+        seed=config.seed,
+    )
+    report("attach to the KV store", 0, 1)
+    client = connect_store(config.store, model.config, dtype_name, max_model_len, options, config)
+    report("attach to the KV store", 1, 1)
+    return assemble(model, client, options)
+
+
+def connect_store(
+    target: str,
+    model: ModelConfig,
+    dtype_name: str,
+    max_model_len: int,
+    options: EngineOptions,
+    config: WorkerConfig,
+) -> StoreClient:
+    """Attach to the store. Raises StoreUnavailable with the store's own reason."""
+    layout = Layout(model.num_layers, model.num_kv_heads, model.head_dim, row_type(dtype_name))
+    try:
+        return StoreClient.connect(
+            target,
+            layout,
+            worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            transport=config.transport,
+            max_gather_rows=max_model_len * model.num_kv_heads,
+            timeout_seconds=config.store_timeout_seconds,
+        )
+    except StoreError as error:
+        raise StoreUnavailable(f"cannot attach to the KV store at {target}: {error}") from error
+
+
+def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) -> Engine:
+    """An engine over a loaded model and an attached store, which it owns from then on."""
+    decoder, config = model.decoder, model.config
+    device, dtype = decoder.device, decoder.dtype
+    shape = CacheShape(
+        max_num_seqs=options.max_num_seqs,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        group_size=config.group_size,
+        head_dim=config.head_dim,
+        max_model_len=options.max_model_len,
+        scale=decoder.attention_scale,
+        device=device,
+    )
+    block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
+    num_blocks = options.slot_bytes // block_bytes
+    if num_blocks < config.num_layers * config.num_kv_heads:
+        raise ConfigError(
+            f"--slot-memory {options.slot_bytes} holds {num_blocks} blocks; one for each of "
+            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
+        )
+    pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
+    max_slots = options.max_model_len + BLOCK_SIZE
+    tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
+    offloader = Offloader(client, config.num_layers, dtype, device)
+    recall = RecallCache(shape, pool, tables, offloader, options.hot_cache)
+    dense = DenseCache(pool, tables, shape.scale)
+    caches = CacheSet(shape, pool, dense, recall, options.full_layers)
+    info = _info(model, options, num_blocks, client.transport)
+    return Engine(
+        info=info,
+        intake=Intake(
+            options.policies, config.vocab_size, options.max_model_len, config.eos_token_ids, options.seed
+        ),
+        decoder=decoder,
+        pool=pool,
+        caches=caches,
+        offloader=offloader,
+        decode=DecodeStep(decoder, caches, offloader, dtype, device),
+        prefill_chunk=options.prefill_chunk,
+    )
+
+
+def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:
+    config = model.config
+    return EngineInfo(
+        model=model.source,
+        model_type=config.model_type,
+        device=str(model.decoder.device),
+        dtype=str(model.decoder.dtype).removeprefix("torch."),
+        vocab_size=config.vocab_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        eos_token_ids=config.eos_token_ids,
+        policies=tuple(sorted(options.policies)),
+        default_policy=options.default_policy,
+        default_budget=options.default_budget,
+        num_parameters=model.num_parameters,
+        slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
+        transport=transport,
+    )
+
+
+def _policies(config: WorkerConfig) -> dict[str, Policy]:
+    return registry(
+        PQCache(
+            num_subvectors=config.pq_num_subvectors,
+            num_bits=config.pq_nbits,
+            max_iterations=config.pq_iterations,
+        ),
+        ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster),
+    )
+
+
+def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    wanted = config.max_model_len or model.max_model_len
+    if wanted > model.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} exceeds the model's {model.max_model_len}; give at most that"
+        )
+    return wanted
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes free on the device; of the host's memory for a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,32 @@
+"""The indexes of every recall policy in use, by policy name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Candidates, IndexJob, RecallPolicy
+from kv_store.client import IndexSegment
+
+
+class IndexBook:
+    """Holds each policy's index state for all seats. A policy's state is made when its first request comes."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._indexes: dict[str, Any] = {}
+
+    def _index(self, policy: RecallPolicy) -> Any:
+        if policy.name not in self._indexes:
+            self._indexes[policy.name] = policy.allocate(self._shape)
+        return self._indexes[policy.name]
+
+    def load(self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
+        policy.load(self._index(policy), seat, layer, job, segment)
+
+    def extend(self, policy: RecallPolicy, seat: int, begin: int, keys: Tensor) -> None:
+        policy.extend(self._index(policy), seat, begin, keys)
+
+    def score(self, policy: RecallPolicy, candidates: Candidates) -> Tensor:
+        return policy.score(self._index(policy), candidates)

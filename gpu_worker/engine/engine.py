@@ -1,0 +1,263 @@
+"""The engine: requests in, tokens out, one quantum at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+
+from gpu_worker.engine.caches import CacheSet
+from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.offload import Offloader
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.records import (
+    CompleteEvent,
+    EngineInfo,
+    EngineStats,
+    ErrorEvent,
+    EventSink,
+    FinishReason,
+    GenerationRequest,
+    ProgressEvent,
+    TokenEvent,
+)
+from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.engine.sequence import Sequence, Status
+from gpu_worker.engine.slot_pool import SlotPool
+from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import Decoder
+from gpu_worker.sampling import Sampler
+
+# How long an otherwise idle step waits for an index before it looks for other work again.
+INDEX_POLL_SECONDS = 0.005
+
+
+class Engine:
+    """Owns every running request. Single-threaded: only `validate` may be called from another thread.
+
+    `step` is the main loop's body: admit, one prefill quantum, one decode step.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        intake: Intake,
+        decoder: Decoder,
+        pool: SlotPool,
+        caches: CacheSet,
+        offloader: Offloader,
+        decode: DecodeStep,
+        prefill_chunk: int,
+    ) -> None:
+        self.info = info
+        self._intake = intake
+        self._decoder = decoder
+        self._pool = pool
+        self._caches = caches
+        self._offloader = offloader
+        self._decode = decode
+        self._prefill_chunk = prefill_chunk
+        self._sampler = Sampler()
+        self._scheduler = Scheduler(info.max_num_seqs)
+        self._prefill: Prefill | None = None
+        self._indexing: dict[Sequence, deque] = {}
+        self._stats = EngineStats(slots_total=pool.num_blocks * BLOCK_SIZE)
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check a request without queueing it. Raises RequestError."""
+        self._intake.validate(request)
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> None:
+        """Queue a request; `sink` gets its events from within `step`. Raises RequestError."""
+        if self._scheduler.find(request.request_id):
+            self._intake.refuse_duplicate(request)
+        self._scheduler.add(self._intake.sequence(request, sink))
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free what it holds, at once. An unknown id is no error."""
+        sequence = self._scheduler.find(request_id)
+        if sequence is not None:
+            self._finish(sequence, FinishReason.ABORT)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Admit, prefill one quantum, decode one token each; False when there was nothing to do."""
+        admitted = self._admit()
+        prefilled = self._prefill_quantum()
+        decoding = bool(self._scheduler.with_status(Status.DECODE))
+        indexed = self._take_indexes(wait=not (admitted or prefilled or decoding))
+        decoded = self._decode_step()
+        return admitted or prefilled or indexed or decoded
+
+    def _admit(self) -> bool:
+        sequence = self._scheduler.next_waiting()
+        if sequence is None:
+            return False
+        try:
+            if not self._caches.admit(sequence):
+                return False
+        except CapacityError as error:
+            self._fail(sequence, error)
+            return True
+        try:
+            if sequence.offloads:
+                self._offloader.open(sequence, sequence.num_prefill + 1)
+        except CapacityError as error:
+            self._caches.release(sequence)
+            if self._scheduler.offloading():
+                # Room comes back when one of them ends.
+                return False
+            self._fail(sequence, error)
+            return True
+        except StoreUnavailable as error:
+            self._caches.release(sequence)
+            self._fail(sequence, error)
+            return True
+        self._scheduler.admit(sequence)
+        sequence.clock.admitted = time.monotonic()
+        self._prefill = Prefill(
+            sequence,
+            self._decoder,
+            self._caches.of(sequence),
+            self._offloader,
+            self._prefill_chunk,
+            self._pool.rows.dtype,
+            self._pool.rows.device,
+        )
+        return True
+
+    def _prefill_quantum(self) -> bool:
+        prefill = self._prefill
+        if prefill is None:
+            return False
+        sequence = prefill.sequence
+        try:
+            prefill.advance()
+        except WorkerError as error:
+            self._fail(sequence, error)
+            return True
+        sequence.sink(ProgressEvent(prefill.prefilled_tokens))
+        if prefill.is_done:
+            self._prefill = None
+            self._finish_prefill(prefill)
+        return True
+
+    def _finish_prefill(self, prefill: Prefill) -> None:
+        sequence = prefill.sequence
+        sequence.clock.prefilled = time.monotonic()
+        sequence.status = Status.INDEXING
+        self._indexing[sequence] = deque(prefill.trained)
+        self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
+        if sequence.forced:
+            sequence.next_token = sequence.forced.popleft()
+        else:
+            self._sample([sequence], prefill.logits()[None])
+
+    def _take_indexes(self, wait: bool) -> bool:
+        """Move sequences whose indexes are all there to decoding."""
+        progressed = False
+        for sequence, trained in list(self._indexing.items()):
+            try:
+                while trained and self._caches.recall.load(
+                    sequence, trained[0], INDEX_POLL_SECONDS if wait else 0.0
+                ):
+                    trained.popleft()
+            except WorkerError as error:
+                self._fail(sequence, error)
+                continue
+            if not trained:
+                del self._indexing[sequence]
+                sequence.status = Status.DECODE
+                sequence.clock.indexed = time.monotonic()
+                progressed = True
+        return progressed
+
+    def _decode_step(self) -> bool:
+        sequences = self._scheduler.with_status(Status.DECODE)
+        if not sequences:
+            return False
+        try:
+            result = self._decode.run(sequences)
+        except StoreUnavailable as error:
+            # Rows could not be recalled: whoever recalls may be half through the step.
+            for sequence in sequences:
+                if sequence.offloads:
+                    self._fail(sequence, error)
+            return True
+        for sequence, failure in result.failed:
+            self._fail(sequence, failure)
+        sampled = []
+        for place, sequence in enumerate(result.sequences):
+            if sequence.forced:
+                sequence.next_token = sequence.forced.popleft()
+            else:
+                sampled.append(place)
+        if sampled:
+            self._sample([result.sequences[place] for place in sampled], result.logits[sampled])
+        return True
+
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
+        for sequence, event in zip(sequences, events, strict=True):
+            self._accept(sequence, event)
+
+    def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
+        sequence.num_output += 1
+        self._stats.generation_tokens_total += 1
+        sequence.sampler.append(event.token_id)
+        sequence.next_token = event.token_id
+        if event.token_id in sequence.sampler.end_token_ids:
+            self._finish(sequence, FinishReason.STOP, event.token_id)
+            return
+        sequence.sink(event)
+        if sequence.num_output >= sequence.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
+        usage = sequence.usage()
+        self._release(sequence)
+        if reason is FinishReason.ABORT:
+            self._stats.requests_aborted_total += 1
+        else:
+            self._stats.requests_finished_total += 1
+        sequence.sink(CompleteEvent(reason, usage, stop_token_id))
+
+    def _fail(self, sequence: Sequence, error: WorkerError) -> None:
+        self._release(sequence)
+        self._stats.requests_failed_total += 1
+        sequence.sink(ErrorEvent(error))
+
+    def _release(self, sequence: Sequence) -> None:
+        self._stats.selected_rows_total += sequence.meter.selected_rows
+        self._stats.hit_rows_total += sequence.meter.hit_rows
+        self._indexing.pop(sequence, None)
+        if self._prefill is not None and self._prefill.sequence is sequence:
+            self._prefill = None
+        if sequence.status not in (Status.WAITING, Status.FINISHED):
+            self._caches.release(sequence)
+            if sequence.offloads:
+                self._offloader.release(sequence)
+        self._scheduler.remove(sequence)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges of now."""
+        self._stats.running = self._scheduler.num_running
+        self._stats.waiting = self._scheduler.num_waiting
+        self._stats.slots_used = self._pool.num_used_slots
+        self._stats.offloaded_bytes_total = self._offloader.offloaded_bytes
+        self._stats.fetched_bytes_total = self._offloader.fetched_bytes
+        self._stats.store_reachable = self._offloader.is_reachable
+        return self._stats
+
+    def close(self) -> None:
+        """Abort every request and leave the store."""
+        for sequence in self._scheduler.all():
+            self._finish(sequence, FinishReason.ABORT)
+        self._offloader.close()

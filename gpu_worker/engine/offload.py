@@ -1,0 +1,155 @@
+"""The worker's side of the arena: rows out, rows back, indexes trained; store errors become the worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.policies.base import IndexJob
+from kv_store.client import IndexSegment, RowsWanted, StoreClient, StoreError, StoreFull
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """An index that is being built: `future` gives the segment of `layer`."""
+
+    layer: int
+    job: IndexJob
+    future: Future[IndexSegment]
+
+
+class Offloader:
+    """Moves rows between the device and the arena. Every method may raise StoreUnavailable."""
+
+    def __init__(
+        self, client: StoreClient, num_layers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._client = client
+        self._num_layers = num_layers
+        self._dtype = dtype
+        self._device = device
+        self._reserved: dict[str, int] = {}
+        self.is_reachable = True
+        self.offloaded_bytes = 0
+        self.fetched_bytes = 0
+
+    @property
+    def transport(self) -> str:
+        return self._client.transport
+
+    def open(self, sequence: Sequence, num_tokens: int) -> None:
+        """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes."""
+        if not self.is_reachable:
+            self._call(self._client.reattach)
+            self.is_reachable = True
+        self._call(lambda: self._client.open_sequence(sequence.sequence_id))
+        self._reserved[sequence.sequence_id] = 0
+        try:
+            self._reserve(sequence, num_tokens)
+        except CapacityError:
+            self.release(sequence)
+            raise
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
+        per_slab = self._client.tokens_per_slab
+        self._reserved[sequence.sequence_id] = -(-num_tokens // per_slab) * per_slab
+
+    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Write and seal a prefilled layer. rows: [H_kv, n, 2d]."""
+        data = _bytes(rows)
+        self._call(lambda: self._client.put(sequence.sequence_id, layer, 0, data))
+        self._call(
+            lambda: self._client.seal(
+                sequence.sequence_id, rows.shape[1], layer_begin=layer, layer_end=layer + 1
+            )
+        )
+        self.offloaded_bytes += data.nbytes
+
+    def put_token(self, sequence: Sequence, position: int, rows: Tensor) -> None:
+        """Write one token of every layer, and seal at every full slab. rows: [L, H_kv, 2d]."""
+        if position >= self._reserved[sequence.sequence_id]:
+            self._reserve(sequence, position + 1)
+        data = _bytes(rows)
+        for layer in range(self._num_layers):
+            at_layer = data[layer][:, None]
+            self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
+        if (position + 1) % self._client.tokens_per_slab == 0:
+            self.seal(sequence, position + 1)
+        self.offloaded_bytes += data.nbytes
+
+    def seal(self, sequence: Sequence, num_tokens: int) -> None:
+        self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
+
+    def build(self, sequence: Sequence, layer: int, job: IndexJob) -> TrainedLayer:
+        """Ask for an index over sealed rows; returns at once."""
+        seed = sequence.request.sampling.seed or 0
+        future = self._call(
+            lambda: self._client.build_index(
+                sequence.sequence_id, layer, job.begin, job.end, job.params, seed=seed
+            )
+        )
+        return TrainedLayer(layer, job, future)
+
+    def segment(self, trained: TrainedLayer, timeout_seconds: float) -> IndexSegment | None:
+        """The trained segment, or None if it is not ready within the time."""
+        try:
+            return self._call(lambda: trained.future.result(timeout_seconds))
+        except FutureTimeout:
+            return None
+
+    def fetch(self, layer: int, wanted: list[tuple[Sequence, int, Tensor]]) -> Tensor:
+        """Rows of (sequence, KV head, positions int64 [n]) in this order: [sum of n, 2d] on the device."""
+        items = [
+            RowsWanted(sequence.sequence_id, head, positions.cpu().numpy())
+            for sequence, head, positions in wanted
+        ]
+        data = self._call(lambda: self._client.gather(layer, items))
+        for sequence, _, positions in wanted:
+            sequence.fetched_bytes += positions.shape[0] * data.shape[1]
+        self.fetched_bytes += data.nbytes
+        # The response slab is reused by the next gather: copy before anyone can ask for it.
+        return torch.from_numpy(np.array(data)).view(self._dtype).to(self._device)
+
+    def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
+        """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
+        positions = np.arange(sequence.num_tokens, dtype=np.int64)
+        items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
+        data = self._call(lambda: self._client.gather(layer, items))
+        rows = torch.from_numpy(np.array(data)).view(self._dtype).to(self._device)
+        return rows.view(num_kv_heads, sequence.num_tokens, -1)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
+        self._reserved.pop(sequence.sequence_id, None)
+        try:
+            self._call(lambda: self._client.release(sequence.sequence_id))
+        except StoreUnavailable:
+            self.is_reachable = False
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, operation: Callable[[], Result]) -> Result:
+        try:
+            return operation()
+        except StoreFull as error:
+            raise CapacityError(f"the KV store is full: {error}") from error
+        except StoreError as error:
+            self.is_reachable = False
+            raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
+
+
+def _bytes(rows: Tensor) -> np.ndarray:
+    return rows.contiguous().view(torch.uint8).cpu().numpy()

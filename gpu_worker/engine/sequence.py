@@ -1,0 +1,102 @@
+"""A running request: its tokens, its place, and what it has cost so far."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from gpu_worker.engine.records import EventSink, GenerationRequest, Usage
+from gpu_worker.policies.base import Plan, Policy
+from gpu_worker.sampling import SamplerState
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    INDEXING = "indexing"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Meter:
+    """Sums over decode steps; `usage` turns them into means."""
+
+    num_layer_steps: int = 0
+    attended_tokens: float = 0.0
+    window_tokens: float = 0.0
+    selected_rows: int = 0
+    hit_rows: int = 0
+    num_measured: int = 0
+    attention_mass: float = 0.0
+    recall_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Monotonic times of a request's life, in seconds; 0 where not reached."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    prefilled: float = 0.0
+    indexed: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request in the engine. `seat` is its row in every batched tensor, -1 before admission.
+
+    num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
+    that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
+    """
+
+    request: GenerationRequest
+    sink: EventSink
+    policy: Policy
+    plan: Plan
+    sampler: SamplerState
+    max_tokens: int
+    capacity: int
+    num_prefill: int
+    status: Status = Status.WAITING
+    seat: int = -1
+    num_tokens: int = 0
+    next_token: int = -1
+    forced: deque[int] = field(default_factory=deque)
+    num_output: int = 0
+    num_slots: int = 0
+    window_begin: int = 0
+    offloads: bool = False
+    fetched_bytes: int = 0
+    meter: Meter = field(default_factory=Meter)
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def sequence_id(self) -> str:
+        return self.request.request_id
+
+    def usage(self) -> Usage:
+        """The report of DESIGN section 9. Means are over KV heads, layers and decode steps."""
+        meter, now = self.meter, time.monotonic()
+        steps = max(1, meter.num_layer_steps)
+        clock = self.clock
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=self.num_output,
+            policy=self.policy.name,
+            budget_tokens=self.plan.budget_tokens,
+            context_tokens=len(self.request.prompt_token_ids) + self.num_output,
+            offloaded_tokens=self.num_tokens if self.offloads else 0,
+            attended_tokens=meter.attended_tokens / steps,
+            window_tokens=meter.window_tokens / steps,
+            hit_rate=meter.hit_rows / meter.selected_rows if meter.selected_rows else 1.0,
+            bytes_moved=self.fetched_bytes,
+            attention_mass=meter.attention_mass / meter.num_measured if meter.num_measured else None,
+            recall_rate=meter.recall_rate / meter.num_measured if meter.num_measured else None,
+            queue_ms=1e3 * ((clock.admitted or now) - clock.submitted),
+            prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
+            index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,
+            decode_ms=1e3 * (now - clock.indexed) if clock.indexed else 0.0,
+        )

@@ -1,0 +1,78 @@
+"""The pool of slots: everything that is attended lies here, one K|V row of one (layer, KV head) a slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import CapacityError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+
+
+class SlotPool:
+    """Blocks of 64 slots and the list of free ones.
+
+    rows: [num_blocks * 64, 2d], K then V. Freed blocks keep their bytes: readers go by lengths, never by content.
+    """
+
+    def __init__(self, num_blocks: int, row_elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_blocks = num_blocks
+        self.rows = torch.empty(num_blocks * BLOCK_SIZE, row_elements, dtype=dtype, device=device)
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.rows.shape[1] * self.rows.element_size()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used_slots(self) -> int:
+        return (self.num_blocks - len(self._free)) * BLOCK_SIZE
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Block ids, ascending runs where possible. Raises CapacityError that says how many blocks are missing."""
+        if num_blocks > len(self._free):
+            missing = (num_blocks - len(self._free)) * BLOCK_SIZE * self.row_bytes
+            raise CapacityError(f"{missing} bytes of slots are missing; give more with --slot-memory")
+        return [self._free.pop() for _ in range(num_blocks)]
+
+    def free(self, block_ids: list[int]) -> None:
+        self._free.extend(reversed(block_ids))
+
+
+class BlockTables:
+    """Which blocks hold the slots of each (sequence, layer, KV head): a seat's logical slot i lies in block i // 64.
+
+    tables: int64 [seats, L, H_kv, max_blocks].
+    """
+
+    def __init__(
+        self, pool: SlotPool, num_seats: int, num_layers: int, num_kv_heads: int, max_slots: int
+    ) -> None:
+        self._pool = pool
+        max_blocks = -(-max_slots // BLOCK_SIZE)
+        shape = (num_seats, num_layers, num_kv_heads, max_blocks)
+        self.tables = torch.empty(shape, dtype=torch.int64, device=pool.rows.device)
+        self._held: dict[tuple[int, int], list[int]] = {}
+
+    def assign(self, seat: int, layer: int, num_slots: int) -> None:
+        """Give every KV head of a layer room for `num_slots` slots. Raises CapacityError."""
+        num_blocks = -(-num_slots // BLOCK_SIZE)
+        num_kv_heads = self.tables.shape[2]
+        blocks = self._pool.allocate(num_blocks * num_kv_heads)
+        self._held[seat, layer] = blocks
+        held = torch.tensor(blocks, device=self.tables.device)
+        self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
+
+    def release(self, seat: int, layer: int) -> None:
+        """Free what `assign` gave; nothing where it gave nothing."""
+        self._pool.free(self._held.pop((seat, layer), []))
+
+
+def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:
+    """Pool rows of logical slots. tables: int64 [..., max_blocks]; slots: int64 [..., A], -1 stays -1."""
+    blocks = tables.gather(-1, slots.clamp(min=0) // BLOCK_SIZE)
+    return (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).masked_fill(slots < 0, -1)

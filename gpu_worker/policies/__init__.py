@@ -1,0 +1,26 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from gpu_worker.policies.base import Family, Policy, RecallPolicy
+from gpu_worker.policies.clusterkv import ClusterKV
+from gpu_worker.policies.full import Full
+from gpu_worker.policies.oracle import Oracle
+from gpu_worker.policies.pqcache import PQCache
+
+__all__ = ["ClusterKV", "Family", "Full", "Oracle", "PQCache", "Policy", "RecallPolicy", "registry"]
+
+
+def registry(*policies: Policy) -> dict[str, Policy]:
+    """The policies by name: those given, and every other one with its paper's defaults.
+
+    Raises ValueError when two bear the same name.
+    """
+    by_name: dict[str, Policy] = {}
+    for policy in policies:
+        if policy.name in by_name:
+            raise ValueError(f"two policies are named {policy.name!r}")
+        by_name[policy.name] = policy
+    for default in (Full, Oracle, PQCache, ClusterKV):
+        by_name.setdefault(default.name, default())
+    return by_name

@@ -1,0 +1,125 @@
+"""ClusterKV: keys clustered by cosine; whole clusters are recalled until the budget is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.centroid_rank import centroid_rank
+from gpu_worker.policies.base import (
+    CacheShape,
+    Candidates,
+    IndexJob,
+    Plan,
+    RecallPolicy,
+    attend_all,
+    sink_tokens,
+)
+from kv_store.client import IndexSegment, KMeansParams
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIndex:
+    """centroids: float32 [seats, L, H_kv, C, d]. sizes: int32 [seats, L, H_kv, C], 0 where unused. labels, within:
+    int32 [seats, L, H_kv, max_model_len], a position's cluster and its place in it."""
+
+    centroids: Tensor
+    sizes: Tensor
+    labels: Tensor
+    within: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKV(RecallPolicy[ClusterIndex]):
+    """Recall of semantic clusters (Liu et al., ClusterKV, sections III and IV; ALGORITHMS 1.2).
+
+    num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
+    tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering;
+    selection is by inner product with the centroid. max_iterations: of K-means.
+    """
+
+    num_sink: int = 16
+    tokens_per_cluster: int = 80
+    window_size: int = 320
+    window_clusters: int = 4
+    metric: str = "cosine"
+    max_iterations: int = 20
+
+    name = "clusterkv"
+    trains_when_leaving = True
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        if budget_tokens >= num_prompt_tokens or num_prompt_tokens - num_sink < self.tokens_per_cluster:
+            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent=0)
+        num_selected = budget_tokens - num_sink
+        return Plan(num_prompt_tokens, budget_tokens, num_sink, 0, num_selected, window_extra=True)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        generated = num_tokens - plan.num_prompt_tokens
+        return max(plan.num_sink, num_tokens - generated % self.window_size)
+
+    def max_window(self, plan: Plan) -> int:
+        return self.window_size
+
+    def allocate(self, shape: CacheShape) -> ClusterIndex:
+        windows = -(-shape.max_model_len // self.window_size)
+        num_clusters = -(-shape.max_model_len // self.tokens_per_cluster) + windows * self.window_clusters
+        return ClusterIndex(
+            centroids=shape.seated(num_clusters, shape.head_dim, dtype=torch.float32),
+            sizes=shape.seated(num_clusters, dtype=torch.int32),
+            labels=shape.seated(shape.max_model_len, dtype=torch.int32),
+            within=shape.seated(shape.max_model_len, dtype=torch.int32),
+        )
+
+    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+        is_prompt = end <= plan.num_prompt_tokens
+        num_clusters = max(1, (end - begin) // self.tokens_per_cluster) if is_prompt else self.window_clusters
+        return IndexJob(begin, end, KMeansParams(num_clusters, self.metric, self.max_iterations))
+
+    def load(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
+        device = index.labels.device
+        centroids = torch.tensor(segment.arrays["centroids"], device=device)
+        labels = torch.tensor(segment.arrays["labels"], device=device).long()
+        num_clusters = centroids.shape[1]
+        sizes = torch.zeros(labels.shape[0], num_clusters, dtype=torch.int32, device=device)
+        sizes.scatter_add_(1, labels, torch.ones_like(labels, dtype=torch.int32))
+        first = self._first_cluster(index, seat, layer, job)
+        clusters, span = slice(first, first + num_clusters), slice(job.begin, job.end)
+        index.centroids[seat, layer, :, clusters] = centroids
+        index.sizes[seat, layer, :, clusters] = sizes
+        index.labels[seat, layer, :, span] = (labels + first).int()
+        index.within[seat, layer, :, span] = _places(labels, sizes)
+
+    def score(self, index: ClusterIndex, candidates: Candidates) -> Tensor:
+        seats, layer, num_positions = candidates.seats, candidates.layer, candidates.num_positions
+        return centroid_rank(
+            candidates.query,
+            index.centroids[seats, layer],
+            index.sizes[seats, layer],
+            index.labels[seats, layer, :, :num_positions],
+            index.within[seats, layer, :, :num_positions],
+            candidates.begin,
+            candidates.end,
+        )
+
+    def _first_cluster(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob) -> int:
+        """Where a segment's clusters go: behind those of all earlier positions."""
+        if job.begin <= self.num_sink:
+            # The prompt's segment comes first and clears what an earlier request left in the seat.
+            index.sizes[seat, layer] = 0
+            index.centroids[seat, layer] = 0
+            index.labels[seat, layer] = 0
+            index.within[seat, layer] = 0
+            return 0
+        return int(index.labels[seat, layer, :, : job.begin].max()) + 1
+
+
+def _places(labels: Tensor, sizes: Tensor) -> Tensor:
+    """Place of every token in its cluster by ascending position: int32, the shape of `labels` [H_kv, T]."""
+    order = labels.argsort(dim=1, stable=True)
+    starts = (sizes.cumsum(1) - sizes).gather(1, labels.gather(1, order))
+    ranks = torch.arange(labels.shape[1], device=labels.device, dtype=torch.int32) - starts
+    return torch.zeros_like(labels, dtype=torch.int32).scatter_(1, order, ranks.int())

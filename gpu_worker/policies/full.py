@@ -1,0 +1,18 @@
+"""Dense attention: the reference for quality and for speed (ALGORITHMS 2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_worker.policies.base import Family, Plan, Policy, attend_all
+
+
+@dataclass(frozen=True, slots=True)
+class Full(Policy):
+    """Every token stays in a slot and is attended at every step."""
+
+    name = "full"
+    family = Family.DENSE
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        return attend_all(num_prompt_tokens, num_prompt_tokens, num_sink=0, num_recent=0)

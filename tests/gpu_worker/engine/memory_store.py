@@ -1,0 +1,107 @@
+"""A store in the test's own memory with the client's interface: no process, no FAISS, no arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from kv_store.client import IndexSegment, KMeansParams, Layout, PQParams, RowsWanted, StoreFull
+
+
+class MemoryStore:
+    """Rows in one array a sequence. `capacity_tokens` bounds what all sequences may reserve."""
+
+    transport = "memory"
+    tokens_per_slab = 64
+
+    def __init__(self, layout: Layout, capacity_tokens: int = 1 << 20) -> None:
+        self.layout = layout
+        self.capacity_tokens = capacity_tokens
+        self.rows: dict[str, np.ndarray] = {}
+        self.sealed: dict[str, int] = {}
+        self.num_gathers = 0
+        self.failure: Exception | None = None
+
+    def _check(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    def open_sequence(self, sequence_id: str) -> None:
+        self._check()
+        self.rows[sequence_id] = np.empty(0, np.uint8)
+
+    def reserve(self, sequence_id: str, num_tokens: int) -> None:
+        self._check()
+        others = sum(rows.shape[2] for name, rows in self.rows.items() if name != sequence_id and rows.ndim == 4)
+        padded = -(-num_tokens // self.tokens_per_slab) * self.tokens_per_slab
+        if others + padded > self.capacity_tokens:
+            raise StoreFull(f"{(others + padded - self.capacity_tokens) * self.layout.token_bytes} bytes are missing")
+        layout, old = self.layout, self.rows[sequence_id]
+        grown = np.full((layout.num_layers, layout.num_kv_heads, padded, layout.row_bytes), 255, np.uint8)
+        if old.ndim == 4:
+            grown[:, :, : old.shape[2]] = old
+        self.rows[sequence_id] = grown
+
+    def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
+        self._check()
+        self.rows[sequence_id][layer, :, token_begin : token_begin + rows.shape[1]] = rows
+
+    def seal(self, sequence_id: str, num_tokens: int, layer_begin: int = 0, layer_end: int | None = None) -> None:
+        self._check()
+        self.sealed[sequence_id] = num_tokens
+
+    def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:
+        self._check()
+        self.num_gathers += 1
+        return np.concatenate([self.rows[item.sequence_id][layer, item.kv_head, item.positions] for item in wanted])
+
+    def build_index(
+        self,
+        sequence_id: str,
+        layer: int,
+        token_begin: int,
+        token_end: int,
+        params: PQParams | KMeansParams,
+        seed: int = 0,
+    ) -> Future[IndexSegment]:
+        self._check()
+        rows = self.rows[sequence_id][layer, :, token_begin:token_end]
+        keys = rows.view(np.float32)[..., : self.layout.head_dim]
+        future: Future[IndexSegment] = Future()
+        if isinstance(params, PQParams):
+            parts = np.split(keys, params.num_subvectors, axis=-1)
+            fits = [[lloyd(head, 2**params.num_bits, seed) for head in part] for part in parts]
+            arrays = {
+                "codebooks": np.stack([np.stack([fit[0] for fit in part]) for part in fits], axis=1),
+                "codes": np.stack([np.stack([fit[1] for fit in part]) for part in fits], axis=2).astype(np.uint8),
+            }
+            future.set_result(IndexSegment(0, "pq", arrays, 0.0, 4))
+        else:
+            fits = [lloyd(head, params.num_clusters, seed) for head in keys]
+            centroids, labels = np.stack([fit[0] for fit in fits]), np.stack([fit[1] for fit in fits])
+            arrays = {"centroids": centroids, "labels": labels.astype(np.int32)}
+            future.set_result(IndexSegment(0, "kmeans", arrays, 0.0, 4))
+        return future
+
+    def release(self, sequence_id: str) -> None:
+        self._check()
+        self.rows.pop(sequence_id, None)
+
+    def reattach(self) -> None:
+        self._check()
+
+    def close(self) -> None:
+        self.rows.clear()
+
+
+def lloyd(keys: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Four rounds of K-means by L2: centroids float32 [C, d] and labels [N]."""
+    rng = np.random.default_rng(seed)
+    centroids = keys[rng.choice(len(keys), num_clusters, replace=len(keys) < num_clusters)].astype(np.float32)
+    for _ in range(4):
+        labels = (np.square(centroids).sum(1) - 2 * keys @ centroids.T).argmin(1)
+        for cluster in np.unique(labels):
+            centroids[cluster] = keys[labels == cluster].mean(0)
+    return centroids, labels
