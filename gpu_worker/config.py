@@ -108,13 +108,13 @@ class WorkerConfig:
 
         Raises ConfigError when the device asked for does not exist.
         """
+        if self.device == "cpu":
+            return "cpu"
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
             return "cuda:0" if count else "cpu"
-        if self.device == "cpu":
-            return "cpu"
         index = int(self.device.partition(":")[2] or 0)
         if index >= count:
             refuse("device", self.device, f"there are {count} CUDA devices; use cpu or auto")

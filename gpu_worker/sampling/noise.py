@@ -19,8 +19,8 @@ def uniform(seed: int, counter: int) -> float:
 def draw(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token of each row's softmax by inverting its distribution function.
 
-    The sums are exact, as weights are whole multiples of 2**-40 of the row's greatest, so that the token does not
-    depend on the order of summation. Tokens less likely than that against the likeliest are never drawn.
+    The sums are exact, as weights are whole multiples of 2**-40 of the row's greatest, so that the token does
+    not depend on the order of summation. Tokens less likely than that against the likeliest are never drawn.
 
     Args:
         logits: [B, V] float32; -inf removes a token; the greatest of a row is finite.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -21,13 +21,13 @@ class Sampler:
     """Chooses one token a request; requests of one batch may differ in every parameter.
 
     The order is: penalties, logit bias, mask of the end tokens below min_tokens, then greedy, or temperature,
-    top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits. Holds no
-    state: the same states and logits give the same tokens.
+    top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits. Holds
+    no state: the same states and logits give the same tokens.
     """
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[TokenEvent]:
-        """Choose from logits [B, V] float32 for B states; neither is changed (`append` the tokens yourself).
+        """Choose from logits [B, V] float32 for B states; changes neither (`append` is the caller's).
 
         Raises InvalidLogits, naming the requests, when a row holds NaN, +inf or nothing finite.
         """
@@ -87,7 +87,7 @@ def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
 
 
 def _filter_rows(
-    logits: torch.Tensor, keep: Filter, values: dict[int, float], dtype: torch.dtype
+    logits: torch.Tensor, keep: Filter, values: Mapping[int, float], dtype: torch.dtype
 ) -> torch.Tensor:
     """Apply a filter to the rows that ask for it: `values` maps row to parameter."""
     if not values:

@@ -14,8 +14,8 @@ class SamplerState:
     """A request's sampling parameters with what they need of its past.
 
     `default_seed` stands in for a missing `params.seed`, mixed with the request id so that requests differ;
-    with neither, the seed is drawn from the system. Token n of a request depends on its seed, n and its logits
-    only: batch mates and preemption change nothing.
+    with neither, the seed is drawn from the system. Token n of a request depends on its seed, n and its
+    logits only: batch mates and preemption change nothing.
     """
 
     def __init__(

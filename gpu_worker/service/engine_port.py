@@ -16,7 +16,7 @@ class EnginePort(Protocol):
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         """Queue a request. Its last event is a CompleteEvent or an ErrorEvent.
 
-        Raises RequestError, PromptTooLong, CapacityError or EngineStopped at once; `sink` is then never called.
+        Raises RequestError, PromptTooLong, CapacityError or EngineStopped at once; `sink` is then not called.
         """
 
     def abort(self, request_id: str) -> None:

@@ -1,0 +1,102 @@
+"""`python -m gpu_worker MODEL ...`: one worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from gpu_worker.arguments import parse_arguments
+from gpu_worker.config import WorkerConfig
+from gpu_worker.errors import ConfigError, ModelError, StoreUnavailable
+from gpu_worker.service.engine_port import Engine
+from gpu_worker.service.lifecycle import Lifecycle
+from gpu_worker.service.process_events import JsonEvents, PlainEvents, ProcessEvents
+from gpu_worker.service.server import prepare_address
+from gpu_worker.service.store_wait import wait_for_store
+
+EXIT_UNUSABLE = 2
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until a signal or the engine's death; returns the exit status that docs/architecture.md names."""
+    _die_with_parent()
+    os.umask(0o077)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    try:
+        config = parse_arguments(argv)
+        events: ProcessEvents = JsonEvents() if config.json_events else PlainEvents()
+        prepare_address(config.listen)
+        engine = _build(config, events)
+        return asyncio.run(_serve(config, engine, events))
+    except (ConfigError, ModelError, StoreUnavailable) as error:
+        print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_UNUSABLE
+
+
+def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
+    events.progress("connect to the KV store", 0, 1)
+    wait_for_store(config.store, config.store_timeout_seconds)
+    events.progress("connect to the KV store", 1, 1)
+    # imported late: --help and a missing store are quick to report
+    import torch
+
+    from gpu_worker.engine.build import build_engine
+
+    torch.set_num_threads(config.threads or available_cores())
+    return build_engine(config, events.progress)
+
+
+async def _serve(config: WorkerConfig, engine: Engine, events: ProcessEvents) -> int:
+    lifecycle = Lifecycle(engine, config.listen, config.max_queue, config.shutdown_timeout_seconds, events)
+    seen: set[int] = set()
+
+    def stop(number: int) -> None:
+        # counted by kind: a terminal's SIGINT and a supervisor's SIGTERM are one wish
+        if number in seen:
+            os._exit(128 + number)
+        seen.add(number)
+        lifecycle.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return await lifecycle.run()
+
+
+def available_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: its affinity, cut to the container's CPU quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cgroup.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # nothing is served yet, so there is nothing to drain
+    raise SystemExit(0)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    if not sys.platform.startswith("linux"):
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # the parent may have died before the call
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

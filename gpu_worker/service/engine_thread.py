@@ -1,0 +1,190 @@
+"""One thread that drives a single-threaded engine for callers on other threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpu_worker.engine.records import (
+    CompleteEvent,
+    EngineInfo,
+    EngineStats,
+    ErrorEvent,
+    Event,
+    EventSink,
+    GenerationRequest,
+    ProgressEvent,
+    TokenEvent,
+)
+from gpu_worker.errors import CapacityError, EngineStopped, RequestError, WorkerError
+from gpu_worker.service.engine_port import Engine
+
+logger = logging.getLogger(__name__)
+
+# an idle engine is asked for its gauges this often
+IDLE_SECONDS = 1.0
+# pause when a step had nothing to do but wait, for an index say
+WAIT_SECONDS = 0.001
+JOIN_SECONDS = 10.0
+
+
+class EngineThread:
+    """The EnginePort of an Engine: submits and aborts go through an inbox that is emptied between steps.
+
+    At most `engine.info.max_num_seqs + max_queue` requests live at once. An unexpected error of the engine
+    ends every live request with an ErrorEvent and calls `on_death` once, from the engine's thread.
+    """
+
+    def __init__(self, engine: Engine, max_queue: int, on_death: Callable[[], object]) -> None:
+        self._engine = engine
+        self._on_death = on_death
+        self._info = engine.info
+        self._capacity = engine.info.max_num_seqs + max_queue
+        self._max_queue = max_queue
+        self._condition = threading.Condition()
+        # all below are guarded by the condition
+        self._live: dict[str, EventSink] = {}
+        self._inbox: list[Callable[[], None]] = []
+        self._num_inbox_submits = 0
+        self._is_draining = False
+        self._is_stopping = False
+        self._is_dead = False
+        self._stats = replace(engine.stats())
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def is_dead(self) -> bool:
+        """True after an unexpected error."""
+        with self._condition:
+            return self._is_dead
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> None:
+        self._engine.validate(request)
+        request_id = request.request_id
+        with self._condition:
+            if self._is_dead:
+                raise EngineStopped(
+                    "The engine has stopped after an internal error; the worker must restart."
+                )
+            if self._is_draining or self._is_stopping:
+                raise EngineStopped("The worker is shutting down and takes no more requests.")
+            if request_id in self._live:
+                raise RequestError(f"request_id {request_id!r} belongs to a running request.", "request_id")
+            if len(self._live) >= self._capacity:
+                raise CapacityError(
+                    f"All {self._info.max_num_seqs} seats and {self._max_queue} queue places are taken; "
+                    "retry later or start the worker with a larger --max-queue."
+                )
+            self._live[request_id] = sink
+            self._num_inbox_submits += 1
+            self._inbox.append(lambda: self._submit(request))
+            self._condition.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        with self._condition:
+            if request_id in self._live:
+                self._inbox.append(lambda: self._engine.abort(request_id))
+                self._condition.notify_all()
+
+    def stats(self) -> EngineStats:
+        with self._condition:
+            return replace(self._stats, waiting=self._stats.waiting + self._num_inbox_submits)
+
+    def drain(self, timeout_seconds: float) -> bool:
+        with self._condition:
+            self._is_draining = True
+            return self._condition.wait_for(lambda: not self._live, timeout_seconds)
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while self._take_turn():
+                pass
+            self._abort_live()
+        except Exception:
+            logger.exception("the engine failed")
+            self._die()
+        finally:
+            self._engine.close()
+
+    def _take_turn(self) -> bool:
+        """Inbox, then one step; False to stop."""
+        with self._condition:
+            if not self._inbox and not self._is_stopping and not self._engine.has_work:
+                self._condition.wait(IDLE_SECONDS)
+            if self._is_stopping:
+                return False
+            commands, self._inbox = self._inbox, []
+        for command in commands:
+            command()
+        did_work = self._engine.step() if self._engine.has_work else True
+        # a copy: the engine goes on counting in its own
+        stats = replace(self._engine.stats())
+        with self._condition:
+            self._stats = stats
+            if not did_work and not self._inbox and not self._is_stopping:
+                self._condition.wait(WAIT_SECONDS)
+        return True
+
+    def _submit(self, request: GenerationRequest) -> None:
+        with self._condition:
+            self._num_inbox_submits -= 1
+
+        def sink(event: Event) -> None:
+            self._deliver(request.request_id, event)
+
+        try:
+            self._engine.submit(request, sink)
+        except WorkerError as error:
+            sink(ErrorEvent(error))
+
+    def _deliver(self, request_id: str, event: Event) -> None:
+        with self._condition:
+            sink = self._live.get(request_id)
+            if sink is not None and _is_last(event):
+                del self._live[request_id]
+                self._condition.notify_all()
+        if sink is not None:
+            sink(event)
+
+    def _abort_live(self) -> None:
+        with self._condition:
+            live = list(self._live)
+        for request_id in live:
+            self._engine.abort(request_id)
+        self._fail_live(EngineStopped("The worker shut down before the request ended."))
+
+    def _fail_live(self, error: WorkerError) -> None:
+        with self._condition:
+            live = list(self._live)
+        for request_id in live:
+            self._deliver(request_id, ErrorEvent(error))
+
+    def _die(self) -> None:
+        with self._condition:
+            self._is_dead = True
+            self._inbox.clear()
+            self._num_inbox_submits = 0
+        self._fail_live(EngineStopped("The engine stopped because of an internal error."))
+        self._on_death()
+
+
+def _is_last(event: Event) -> bool:
+    match event:
+        case CompleteEvent() | ErrorEvent():
+            return True
+        case TokenEvent() | ProgressEvent():
+            return False

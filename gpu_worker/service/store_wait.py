@@ -1,0 +1,40 @@
+"""Waiting for the KV store at the start."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gpu_worker.errors import StoreUnavailable
+
+RETRY_SECONDS = 0.2
+CALL_SECONDS = 2.0
+
+
+def wait_for_store(store: str, timeout_seconds: float) -> None:
+    """Return once the store at `store` reports SERVING; raises StoreUnavailable when it does not in time."""
+    deadline = time.monotonic() + timeout_seconds
+    # a short first reconnect: gRPC's own back-off would wait a second and more
+    options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+    with grpc.insecure_channel(store, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while True:
+            answer = _check(stub, min(CALL_SECONDS, max(RETRY_SECONDS, deadline - time.monotonic())))
+            if answer == "SERVING":
+                return
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(
+                    f"The KV store at {store} did not answer within {timeout_seconds:g} s ({answer}); "
+                    "start it first, or correct --store."
+                )
+            time.sleep(RETRY_SECONDS)
+
+
+def _check(stub: health_pb2_grpc.HealthStub, timeout_seconds: float) -> str:
+    try:
+        response = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+    except grpc.RpcError as error:
+        return error.code().name
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
