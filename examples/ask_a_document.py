@@ -1,0 +1,160 @@
+"""Ask a question about a text file, under one or several selection policies, and see what each had to read.
+
+`python examples/ask_a_document.py book.txt "What is the secret number?" --policy full pqcache clusterkv`
+
+Needs a running server (`make serve`) and the official `openai` client. Nothing is hidden in the file: what the answer
+says must stand in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from rich.console import Console
+from rich.table import Table
+
+# left free for the chat template and the answer
+RESERVED_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Result:
+    """One policy's answer, and what it cost. `carrel` is the server's own account: `usage.carrel`."""
+
+    policy: str
+    answer: str
+    carrel: dict[str, Any]
+    ttft_ms: float
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path, help="any UTF-8 text")
+    parser.add_argument("question")
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--policy", nargs="+", default=["pqcache"], help="one or several (default: pqcache)")
+    parser.add_argument(
+        "--budget", type=float, default=0.1, help="share of the context, or tokens (default: 0.1)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=64)
+    return parser.parse_args()
+
+
+def cut_to_fit(
+    text: str, question: str, max_tokens: int, max_model_len: int, url: str, console: Console
+) -> str:
+    """The longest beginning of `text` that the model can take with the question and the answer.
+
+    Says so when it has to cut. Counts with the server's `/tokenize`.
+    """
+    room = max_model_len - max_tokens - RESERVED_TOKENS - count_tokens(question, url)
+    total = count_tokens(text, url)
+    kept = text
+    # tokens are spread unevenly over a text: cut by their mean length, look again
+    while (num_tokens := total if kept is text else count_tokens(kept, url)) > room:
+        kept = kept[: int(len(kept) * room / num_tokens * 0.99)]
+    if kept is not text:
+        console.print(
+            f"[yellow]The file has {total:,} tokens and the model takes {max_model_len:,}: "
+            f"only its first {count_tokens(kept, url):,} tokens ({len(kept) / len(text):.0%}) are read.[/yellow]"
+        )
+    return kept
+
+
+def count_tokens(text: str, url: str) -> int:
+    reply = httpx.post(f"{url}/tokenize", json={"prompt": text}, headers=headers(), timeout=120)
+    reply.raise_for_status()
+    return int(reply.json()["count"])
+
+
+def headers() -> dict[str, str]:
+    key = os.environ.get("CARREL_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def ask(client: openai.OpenAI, model: str, prompt: str, policy: str, arguments: argparse.Namespace) -> Result:
+    """Stream one answer to the terminal."""
+    budget = int(arguments.budget) if arguments.budget > 1 else arguments.budget
+    started = time.monotonic()
+    first: float | None = None
+    answer = ""
+    carrel: dict[str, Any] = {}
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=arguments.max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"carrel": {"policy": policy, "budget": budget}},
+    )
+    for chunk in stream:
+        if chunk.choices and (text := chunk.choices[0].delta.content):
+            first = first or time.monotonic()
+            answer += text
+            print(text, end="", flush=True)
+        if chunk.usage is not None:
+            carrel = (chunk.usage.model_extra or {}).get("carrel", {})
+    print()
+    return Result(policy, answer, carrel, ((first or time.monotonic()) - started) * 1000)
+
+
+def table(results: list[Result]) -> Table:
+    """One column for each policy."""
+    shown = Table(title="what each answer had to read")
+    shown.add_column("")
+    for result in results:
+        shown.add_column(result.policy, justify="right")
+    rows = {
+        "context, tokens": [f"{r.carrel.get('context_tokens', 0):,}" for r in results],
+        "attended per step and KV head": [f"{r.carrel.get('attended_tokens', 0):,.0f}" for r in results],
+        "share of the context": [
+            f"{r.carrel.get('attended_tokens', 0) / max(1, r.carrel.get('context_tokens', 0)):.1%}"
+            for r in results
+        ],
+        "offloaded, tokens": [f"{r.carrel.get('offloaded_tokens', 0):,}" for r in results],
+        "moved to the device, MB": [f"{r.carrel.get('bytes_moved', 0) / 1e6:,.1f}" for r in results],
+        "hit rate": [f"{r.carrel.get('hit_rate', 0):.0%}" for r in results],
+        "reused from a former request, tokens": [f"{r.carrel.get('cached_tokens', 0):,}" for r in results],
+        "time to first token, ms": [f"{r.ttft_ms:,.0f}" for r in results],
+    }
+    for name, values in rows.items():
+        shown.add_row(name, *values)
+    return shown
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    console = Console()
+    url = arguments.url.rstrip("/")
+    try:
+        text = arguments.file.read_text(encoding="utf-8")
+        client = openai.OpenAI(
+            base_url=f"{url}/v1", api_key=os.environ.get("CARREL_API_KEY", "none"), timeout=1800
+        )
+        model = client.models.list().data[0]
+        max_model_len = int((model.model_extra or {})["max_model_len"])
+        text = cut_to_fit(text, arguments.question, arguments.max_tokens, max_model_len, url, console)
+        results = []
+        for policy in arguments.policy:
+            console.print(f"[bold]{policy}[/bold]: ", end="")
+            results.append(ask(client, model.id, f"{text}\n\n{arguments.question}", policy, arguments))
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"cannot read {arguments.file}: {error}")
+    except (openai.APIConnectionError, httpx.ConnectError):
+        sys.exit(f"no server at {url}: start one with `make serve`")
+    except (openai.APIError, httpx.HTTPError) as error:
+        sys.exit(f"{url}: {error}")
+    console.print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Ask a running server, streamed: examples/curl.sh [QUESTION] [URL]. With a key: CARREL_API_KEY=... examples/curl.sh
+set -euo pipefail
+
+question="${1:-In one sentence: what is a carrel?}"
+url="${2:-http://127.0.0.1:8000}"
+key=(${CARREL_API_KEY:+-H "Authorization: Bearer $CARREL_API_KEY"})
+
+body="$(python3 -c '
+import json, sys
+print(json.dumps({
+    "model": sys.argv[1],
+    "messages": [{"role": "user", "content": sys.argv[2]}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "carrel": {"policy": "pqcache", "budget": 0.1},
+}))' "${MODEL:-carrel-nano}" "$question")"
+
+curl --fail-with-body --no-buffer -sS "$url/v1/chat/completions" \
+  -H 'Content-Type: application/json' "${key[@]}" -d "$body"
