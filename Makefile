@@ -24,6 +24,7 @@ help:  ## show this list
 	@echo "  ARGS='...' is passed on to serve and test, MODEL=... names another model to serve."
 
 setup: $(READY)  ## build .venv
+	@echo "$(VENV) is ready"
 
 $(READY): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; name one: make setup PYTHON=/path/to/python" >&2; exit 1; }

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 
 from rich.console import Console
 
 from carrel.serve.banner import banner
-from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.children import Endpoints, check_gateway, child_specs
 from carrel.serve.display import create_display
 from carrel.serve.facts import gather_facts
-from carrel.serve.memory import default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import default_of, flags
 from carrel.serve.ports import claim_port
@@ -36,6 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )
             continue
         spelled = [f"--{spelling.replace('_', '-')}" for spelling in (name, *item.aliases)]
+        if item.is_switch:
+            parser.add_argument(
+                *spelled,
+                dest=name,
+                action="store_const",
+                const="true",
+                help=item.help,
+                default=argparse.SUPPRESS,
+            )
+            continue
         parser.add_argument(*spelled, dest=name, metavar=item.metavar, help=shown, default=argparse.SUPPRESS)
     parser.add_argument(
         f"--{CONFIG_KEY}",
@@ -52,10 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = resolve(given, os.environ)
     options = resolved.options
     model = find_model(options.model)
-    if options.arena_bytes is None:
-        options = replace(options, arena_bytes=default_arena_bytes())
     port = claim_port(options.host, options.port, "--port")
-    grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port")
+    grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port") if options.grpc_port else 0
     # the processes get what was resolved here, and nothing past us from the same variables
     environment = {key: value for key, value in os.environ.items() if key not in environment_keys()}
     display = create_display(Console(), options.log_level in VERBOSE_LEVELS)
@@ -68,5 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             shown = resolved.non_default()
             display.show(banner(facts, endpoints, shown, version(), commit(), options.api_key is not None))
 
+        specs = child_specs(model, options, endpoints)
+        check_gateway(specs, environment)
         supervisor = Supervisor(display, environment, run_mark=str(path))
-        return supervisor.run(child_specs(model, options, endpoints), show_banner)
+        return supervisor.run(specs, show_banner)

@@ -31,9 +31,9 @@ def banner(
     rows.add_column(overflow="fold")
     for name, value in banner_rows(facts, non_default):
         rows.add_row(name, escape(value))
-    where = (
-        f"ready  {endpoints.url}   docs {endpoints.url}/docs   gRPC {endpoints.host}:{endpoints.grpc_port}"
-    )
+    where = f"ready  {endpoints.url}   docs {endpoints.url}/docs"
+    if endpoints.grpc_port:
+        where += f"   gRPC {endpoints.host}:{endpoints.grpc_port}"
     return Group(
         Panel(rows, title=f"carrel {version} ({commit})", title_align="left", expand=False),
         Text(where, style="bold green", overflow="fold"),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from carrel.errors import OptionError
 from carrel.serve.flags import GATEWAY, STORE, WORKER
 from carrel.serve.options import ServeOptions, child_arguments
 from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
 from carrel.serve.readiness import grpc_serving, http_ready
+from gateway.config import parse_config
+from gateway.errors import ConfigError
 
 STORE_START_S = 180.0
 # a large model may have to be downloaded and read first
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
+# python -m package
+COMMAND_LENGTH = 3
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ def store_spec(options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
         grpc_serving(endpoints.store_socket),
         STORE_START_S,
         STOP_S,
-        # Ray's session folder goes when the runtime folder goes
-        {"RAY_TMPDIR": str(endpoints.run), "RAY_USAGE_STATS_ENABLED": "0"},
+        {"RAY_USAGE_STATS_ENABLED": "0"},
     )
 
 
@@ -108,6 +113,18 @@ def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chi
         # a key on the command line would be in every process listing
         {"CARREL_API_KEY": options.api_key} if options.api_key else {},
     )
+
+
+def check_gateway(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> None:
+    """Let the gateway read its options now: it starts last, minutes after a mistake could have been told.
+
+    Raises OptionError.
+    """
+    spec = next(spec for spec in specs if spec.name == GATEWAY)
+    try:
+        parse_config(spec.argv[COMMAND_LENGTH:], {**environment, **spec.environment})
+    except ConfigError as exc:
+        raise OptionError(str(exc)) from exc
 
 
 def _command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class Flag:
     aliases: tuple[str, ...] = ()
     metavar: str = "X"
     is_secret: bool = False
+    is_switch: bool = False
 
 
 def flag(
@@ -36,6 +37,18 @@ def flag(
 ) -> Any:
     """A dataclass field that carries its `Flag`. A default of None leaves the choice to the process."""
     return field(default=default, metadata={"flag": Flag(help, parse, to or {}, aliases, metavar, is_secret)})
+
+
+def switch(help: str, to: Mapping[str, str]) -> Any:
+    """A field that is False unless named; on the command line it takes no value."""
+    return field(default=False, metadata={"flag": Flag(help, true_or_false, to, is_switch=True)})
+
+
+def true_or_false(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.strip().lower() not in words:
+        raise ValueError("expected true or false")
+    return words[text.strip().lower()]
 
 
 def tcp_port(text: str) -> int:

@@ -17,6 +17,7 @@ from carrel.serve.flags import (
     positive_int,
     seconds,
     share_or_tokens,
+    switch,
     tcp_port,
 )
 
@@ -30,8 +31,9 @@ class ServeOptions:
     )
     host: str = flag("127.0.0.1", "address to listen on", to={GATEWAY: "--host"}, metavar="ADDRESS")
     port: int = flag(8000, "HTTP port; 0 takes a free one", tcp_port, metavar="N")
-    grpc_port: int = flag(8001, "chat gRPC port; 0 takes a free one", tcp_port, metavar="N")
+    grpc_port: int = flag(8001, "chat gRPC port; 0 turns it off", tcp_port, metavar="N")
     api_key: str | None = flag(None, "key that clients must send", metavar="KEY", is_secret=True)
+    allow_open: bool = switch("serve an address beyond this machine without a key", {GATEWAY: "--allow-open"})
     served_model_name: str | None = flag(
         None, "name in the API (default: the model's)", to={GATEWAY: "--served-model-name"}, metavar="NAME"
     )
@@ -89,7 +91,7 @@ class ServeOptions:
     )
     arena_bytes: int | None = flag(
         None,
-        "host memory for the KV cache (default: a quarter of what is free)",
+        "host memory for the KV cache (default: half of what is free)",
         num_bytes,
         {STORE: "--arena-bytes"},
         aliases=("kv_store_memory",),
@@ -128,7 +130,7 @@ class ServeOptions:
         "warning",
         "debug, info, warning or error",
         one_of("debug", "info", "warning", "error"),
-        {STORE: "--log-level", WORKER: "--log-level", GATEWAY: "--log-level"},
+        {GATEWAY: "--log-level"},
         metavar="LEVEL",
     )
 
@@ -148,6 +150,7 @@ def child_arguments(options: ServeOptions, child: str) -> list[str]:
     arguments = []
     for name, item in flags().items():
         value = getattr(options, name)
-        if child in item.to and value is not None:
-            arguments += [item.to[child], str(value)]
+        if child not in item.to or value is None or value is False:
+            continue
+        arguments += [item.to[child]] if item.is_switch else [item.to[child], str(value)]
     return arguments

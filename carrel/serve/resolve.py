@@ -97,8 +97,9 @@ def read_file(path: Path) -> dict[str, str]:
         if name not in spellings():
             known = ", ".join(sorted(spelling.replace("_", "-") for spelling in spellings()))
             raise OptionError(f"--config {path}: unknown key {str(key)!r}; known keys: {known}")
-        if isinstance(value, dict | list | None | bool):
-            raise OptionError(f"--config {path}: {key} needs one value, as on the command line")
+        is_switch = flags()[spellings()[name]].is_switch
+        if isinstance(value, dict | list | None) or isinstance(value, bool) != is_switch:
+            raise OptionError(f"--config {path}: {key} needs {'true or false' if is_switch else 'one value'}")
         entries[name] = str(value)
     return entries
 

@@ -87,13 +87,25 @@ def test_an_option_named_with_its_default_is_not_shown() -> None:
 
 def test_every_flag_goes_to_its_processes_and_to_no_other() -> None:
     options = ServeOptions(policy="quest", budget="0.1", arena_bytes=2**30, revision="main", host="::1")
-    assert child_arguments(options, STORE) == ["--arena-bytes", str(2**30), "--log-level", "warning"]
+    assert child_arguments(options, STORE) == ["--arena-bytes", str(2**30)]
     assert child_arguments(options, WORKER) == [
         *("--policy", "quest", "--budget", "0.1", "--revision", "main"),
-        *("--shutdown-timeout", "30.0", "--log-level", "warning"),
+        *("--shutdown-timeout", "30.0"),
     ]
     assert "--policy" not in child_arguments(options, GATEWAY)
     assert child_arguments(options, GATEWAY)[:2] == ["--host", "::1"]
+
+
+def test_switches(config: Path) -> None:
+    assert "--allow-open" not in child_arguments(ServeOptions(), GATEWAY)
+    config.write_text("allow-open: true\n")
+    assert "--allow-open" in child_arguments(resolve({"config": str(config)}, {}).options, GATEWAY)
+    assert resolve({"config": str(config)}, {"CARREL_ALLOW_OPEN": "0"}).options.allow_open is False
+    argv = ["serve", "--allow-open"]
+    assert vars(build_parser(argv).parse_args(argv))["allow_open"] == "true"
+    config.write_text("allow-open: 7\n")
+    with pytest.raises(OptionError, match="allow-open needs true or false"):
+        resolve({"config": str(config)}, {})
 
 
 def test_no_secret_is_ever_an_argument_of_a_process() -> None:

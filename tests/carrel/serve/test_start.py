@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
 from carrel.serve.children import Endpoints, child_specs
-from carrel.serve.memory import LEAST_BYTES, default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import claim_port, reachable_host
@@ -93,6 +91,11 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert specs[2].stop_timeout_s > options.shutdown_timeout
 
 
-def test_the_default_arena_leaves_room() -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert LEAST_BYTES <= default_arena_bytes() <= max(LEAST_BYTES, total // 4)
+def test_what_the_gateway_refuses_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["serve", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--grpc-port", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert "--allow-open" in err
+    assert out == ""

@@ -1,0 +1,77 @@
+"""`carrel chat`: a conversation in the terminal, or one question and its answer."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from carrel.chat.client import ChatClient
+from carrel.chat.conversation import Conversation
+from carrel.chat.document import read_document
+from carrel.chat.records import ChatOptions, parse_budget
+from carrel.chat.repl import Repl
+from carrel.errors import OptionError
+
+STOPPED_EXIT_CODE = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
+    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
+    parser.add_argument("--file", type=Path, default=None, help="text file to talk about")
+    parser.add_argument("--question", default=None, help="ask this, print the answer, and end")
+    parser.add_argument(
+        "--policy", default=None, metavar="NAME", help="selection policy (default: the server's)"
+    )
+    parser.add_argument(
+        "--budget",
+        default=None,
+        metavar="SHARE|N",
+        help="tokens attended: a share of the context or a number",
+    )
+    parser.add_argument("--system", default=None, metavar="TEXT", help="system message")
+    parser.add_argument("--max-tokens", type=int, default=None, metavar="N", help="longest answer, in tokens")
+    parser.add_argument("--temperature", type=float, default=None, metavar="T", help="0 is greedy")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answers go to stdout, all else to stderr. Raises CarrelError."""
+    options = ChatOptions(
+        arguments.max_tokens, arguments.temperature, arguments.policy, _budget(arguments.budget)
+    )
+    document = read_document(arguments.file) if arguments.file else None
+    question = arguments.question
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read()
+    if question is not None and not question.strip():
+        raise OptionError("the question is empty: give one with --question or on stdin")
+    key = arguments.api_key or os.environ.get("CARREL_API_KEY")
+    with ChatClient(arguments.url, key) as client:
+        repl = Repl(
+            client,
+            client.model(),
+            Conversation(arguments.system, document),
+            options,
+            console=Console(),
+            notes=Console(stderr=True),
+        )
+        if question is not None:
+            return STOPPED_EXIT_CODE if repl.ask(question.strip()).was_stopped else 0
+        # gives input() its line editing and history
+        importlib.import_module("readline")
+        repl.run()
+    return 0
+
+
+def _budget(text: str | None) -> float | int | None:
+    try:
+        return None if text is None else parse_budget(text)
+    except ValueError as exc:
+        raise OptionError(
+            f"--budget {text!r}: expected a share in (0, 1] or a number of tokens from 2 up"
+        ) from exc

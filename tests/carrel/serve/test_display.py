@@ -1,0 +1,80 @@
+"""What is seen on a terminal and in a log."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from carrel.errors import ChildError
+from carrel.serve.display import Display, PlainDisplay, TerminalDisplay, create_display
+from carrel.serve.events import Progress
+
+
+def console(is_terminal: bool) -> Console:
+    return Console(file=StringIO(), width=100, force_terminal=is_terminal)
+
+
+def seen(display_console: Console) -> str:
+    return str(display_console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_display_fits_where_it_writes() -> None:
+    assert type(create_display(console(True), False)) is TerminalDisplay
+    assert type(create_display(console(False), False)) is PlainDisplay
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "plain"])
+def shown(request: pytest.FixtureRequest) -> tuple[Display, Console]:
+    target = console(request.param)
+    return create_display(target, is_verbose=False), target
+
+
+def test_a_start_an_answer_and_an_end(shown: tuple[Display, Console]) -> None:
+    display, target = shown
+    for child in ("store", "worker"):
+        display.starting(child)
+        display.progress(child, Progress("load weights", 0, 4))
+        display.progress(child, Progress("load weights", 4, 4))
+        display.progress(child, Progress("find cores", 1, 0))
+        display.line(child, "held [back]")
+        display.ready(child)
+        display.status(child, "2 running")
+    display.draining()
+    display.close()
+    text = seen(target)
+    assert text.index("held [back]") < text.index("draining")
+    assert text.count("held [back]") == 2
+    assert "load weights" in text
+    assert "2 running" in text
+
+
+def test_a_failure_is_shown_once_with_its_last_lines(shown: tuple[Display, Console]) -> None:
+    display, target = shown
+    display.starting("worker")
+    display.line("worker", "error: no such model")
+    display.failed(ChildError("worker ended with code 2", ("error: no such model",), 2))
+    display.close()
+    text = seen(target)
+    assert "worker ended with code 2" in text
+    assert text.count("error: no such model") == 1
+
+
+def test_verbose_lines_come_at_once() -> None:
+    target = console(False)
+    display = PlainDisplay(target, is_verbose=True)
+    display.starting("worker")
+    display.line("worker", "reading shard 1")
+    assert "reading shard 1" in seen(target)
+
+
+def test_plain_progress_and_status_are_few_lines() -> None:
+    target = console(False)
+    display = PlainDisplay(target)
+    display.starting("worker")
+    for done in range(1001):
+        display.progress("worker", Progress("load weights", done, 1000))
+        display.status("worker", f"{done} running")
+    assert seen(target).count("load weights") == 5
+    assert seen(target).count("running") == 1
