@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+# pytest imports test files by path; the fake engine lies beside them
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_engine import FakeEngine
+
+from gpu_worker.service.engine_thread import EngineThread
+from gpu_worker.service.server import WorkerServer
+from gpu_worker.v1 import gpu_worker_pb2_grpc
+
+
+async def eventually(condition, seconds: float = 10.0) -> None:
+    """Wait until `condition()`; fails the test when that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class Worker:
+    """A served fake engine and a channel to it."""
+
+    engine: FakeEngine
+    port: EngineThread
+    server: WorkerServer
+    channel: grpc.aio.Channel
+    stub: gpu_worker_pb2_grpc.GPUWorkerStub
+    target: str
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest_asyncio.fixture()
+async def worker(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Worker]:
+    target = f"unix:{tmp_path}/w.sock"
+    port = EngineThread(engine, max_queue=3, on_death=lambda: None)
+    server = WorkerServer(port, target, max_pending=64)
+    await server.start()
+    async with grpc.aio.insecure_channel(target) as channel:
+        yield Worker(engine, port, server, channel, gpu_worker_pb2_grpc.GPUWorkerStub(channel), target)
+    engine.gate.set()
+    await asyncio.to_thread(port.close)
+    await server.stop(0)

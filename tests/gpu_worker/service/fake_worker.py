@@ -1,0 +1,37 @@
+"""`python fake_worker.py FLAGS...`: the worker's real main with a fake engine and without torch.
+
+FAKE_ENGINE in the environment: `endless`, `dies` at the first step, `loads` for ever.
+"""
+
+import os
+import sys
+import threading
+import types
+
+from fake_engine import FakeEngine
+
+
+def build_engine(config, report):
+    kind = os.environ.get("FAKE_ENGINE", "")
+    report("load weights", 1, 1)
+    if kind == "loads":
+        threading.Event().wait(60)
+    engine = FakeEngine()
+    engine.endless = kind == "endless"
+    engine.error = ZeroDivisionError("broken") if kind == "dies" else None
+    return engine
+
+
+def fake_module(name, **attributes):
+    module = types.ModuleType(name)
+    vars(module).update(attributes)
+    sys.modules[name] = module
+
+
+fake_module("torch", set_num_threads=lambda count: None)
+fake_module("gpu_worker.engine.build", build_engine=build_engine)
+
+if __name__ == "__main__":
+    from gpu_worker.__main__ import main
+
+    sys.exit(main(sys.argv[1:]))

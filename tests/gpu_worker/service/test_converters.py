@@ -1,0 +1,125 @@
+import dataclasses
+import math
+
+import pytest
+from fake_engine import INFO
+
+from gpu_worker.engine.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
+from gpu_worker.errors import PromptTooLong, RequestError
+from gpu_worker.service import converters
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+def message(sampling=None, budget=None, **fields):
+    values = {"request_id": "r", "prompt_token_ids": [1, 2], **fields}
+    built = pb.GenerateRequest(sampling=pb.SamplingParams(**{"max_tokens": 4, **(sampling or {})}), **values)
+    if budget is not None:
+        built.budget.CopyFrom(pb.Budget(**budget))
+    return built
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("param", "sampling"),
+    [(name, {name: value}) for name, values in {
+        "temperature": (-0.1, 2.1, NAN, INF),
+        "top_p": (-0.5, 1.1, NAN, -INF),
+        "min_p": (-0.1, 1.0, NAN),
+        "repetition_penalty": (-1.0, 2.5, NAN, INF),
+        "presence_penalty": (-2.1, 2.1, NAN),
+        "frequency_penalty": (-2.1, 2.1, INF),
+        "logprobs": (21, 2**32 - 1),
+        "stop_token_ids": ([100], [2**32 - 1], [1] * 1025),
+        "logit_bias": ({100: 1.0}, {1: 101.0}, {1: -101.0}, {1: NAN}),
+        "min_tokens": (5, 2**32 - 1),
+    }.items() for value in values],
+)  # fmt: skip
+def test_a_bad_sampling_field_is_named(param, sampling):
+    with pytest.raises(RequestError) as error:
+        converters.read_request(message(sampling), INFO)
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("prompt", {"prompt_token_ids": []}),
+        ("prompt", {"prompt_token_ids": [1, 100]}),
+        ("num_prefill_tokens", {"num_prefill_tokens": 3}),
+        ("carrel.policy", {"policy": "nonsense"}),
+        ("carrel.budget", {"budget": {"share": 0.0}}),
+        ("carrel.budget", {"budget": {"share": 1.5}}),
+        ("carrel.budget", {"budget": {"share": NAN}}),
+        ("carrel.budget", {"budget": {"tokens": 1}}),
+        ("request_id", {"request_id": ""}),
+        ("request_id", {"request_id": "a" * 129}),
+        ("request_id", {"request_id": "a b"}),
+        ("request_id", {"request_id": "a\nb"}),
+        ("request_id", {"request_id": "a\n"}),
+        ("request_id", {"request_id": "é"}),
+    ],
+)
+def test_a_bad_request_field_is_named(param, fields):
+    with pytest.raises(RequestError) as error:
+        converters.read_request(message(**fields), INFO)
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 2.0},
+        {"top_p": 1.0},
+        {"top_p": 1e-6},
+        {"min_p": 0.99},
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": -2.0},
+        {"logprobs": 20},
+        {"logprobs": 0},
+        {"seed": 2**64 - 1},
+        {"top_k": 2**32 - 1},
+        {"min_tokens": 4},
+        {"max_tokens": 62},
+    ],
+)
+def test_limits_are_inside(sampling):
+    read = converters.read_request(message(sampling), INFO).sampling
+    ((name, value),) = sampling.items()
+    assert getattr(read, name) == pytest.approx(value)
+
+
+def test_an_unknown_policy_lists_the_valid_ones():
+    with pytest.raises(RequestError, match="full, pqcache"):
+        converters.read_request(message(policy="x"), INFO)
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(2, 63), (64, 0), (64, 1), (200, 0), (2, 2**32 - 1)])
+def test_too_long_a_request_is_a_prompt_too_long(num_prompt, max_tokens):
+    with pytest.raises(PromptTooLong, match="maximum context length is 64 tokens"):
+        converters.read_request(message({"max_tokens": max_tokens}, prompt_token_ids=[1] * num_prompt), INFO)
+
+
+def test_every_usage_field_arrives():
+    numbers = {f.name: i + 1 for i, f in enumerate(dataclasses.fields(Usage)) if f.name != "policy"}
+    event = CompleteEvent(FinishReason.STOP, Usage(policy="full", **numbers), stop_token_id=7)
+    complete = converters.write_complete(event).complete
+    assert {name: getattr(complete.usage, name) for name in numbers} == numbers
+    assert (complete.usage.policy, complete.stop_token_id) == ("full", 7)
+    assert complete.finish_reason == pb.FINISH_REASON_STOP
+
+
+def test_every_stat_arrives():
+    numbers = {
+        f.name: i for i, f in enumerate(dataclasses.fields(EngineStats)) if f.name != "store_reachable"
+    }
+    written = converters.write_stats(EngineStats(store_reachable=False, **numbers))
+    assert {name: getattr(written, name) for name in numbers} == numbers
+    assert not written.store_reachable
+
+
+def test_both_kinds_of_default_budget_are_told():
+    assert converters.write_budget(Budget(tokens=9)).tokens == 9
+    assert converters.write_budget(Budget(share=0.25)).share == 0.25

@@ -1,0 +1,168 @@
+import threading
+
+import pytest
+from fake_engine import FakeEngine
+
+from gpu_worker.engine.records import (
+    Budget,
+    CompleteEvent,
+    ErrorEvent,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+)
+from gpu_worker.errors import CapacityError, EngineStopped, RequestError
+from gpu_worker.service.engine_thread import EngineThread
+
+
+def request(request_id="r", max_tokens=3):
+    return GenerationRequest(
+        request_id, (4, 5), SamplingParams(max_tokens=max_tokens), "full", Budget(share=1.0)
+    )
+
+
+class Sink:
+    """Keeps the events of one request; `ended` is set by the last."""
+
+    def __init__(self):
+        self.events = []
+        self.threads = set()
+        self.ended = threading.Event()
+
+    def __call__(self, event):
+        self.events.append(event)
+        self.threads.add(threading.current_thread().name)
+        if isinstance(event, CompleteEvent | ErrorEvent):
+            self.ended.set()
+
+    def last(self):
+        assert self.ended.wait(10)
+        return self.events[-1]
+
+
+class DoubtfulEngine(FakeEngine):
+    def validate(self, request):
+        raise RequestError("no", "prompt")
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+def died():
+    return threading.Event()
+
+
+@pytest.fixture
+def port(engine, died):
+    thread = EngineThread(engine, max_queue=1, on_death=died.set)
+    yield thread
+    engine.gate.set()
+    thread.close()
+
+
+def test_events_come_in_order_from_the_engines_thread(port):
+    sink = Sink()
+    port.submit(request(), sink)
+    assert sink.last().finish_reason is FinishReason.LENGTH
+    assert [event.token_id for event in sink.events if isinstance(event, TokenEvent)] == [4, 5, 4]
+    assert sink.threads == {"engine"}
+
+
+def test_validation_speaks_in_the_callers_thread():
+    port = EngineThread(DoubtfulEngine(), max_queue=1, on_death=lambda: None)
+    sink = Sink()
+    with pytest.raises(RequestError):
+        port.submit(request(), sink)
+    port.close()
+    assert sink.events == []
+
+
+def test_an_error_of_submit_ends_only_that_request(engine, port):
+    engine.failure = CapacityError("no slots")
+    sink = Sink()
+    port.submit(request(), sink)
+    assert sink.last().error is engine.failure
+    engine.failure = None
+    again = Sink()
+    port.submit(request(), again)
+    assert isinstance(again.last(), CompleteEvent)
+
+
+def test_seats_and_queue_bound_the_live_requests(engine, port):
+    engine.gate.clear()
+    sinks = [Sink() for _ in range(3)]
+    for i, sink in enumerate(sinks):
+        port.submit(request(f"r{i}"), sink)
+    with pytest.raises(CapacityError, match="2 seats and 1 queue"):
+        port.submit(request("r3"), Sink())
+    with pytest.raises(RequestError):
+        port.submit(request("r0"), Sink())
+    engine.gate.set()
+    assert all(isinstance(sink.last(), CompleteEvent) for sink in sinks)
+
+
+def test_an_abort_right_after_a_submit_is_not_lost(engine, port):
+    engine.endless = True
+    sink = Sink()
+    port.submit(request(), sink)
+    port.abort("r")
+    assert sink.last().finish_reason is FinishReason.ABORT
+
+
+def test_an_idle_engine_takes_no_steps(engine, port):
+    sink = Sink()
+    port.submit(request(), sink)
+    sink.last()
+    assert engine.num_steps == 3
+
+
+def test_drain_waits_for_the_running_and_refuses_the_new(engine, port):
+    engine.gate.clear()
+    sink = Sink()
+    port.submit(request(), sink)
+    assert not port.drain(0.01)
+    with pytest.raises(EngineStopped):
+        port.submit(request("new"), Sink())
+    engine.gate.set()
+    assert port.drain(10)
+    assert isinstance(sink.last(), CompleteEvent)
+
+
+def test_close_aborts_the_running_and_closes_the_engine(engine, port):
+    engine.endless = True
+    sink = Sink()
+    port.submit(request(), sink)
+    port.close()
+    port.close()
+    assert sink.ended.is_set()
+    assert engine.was_closed
+    with pytest.raises(EngineStopped):
+        port.submit(request("new"), Sink())
+
+
+def test_an_unexpected_error_fails_every_request_and_is_told_once(engine, port, died):
+    engine.gate.clear()
+    sinks = [Sink() for _ in range(3)]
+    for i, sink in enumerate(sinks):
+        port.submit(request(f"r{i}"), sink)
+    engine.error = ZeroDivisionError("inner text")
+    engine.gate.set()
+    for sink in sinks:
+        error = sink.last().error
+        assert isinstance(error, EngineStopped)
+        assert "inner text" not in str(error)
+    assert died.wait(10)
+    assert port.is_dead
+    with pytest.raises(EngineStopped, match="internal error"):
+        port.submit(request("new"), Sink())
+    assert port.drain(10)
+
+
+def test_stats_are_a_copy(engine, port):
+    before = port.stats()
+    before.running = 99
+    assert port.stats().running == 0

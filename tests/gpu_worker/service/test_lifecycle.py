@@ -1,0 +1,163 @@
+"""From ready to ended, with a fake engine behind a real server."""
+
+import asyncio
+import io
+import json
+
+import grpc
+import pytest
+from conftest import eventually
+from fake_engine import FakeEngine
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gpu_worker.engine.records import EngineStats
+from gpu_worker.errors import ConfigError
+from gpu_worker.service.lifecycle import Lifecycle
+from gpu_worker.service.process_events import JsonEvents, PlainEvents
+from gpu_worker.service.server import prepare_address
+from gpu_worker.service.status_line import is_idle, status_line
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+from gpu_worker.v1 import gpu_worker_pb2_grpc
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+TIMEOUT = 20
+
+
+class Process:
+    """A running lifecycle with its output and a stub."""
+
+    def __init__(self, tmp_path, shutdown_timeout_seconds=10.0, status_seconds=5.0):
+        self.engine, self.out = FakeEngine(), io.StringIO()
+        self.target = f"unix:{tmp_path}/w.sock"
+        self._arguments = (1, shutdown_timeout_seconds, JsonEvents(self.out), status_seconds)
+
+    async def __aenter__(self):
+        self.lifecycle = Lifecycle(self.engine, self.target, *self._arguments)
+        self.task = asyncio.create_task(self.lifecycle.run())
+        await eventually(lambda: "ready" in self.out.getvalue() or self.task.done())
+        self.channel = grpc.aio.insecure_channel(self.target)
+        self.stub = gpu_worker_pb2_grpc.GPUWorkerStub(self.channel)
+        return self
+
+    async def __aexit__(self, *_):
+        self.engine.gate.set()
+        self.lifecycle.request_stop()
+        await self.channel.close()
+        await asyncio.wait([self.task], timeout=20)
+
+    def generate(self, request_id="r"):
+        message = pb.GenerateRequest(request_id=request_id, prompt_token_ids=[1, 2])
+        message.sampling.max_tokens = 4
+        return self.stub.Generate(message, timeout=TIMEOUT)
+
+    async def health(self):
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)).status
+
+    async def exit_status(self):
+        return await asyncio.wait_for(self.task, 20)
+
+
+async def drain_stream(call):
+    last = None
+    while (response := await call.read()) is not grpc.aio.EOF:
+        last = response
+    return last
+
+
+async def test_a_stop_lets_the_running_finish_and_refuses_the_new(tmp_path):
+    async with Process(tmp_path) as process:
+        assert await process.health() == SERVING
+        process.engine.gate.clear()
+        call = process.generate()
+        await call.read()
+        process.lifecycle.request_stop()
+        while await process.health() == SERVING:
+            await asyncio.sleep(0.005)
+        assert await process.health() == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await drain_stream(process.generate(request_id="new"))
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        process.engine.gate.set()
+        assert (await drain_stream(call)).complete.finish_reason == pb.FINISH_REASON_LENGTH
+        assert await process.exit_status() == 0
+        assert process.engine.was_closed
+    assert not list(tmp_path.iterdir())
+
+
+async def test_what_outlives_the_timeout_is_aborted(tmp_path):
+    async with Process(tmp_path, shutdown_timeout_seconds=0.05) as process:
+        process.engine.endless = True
+        call = process.generate()
+        await call.read()
+        process.lifecycle.request_stop()
+        assert (await drain_stream(call)).complete.finish_reason == pb.FINISH_REASON_ABORT
+        assert await process.exit_status() == 0
+
+
+async def test_a_dead_engine_ends_its_streams_and_the_process_with_1(tmp_path):
+    async with Process(tmp_path) as process:
+        process.engine.gate.clear()
+        call = process.generate()
+        await call.read()
+        process.engine.error = ZeroDivisionError()
+        process.engine.gate.set()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await drain_stream(call)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert await process.exit_status() == 1
+
+
+async def test_status_lines_appear_under_load_only(tmp_path):
+    async with Process(tmp_path, status_seconds=0.02) as process:
+        await asyncio.sleep(0.1)
+        assert "status" not in process.out.getvalue()
+        process.engine.endless = True
+        call = process.generate()
+        await call.read()
+        await eventually(lambda: "status" in process.out.getvalue())
+        call.cancel()
+        events = [json.loads(line) for line in process.out.getvalue().splitlines()]
+        assert events[0] == {"event": "ready"}
+        assert events[1]["event"] == "status"
+        assert "running 1, waiting 0" in events[1]["text"]
+
+
+async def test_an_address_in_use_is_refused(tmp_path):
+    async with Process(tmp_path) as process:
+        with pytest.raises(ConfigError, match="another process"):
+            await asyncio.to_thread(prepare_address, process.target)
+
+
+def test_prepare_address_makes_a_private_folder_and_spares_files(tmp_path):
+    prepare_address(f"unix:{tmp_path}/run/w.sock")
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="no socket"):
+        prepare_address(f"unix:{tmp_path}/notes")
+    with pytest.raises(ConfigError):
+        prepare_address(f"unix:{tmp_path}/notes/w.sock")
+
+
+def test_status_line_tells_rates_between_two_readings():
+    before = EngineStats(
+        prompt_tokens_total=100, generation_tokens_total=10, selected_rows_total=100, slots_total=8
+    )
+    now = EngineStats(
+        running=2, waiting=1, slots_used=4, slots_total=8, prompt_tokens_total=1100, generation_tokens_total=60,
+        selected_rows_total=300, hit_rows_total=150, store_reachable=False,
+    )  # fmt: skip
+    assert status_line(before, now, 5.0) == (
+        "running 2, waiting 1; prompt 200 tok/s, generation 10 tok/s; slots 50 %; hit rate 75 %; KV store unreachable"
+    )
+    assert is_idle(before, before)
+    assert not is_idle(before, now)
+
+
+def test_plain_events_tell_the_end_of_a_stage():
+    out = io.StringIO()
+    events = PlainEvents(out)
+    events.progress("load weights", 1, 2)
+    events.progress("load weights", 2, 2)
+    events.ready("unix:/x")
+    assert out.getvalue().splitlines() == ["gpu_worker: load weights: done", "gpu_worker: ready on unix:/x"]

@@ -1,0 +1,293 @@
+"""The service as its client sees it: a real stub, a real server on a Unix socket, a fake engine."""
+
+import asyncio
+import os
+import random
+
+import grpc
+import pytest
+from conftest import eventually
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gpu_worker.errors import (
+    CapacityError,
+    InvalidLogits,
+    PromptTooLong,
+    RequestError,
+    SlowConsumer,
+    StoreUnavailable,
+    WorkerError,
+)
+from gpu_worker.service.server import SERVICE
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+GENERATE = f"/{SERVICE}/Generate"
+TIMEOUT = 20
+
+
+def request(request_id="r", prompt=(5, 6, 7), max_tokens=4, **sampling):
+    return pb.GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=pb.SamplingParams(max_tokens=max_tokens, **sampling),
+    )
+
+
+async def collect(call):
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses
+
+
+async def error_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await collect(call)
+    return error.value
+
+
+async def code_of(call):
+    try:
+        await collect(call)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def assert_alive(worker):
+    responses = await collect(worker.stub.Generate(request("alive"), timeout=TIMEOUT))
+    assert [r.token.token_id for r in responses if r.HasField("token")] == [5, 6, 7, 5]
+
+
+async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
+    responses = await collect(worker.stub.Generate(request(logprobs=2), timeout=TIMEOUT))
+    assert [r.WhichOneof("event") for r in responses] == ["progress", *["token"] * 4, "complete"]
+    assert responses[0].progress.prefilled_tokens == 3
+    assert [r.token.token_id for r in responses[1:-1]] == [5, 6, 7, 5]
+    assert responses[1].token.logprob == pytest.approx(-0.5)
+    assert [t.token_id for t in responses[1].token.top] == [5, 9]
+    complete = responses[-1].complete
+    assert complete.finish_reason == pb.FINISH_REASON_LENGTH
+    assert (complete.usage.prompt_tokens, complete.usage.completion_tokens) == (3, 4)
+    assert not complete.usage.HasField("attention_mass")
+
+
+async def test_a_token_arrives_before_the_next_is_made(worker):
+    call = worker.stub.Generate(request(max_tokens=2), timeout=TIMEOUT)
+    worker.engine.gate.clear()
+    assert (await call.read()).HasField("progress")
+    worker.engine.gate.set()
+    assert (await call.read()).token.token_id == 5
+
+
+async def test_requests_run_side_by_side(worker):
+    calls = [worker.stub.Generate(request(f"r{i}", prompt=(i, i + 10)), timeout=TIMEOUT) for i in range(5)]
+    results = await asyncio.gather(*map(collect, calls))
+    tokens = [[r.token.token_id for r in responses if r.HasField("token")] for responses in results]
+    assert tokens == [[i, i + 10, i, i + 10] for i in range(5)]
+
+
+async def test_request_fields_and_defaults_reach_the_engine(worker):
+    message = request("a", max_tokens=0, temperature=0.5, seed=0, logit_bias={3: -1.0}, stop_token_ids=[4])
+    await collect(worker.stub.Generate(message, timeout=TIMEOUT))
+    message = request("b")
+    message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
+    await collect(worker.stub.Generate(message, timeout=TIMEOUT))
+    first, second = worker.engine.requests
+    assert first.sampling.max_tokens == 61
+    assert (first.sampling.top_p, first.sampling.repetition_penalty) == (1.0, 1.0)
+    assert (first.sampling.seed, first.sampling.logprobs) == (0, None)
+    assert first.sampling.logit_bias == ((3, -1.0),)
+    assert first.sampling.stop_token_ids == (4,)
+    assert (first.policy, first.budget.share) == ("pqcache", 0.1)
+    assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
+    assert (second.num_prefill_tokens, second.measure) == (2, True)
+
+
+async def test_a_cancelled_call_aborts_its_request(worker):
+    worker.engine.endless = True
+    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    await call.read()
+    call.cancel()
+    await eventually(lambda: worker.engine.aborted == ["r"] and not worker.engine.has_work)
+
+
+async def test_a_lost_connection_aborts_its_request(worker):
+    worker.engine.endless = True
+    async with grpc.aio.insecure_channel(worker.target) as channel:
+        call = channel.unary_stream(GENERATE, pb.GenerateRequest.SerializeToString)(request())
+        await call.read()
+    await eventually(lambda: worker.engine.aborted == ["r"])
+
+
+async def test_a_passed_deadline_aborts_its_request(worker):
+    worker.engine.gate.clear()
+    error = await error_of(worker.stub.Generate(request(), timeout=0.2))
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await eventually(lambda: worker.engine.aborted == ["r"])
+
+
+async def test_a_finished_request_is_not_aborted(worker):
+    await collect(worker.stub.Generate(request(), timeout=TIMEOUT))
+    await assert_alive(worker)
+    assert worker.engine.aborted == []
+
+
+async def test_abort_ends_a_stream_and_ignores_unknown_ids(worker):
+    worker.engine.endless = True
+    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    await call.read()
+    await worker.stub.Abort(pb.AbortRequest(request_id="unknown"), timeout=TIMEOUT)
+    await worker.stub.Abort(pb.AbortRequest(request_id="r"), timeout=TIMEOUT)
+    responses = await collect(call)
+    assert responses[-1].complete.finish_reason == pb.FINISH_REASON_ABORT
+
+
+async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
+    worker.engine.endless = True
+    worker.engine.step_seconds = 0.0
+    # so little that the transport cannot hide that nobody reads
+    options = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
+    async with grpc.aio.insecure_channel(worker.target, options=options) as channel:
+        call = channel.unary_stream(
+            GENERATE, pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString
+        )(request(logprobs=1), timeout=60)
+        await call.read()
+        await eventually(lambda: worker.engine.aborted == ["r"], 30)
+        worker.engine.endless = False
+        await assert_alive(worker)
+        error = await error_of(call)
+        assert error.code() == grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "metadata"),
+    [
+        (RequestError("bad x", "x"), grpc.StatusCode.INVALID_ARGUMENT, {"carrel-param": "x"}),
+        (
+            PromptTooLong(9, 1, 8),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            {"carrel-param": "prompt", "carrel-code": "context_length_exceeded"},
+        ),
+        (CapacityError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, {}),
+        (StoreUnavailable("gone"), grpc.StatusCode.UNAVAILABLE, {}),
+        (SlowConsumer("slow"), grpc.StatusCode.ABORTED, {}),
+        (InvalidLogits(("r",)), grpc.StatusCode.INTERNAL, {}),
+        (WorkerError("odd"), grpc.StatusCode.INTERNAL, {}),
+    ],
+)
+async def test_every_worker_error_has_its_status(worker, failure, code, metadata):
+    worker.engine.failure = failure
+    error = await error_of(worker.stub.Generate(request(), timeout=TIMEOUT))
+    assert error.code() == code
+    assert error.details() == str(failure)
+    found = {key: value for key, value in error.trailing_metadata() if key.startswith("carrel-")}
+    assert found == metadata
+    worker.engine.failure = None
+    await assert_alive(worker)
+
+
+async def test_an_unexpected_error_shows_no_inner_text(worker):
+    worker.engine.gate.clear()
+    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    await call.read()
+    worker.engine.fail("r", ValueError("/secret/path"))
+    error = await error_of(call)
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in error.details()
+
+
+async def test_the_overflow_of_the_queue_is_refused_at_once(worker):
+    worker.engine.gate.clear()
+    calls = [worker.stub.Generate(request(f"r{i}"), timeout=TIMEOUT) for i in range(5)]
+    for call in calls:
+        await call.read()
+    error = await error_of(worker.stub.Generate(request("r5"), timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "--max-queue" in error.details()
+    worker.engine.gate.set()
+    for call in calls:
+        assert (await collect(call))[-1].HasField("complete")
+
+
+async def test_a_running_request_id_is_refused_and_free_again_later(worker):
+    worker.engine.gate.clear()
+    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    await call.read()
+    error = await error_of(worker.stub.Generate(request(), timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert ("carrel-param", "request_id") in tuple(error.trailing_metadata())
+    worker.engine.gate.set()
+    assert len(await collect(call)) == 5
+    assert len(await collect(worker.stub.Generate(request(), timeout=TIMEOUT))) == 6
+
+
+async def test_info_and_stats(worker):
+    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT)
+    assert (info.model, info.vocab_size, list(info.eos_token_ids)) == ("fake", 100, [0])
+    assert list(info.policies) == ["full", "pqcache"]
+    assert info.default_budget.share == pytest.approx(0.1)
+    assert info.version
+    worker.engine.gate.clear()
+    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    await call.read()
+    await eventually(lambda: worker.port.stats().running == 1)
+    stats = await worker.stub.Stats(pb.StatsRequest(), timeout=TIMEOUT)
+    assert (stats.running, stats.waiting, stats.slots_total, stats.store_reachable) == (1, 0, 10, True)
+    call.cancel()
+
+
+async def test_health_follows_the_server(worker):
+    stub = health_pb2_grpc.HealthStub(worker.channel)
+    for name in ("", SERVICE):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=TIMEOUT)
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+    await worker.server.stop_serving()
+    for name in ("", SERVICE):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT)
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_reflection_lists_the_service(worker):
+    stub = reflection_pb2_grpc.ServerReflectionStub(worker.channel)
+    asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    (answer,) = await collect(stub.ServerReflectionInfo(asked, timeout=TIMEOUT))
+    assert SERVICE in {service.name for service in answer.list_services_response.service}
+
+
+async def test_the_socket_is_for_its_owner_alone(worker):
+    path = worker.target.removeprefix("unix:")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+async def test_random_bytes_are_refused_and_the_server_lives_on(worker):
+    rng = random.Random(0)
+    generate = worker.channel.unary_stream(GENERATE)
+    others = [worker.channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Abort", "GetInfo", "Stats")]
+    valid = request(logit_bias={1: 2.0}, stop_token_ids=[1]).SerializeToString()
+    allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OK}
+    for _ in range(150):
+        blob = rng.randbytes(rng.randrange(1, 60))
+        call = generate(blob, timeout=TIMEOUT)
+        error = await error_of(call)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, (blob, error.details())
+        assert "Traceback" not in error.details()
+        # a valid message with some bytes changed may stay valid
+        broken = bytearray(valid)
+        for _ in range(3):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        assert await code_of(generate(bytes(broken), timeout=TIMEOUT)) in allowed, bytes(broken)
+        call = others[rng.randrange(3)](blob, timeout=TIMEOUT)
+        assert await call.code() in allowed
+    await assert_alive(worker)
+
+
+async def test_an_oversized_message_is_refused(worker):
+    message = request(prompt=[1] * 6_000_000)
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    await assert_alive(worker)
