@@ -1,0 +1,54 @@
+"""The sampler on a GPU gives the tokens that it gives on a CPU."""
+
+import pytest
+import torch
+
+from gpu_worker.engine.records import SamplingParams
+from gpu_worker.errors import InvalidLogits
+from gpu_worker.sampling import Sampler, SamplerState
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 5},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    {"seed": 1},
+    {"seed": 2, "top_k": 40, "temperature": 0.7},
+    {"seed": 3, "top_p": 0.9, "logprobs": 0},
+    {"seed": 4, "top_k": 50, "top_p": 0.8, "min_p": 0.02, "min_tokens": 9},
+    {"seed": 5, "logit_bias": ((7, 5.0), (9, -100.0)), "repetition_penalty": 1.2},
+]
+
+
+def tokens(device, vocab_size, num_steps):
+    states = [
+        SamplerState(SamplingParams(**kind), (1, 2, 3), vocab_size, (0,), f"r{i}")
+        for i, kind in enumerate(KINDS)
+    ]
+    generator, sampler, rows = torch.Generator().manual_seed(0), Sampler(), []
+    for _ in range(num_steps):
+        # rounded to bfloat16, so that there are ties
+        logits = (torch.randn(len(KINDS), vocab_size, generator=generator) * 3).bfloat16().float()
+        events = sampler.sample(logits.to(device), states)
+        for state, event in zip(states, events, strict=True):
+            state.append(event.token_id)
+        rows.append([(event.token_id, [token_id for token_id, _ in event.top]) for event in events])
+    return rows
+
+
+@pytest.mark.parametrize("vocab_size", [50, 32000, 128256])
+def test_cuda_gives_the_cpus_tokens(vocab_size):
+    assert tokens("cuda", vocab_size, 12) == tokens("cpu", vocab_size, 12)
+
+
+def test_invalid_logits_are_refused_on_cuda():
+    logits = torch.zeros(2, 100, device="cuda")
+    logits[1, 3] = float("nan")
+    states = [SamplerState(SamplingParams(), (1,), 100, (0,), name) for name in ("a", "b")]
+    with pytest.raises(InvalidLogits, match="b"):
+        Sampler().sample(logits, states)
+    assert len(Sampler().sample(logits[:1], states[:1])) == 1
