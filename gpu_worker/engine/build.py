@@ -27,6 +27,8 @@ from kv_store.client import Layout, StoreClient, StoreError
 # (stage, done, total)
 Report = Callable[[str, int, int], None]
 
+# Rows of one gather, which bound the response slab that the store keeps for this worker.
+MAX_GATHER_ROWS = 1 << 15
 # Of the memory that is free when the weights are loaded, the slots' share.
 FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.8}
 
@@ -78,7 +80,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         seed=config.seed,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config.store, model.config, dtype_name, max_model_len, options, config)
+    client = connect_store(config.store, model.config, dtype_name, config)
     report("attach to the KV store", 1, 1)
     return assemble(model, client, options)
 
@@ -87,8 +89,6 @@ def connect_store(
     target: str,
     model: ModelConfig,
     dtype_name: str,
-    max_model_len: int,
-    options: EngineOptions,
     config: WorkerConfig,
 ) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
@@ -99,7 +99,7 @@ def connect_store(
             layout,
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             transport=config.transport,
-            max_gather_rows=max_model_len * model.num_kv_heads,
+            max_gather_rows=MAX_GATHER_ROWS,
             timeout_seconds=config.store_timeout_seconds,
         )
     except StoreError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -115,20 +115,27 @@ class Offloader:
             RowsWanted(sequence.sequence_id, head, positions.cpu().numpy())
             for sequence, head, positions in wanted
         ]
-        data = self._call(lambda: self._client.gather(layer, items))
+        rows = self._gather(layer, items)
+        row_bytes = rows.shape[1] * rows.element_size()
         for sequence, _, positions in wanted:
-            sequence.fetched_bytes += positions.shape[0] * data.shape[1]
-        self.fetched_bytes += data.nbytes
-        # The response slab is reused by the next gather: copy before anyone can ask for it.
-        return torch.from_numpy(np.array(data)).view(self._dtype).to(self._device)
+            sequence.fetched_bytes += positions.shape[0] * row_bytes
+        self.fetched_bytes += rows.shape[0] * row_bytes
+        return rows
 
     def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
         """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
         positions = np.arange(sequence.num_tokens, dtype=np.int64)
         items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
-        data = self._call(lambda: self._client.gather(layer, items))
-        rows = torch.from_numpy(np.array(data)).view(self._dtype).to(self._device)
-        return rows.view(num_kv_heads, sequence.num_tokens, -1)
+        return self._gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
+
+    def _gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
+        """The items' rows, in as many calls as the response slab's size asks for."""
+        parts = []
+        for call in _calls(items, self._client.max_gather_rows):
+            data = self._call(lambda: self._client.gather(layer, call))  # noqa: B023
+            # The response slab is reused by the next gather: copy before anyone can ask for it.
+            parts.append(torch.from_numpy(np.array(data)).view(self._dtype))
+        return torch.cat(parts).to(self._device)
 
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
@@ -153,3 +160,20 @@ class Offloader:
 
 def _bytes(rows: Tensor) -> np.ndarray:
     return rows.contiguous().view(torch.uint8).cpu().numpy()
+
+
+def _calls(items: list[RowsWanted], max_rows: int) -> Iterator[list[RowsWanted]]:
+    """The items in order, cut into calls of at most `max_rows` rows."""
+    call: list[RowsWanted] = []
+    room = max_rows
+    for item in items:
+        positions = item.positions
+        while len(positions) > room:
+            call.append(RowsWanted(item.sequence_id, item.kv_head, positions[:room]))
+            yield call
+            positions, call, room = positions[room:], [], max_rows
+        if len(positions):
+            call.append(RowsWanted(item.sequence_id, item.kv_head, positions))
+            room -= len(positions)
+    if call:
+        yield call

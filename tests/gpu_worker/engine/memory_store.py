@@ -15,6 +15,7 @@ class MemoryStore:
 
     transport = "memory"
     tokens_per_slab = 64
+    max_gather_rows = 300
 
     def __init__(self, layout: Layout, capacity_tokens: int = 1 << 20) -> None:
         self.layout = layout
@@ -34,10 +35,14 @@ class MemoryStore:
 
     def reserve(self, sequence_id: str, num_tokens: int) -> None:
         self._check()
-        others = sum(rows.shape[2] for name, rows in self.rows.items() if name != sequence_id and rows.ndim == 4)
+        others = sum(
+            rows.shape[2] for name, rows in self.rows.items() if name != sequence_id and rows.ndim == 4
+        )
         padded = -(-num_tokens // self.tokens_per_slab) * self.tokens_per_slab
         if others + padded > self.capacity_tokens:
-            raise StoreFull(f"{(others + padded - self.capacity_tokens) * self.layout.token_bytes} bytes are missing")
+            raise StoreFull(
+                f"{(others + padded - self.capacity_tokens) * self.layout.token_bytes} bytes are missing"
+            )
         layout, old = self.layout, self.rows[sequence_id]
         grown = np.full((layout.num_layers, layout.num_kv_heads, padded, layout.row_bytes), 255, np.uint8)
         if old.ndim == 4:
@@ -48,14 +53,18 @@ class MemoryStore:
         self._check()
         self.rows[sequence_id][layer, :, token_begin : token_begin + rows.shape[1]] = rows
 
-    def seal(self, sequence_id: str, num_tokens: int, layer_begin: int = 0, layer_end: int | None = None) -> None:
+    def seal(
+        self, sequence_id: str, num_tokens: int, layer_begin: int = 0, layer_end: int | None = None
+    ) -> None:
         self._check()
         self.sealed[sequence_id] = num_tokens
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:
         self._check()
         self.num_gathers += 1
-        return np.concatenate([self.rows[item.sequence_id][layer, item.kv_head, item.positions] for item in wanted])
+        return np.concatenate(
+            [self.rows[item.sequence_id][layer, item.kv_head, item.positions] for item in wanted]
+        )
 
     def build_index(
         self,
@@ -75,7 +84,9 @@ class MemoryStore:
             fits = [[lloyd(head, 2**params.num_bits, seed) for head in part] for part in parts]
             arrays = {
                 "codebooks": np.stack([np.stack([fit[0] for fit in part]) for part in fits], axis=1),
-                "codes": np.stack([np.stack([fit[1] for fit in part]) for part in fits], axis=2).astype(np.uint8),
+                "codes": np.stack([np.stack([fit[1] for fit in part]) for part in fits], axis=2).astype(
+                    np.uint8
+                ),
             }
             future.set_result(IndexSegment(0, "pq", arrays, 0.0, 4))
         else:

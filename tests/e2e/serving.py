@@ -1,0 +1,114 @@
+"""A real `carrel serve` for the tests: three processes, CPU, the bundled model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+
+from gateway.v1 import chat_pb2_grpc
+from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
+from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 240.0
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running server: its addresses, its processes, and stubs to look behind the gateway."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    grpc_target: str
+    run: Path
+    log: Path
+
+    def store_stats(self) -> kv_store_pb2.StatsResponse:
+        with grpc.insecure_channel(f"unix:{self.run}/kv_store.sock") as channel:
+            return kv_store_pb2_grpc.KVStoreStub(channel).Stats(kv_store_pb2.StatsRequest(), timeout=10)
+
+    def worker_stats(self) -> gpu_worker_pb2.StatsResponse:
+        with grpc.insecure_channel(f"unix:{self.run}/gpu_worker.sock") as channel:
+            return gpu_worker_pb2_grpc.GPUWorkerStub(channel).Stats(gpu_worker_pb2.StatsRequest(), timeout=10)
+
+    def chat_stub(self, channel: grpc.Channel) -> chat_pb2_grpc.ChatStub:
+        return chat_pb2_grpc.ChatStub(channel)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, module: str) -> psutil.Process:
+        """The process that runs `python -m module`."""
+        return next(process for process in self.descendants() if module in process.cmdline())
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_SECONDS)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Serving]:
+    """`carrel serve` with the bundled model until the block ends; killed with all its children if it will not stop."""
+    base = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
+    port, grpc_port = free_port(), free_port()
+    log = base / "log"
+    command = [
+        *(sys.executable, "-m", "carrel", "serve", str(ROOT / "models" / "carrel-nano")),
+        *("--port", str(port), "--grpc-port", str(grpc_port), "--trainers", "1"),
+        *("--arena-bytes", "1GiB", "--slot-memory", "1GiB", "--hot-cache", "0.25", *arguments),
+    ]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(base), "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    try:
+        wait_ready(process, f"http://127.0.0.1:{port}/ready", log)
+        run = next(path for path in base.iterdir() if path.is_dir() and path.name.startswith("carrel-"))
+        yield Serving(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", run, log)
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                for child in children:
+                    child.kill()
+        log.unlink(missing_ok=True)
+        leftovers = [path.name for path in base.iterdir()]
+        base.rmdir() if not leftovers else None
+
+
+def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"carrel serve ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"carrel serve was not ready within {START_SECONDS} s:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,230 @@
+"""The three real processes on a CPU: right answers, exact bytes, nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import openai
+import psutil
+import pytest
+from questions import Question, ask
+from serving import Serving, serving
+
+from gateway.v1 import chat_pb2
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+LAYERS, KV_HEADS, ROW_BYTES = 8, 2, 2 * 64 * 4
+MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of the mix: where it goes, how, and what must come back."""
+
+    endpoint: str
+    policy: str
+    budget: float
+    question: Question
+
+
+@dataclass(frozen=True)
+class Reply:
+    text: str
+    prompt_tokens: int
+    policy: str
+    budget_tokens: int
+    attended_tokens: float
+    offloaded_tokens: int
+
+
+CASES = [
+    Case("rest", "pqcache", 0.1, ask(8000, seed=1)),
+    Case("grpc", "clusterkv", 0.1, ask(8100, seed=2)),
+    Case("rest-stream", "clusterkv", 0.2, ask(4000, seed=3)),
+    Case("grpc", "pqcache", 0.2, ask(2000, seed=4)),
+    Case("rest-stream", "oracle", 0.1, ask(3000, seed=5)),
+    Case("rest", "full", 1.0, ask(2500, seed=6)),
+    Case("grpc", "pqcache", 0.1, ask(12000, seed=7)),
+]
+
+
+class StoreWatch:
+    """Polls the store while requests run and keeps each sequence's greatest held bytes by its token count."""
+
+    def __init__(self, server: Serving) -> None:
+        self._server = server
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.held_bytes: dict[str, tuple[int, int]] = {}
+        self.totals_agree = True
+
+    def _run(self) -> None:
+        while not self._done.wait(0.05):
+            stats = self._server.store_stats()
+            self.totals_agree &= stats.held_bytes == sum(entry.held_bytes for entry in stats.sequences)
+            for entry in stats.sequences:
+                if entry.num_tokens:
+                    self.held_bytes[entry.sequence_id] = (entry.num_tokens, entry.held_bytes)
+
+    def __enter__(self) -> StoreWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def send(server: Serving, case: Case) -> Reply:
+    return send_grpc(server, case) if case.endpoint == "grpc" else send_rest(server, case)
+
+
+def send_rest(server: Serving, case: Case) -> Reply:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    arguments = {
+        "model": "carrel-nano",
+        "messages": [{"role": "user", "content": case.question.text}],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "extra_body": {"carrel": {"policy": case.policy, "budget": case.budget}},
+    }
+    if case.endpoint == "rest":
+        reply = client.chat.completions.create(**arguments)
+        text, usage = reply.choices[0].message.content, reply.usage
+    else:
+        text = ""
+        usage = None
+        for chunk in client.chat.completions.create(
+            **arguments, stream=True, stream_options={"include_usage": True}
+        ):
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            usage = chunk.usage or usage
+    carrel = usage.model_extra["carrel"]
+    return Reply(
+        text,
+        usage.prompt_tokens,
+        carrel["policy"],
+        carrel["budget_tokens"],
+        carrel["attended_tokens"],
+        carrel["offloaded_tokens"],
+    )
+
+
+def send_grpc(server: Serving, case: Case) -> Reply:
+    request = chat_pb2.ChatRequest(
+        messages=[chat_pb2.Message(role="user", content=case.question.text)],
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        carrel=chat_pb2.CarrelOptions(policy=case.policy, budget_share=case.budget),
+    )
+    text, usage = "", None
+    with grpc.insecure_channel(server.grpc_target) as channel:
+        for event in server.chat_stub(channel).Complete(request, timeout=600):
+            text += event.delta.content
+            if event.HasField("complete"):
+                usage = event.complete.usage
+    return Reply(
+        text,
+        usage.prompt_tokens,
+        usage.carrel.policy,
+        usage.carrel.budget_tokens,
+        usage.carrel.attended_tokens,
+        usage.carrel.offloaded_tokens,
+    )
+
+
+def send_all(server: Serving) -> list[Reply]:
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        return list(pool.map(lambda case: send(server, case), CASES))
+
+
+def wait_empty(server: Serving) -> None:
+    """Everything that requests held is free again; what an attached worker keeps is its response segment."""
+    deadline = time.monotonic() + 10
+    while True:
+        store, worker = server.store_stats(), server.worker_stats()
+        left = (store.held_bytes, store.num_sequences, store.num_indexes, store.index_bytes)
+        if not any(left) and not (worker.slots_used or worker.running or worker.waiting):
+            return
+        assert time.monotonic() < deadline, f"still held: store {left}, worker {worker}"
+        time.sleep(0.1)
+
+
+def check_replies(replies: list[Reply]) -> None:
+    for case, reply in zip(CASES, replies, strict=True):
+        assert reply.text.strip().rstrip(".") == case.question.answer, case
+        assert reply.policy == case.policy
+        if case.policy == "full":
+            assert reply.offloaded_tokens == 0
+            continue
+        assert reply.budget_tokens == int(case.budget * reply.prompt_tokens)
+        assert reply.attended_tokens == pytest.approx(reply.budget_tokens, abs=1e-6), case
+        # the last token is sampled, never computed with
+        assert reply.prompt_tokens <= reply.offloaded_tokens <= reply.prompt_tokens + MAX_TOKENS
+
+
+def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
+    expected = {reply.prompt_tokens for reply in replies if reply.policy != "full"}
+    seen = {tokens for tokens, _ in watch.held_bytes.values()}
+    assert seen == expected
+    for tokens, held in watch.held_bytes.values():
+        assert held == tokens * LAYERS * KV_HEADS * ROW_BYTES
+    assert watch.totals_agree
+
+
+def test_answers_bytes_and_budgets_by_rest_and_grpc_at_once() -> None:
+    """Both transports in turn: the same mix of requests, the same answers, and an empty store after each."""
+    texts = []
+    for transport in ("shm", "grpc"):
+        with serving("--transport", transport) as server:
+            baseline = server.store_stats().reserved_bytes
+            with StoreWatch(server) as watch:
+                replies = send_all(server)
+            check_replies(replies)
+            check_held(watch, replies)
+            wait_empty(server)
+            assert server.store_stats().reserved_bytes == baseline
+            texts.append([reply.text for reply in replies])
+            children, run = server.descendants(), server.run
+            assert server.stop() == 0, server.log.read_text()[-3000:]
+            assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+            assert not run.exists()
+    assert texts[0] == texts[1]
+
+
+def test_client_that_goes_away_frees_everything_at_once_and_a_killed_store_ends_the_server() -> None:
+    with serving() as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+        def stream(policy: str) -> openai.Stream:
+            return client.chat.completions.create(
+                model="carrel-nano",
+                messages=[{"role": "user", "content": ask(3000, seed=9).text}],
+                max_tokens=4000,
+                stream=True,
+                extra_body={"ignore_eos": True, "carrel": {"policy": policy, "budget": 0.1}},
+            )
+
+        going = stream("pqcache")
+        for _, chunk in zip(range(4), going, strict=False):
+            assert chunk.choices
+        assert server.store_stats().num_sequences == 1
+        going.close()
+        wait_empty(server)
+        assert server.worker_stats().requests_aborted_total == 1
+
+        lost = stream("pqcache")
+        next(iter(lost))
+        actor = [child for child in server.descendants() if "StoreActor" in "".join(child.cmdline())]
+        assert actor, [child.cmdline()[:2] for child in server.descendants()]
+        actor[0].kill()
+        with pytest.raises((openai.APIError, openai.APIConnectionError)):
+            for _ in lost:
+                pass
+        assert server.process.wait(60) != 0
+        assert "store" in server.log.read_text()
