@@ -54,9 +54,7 @@ class Arena:
         try:
             os.ftruncate(self.descriptor, num_bytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-            mapping = mmap.mmap(
-                self.descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            mapping = mmap.mmap(self.descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError as exc:
             os.close(self.descriptor)
             raise ConfigError(f"--arena-bytes {num_bytes}: the arena cannot be mapped: {exc}") from exc

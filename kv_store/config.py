@@ -67,11 +67,15 @@ class StoreConfig:
         self._check_listen()
         if not self.arena_socket:
             if self.socket_path is None:
-                raise ConfigError(f"--listen {self.listen}: TCP needs --arena-socket PATH for the arena's hand-out")
+                raise ConfigError(
+                    f"--listen {self.listen}: TCP needs --arena-socket PATH for the arena's hand-out"
+                )
             object.__setattr__(self, "arena_socket", str(self.socket_path.with_name("arena.sock")))
         for path in filter(None, (self.socket_path, Path(self.arena_socket))):
             if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-                raise ConfigError(f"socket path {path}: longer than {MAX_SOCKET_PATH} bytes; use a shorter folder")
+                raise ConfigError(
+                    f"socket path {path}: longer than {MAX_SOCKET_PATH} bytes; use a shorter folder"
+                )
 
     @property
     def socket_path(self) -> Path | None:
@@ -96,4 +100,6 @@ class StoreConfig:
         except ValueError:
             loopback = False
         if not loopback:
-            raise ConfigError(f"--listen {self.listen}: the store has no authentication; use a loopback address")
+            raise ConfigError(
+                f"--listen {self.listen}: the store has no authentication; use a loopback address"
+            )

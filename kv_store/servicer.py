@@ -131,9 +131,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
 
     @_unary
     def Reserve(self, request: pb.ReserveRequest) -> pb.ReserveResponse:
-        table = self._store.reserve(
-            request.epoch, request.worker_id, request.sequence_id, request.num_tokens
-        )
+        table = self._store.reserve(request.epoch, request.worker_id, request.sequence_id, request.num_tokens)
         return pb.ReserveResponse(slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1])
 
     @_unary

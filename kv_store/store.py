@@ -113,7 +113,9 @@ class Store:
             if not 0 <= layer_begin < layer_end <= num_layers:
                 raise InvalidArgument(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
             if not 0 <= num_tokens <= sequence.capacity:
-                raise InvalidArgument(f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved")
+                raise InvalidArgument(
+                    f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved"
+                )
             known = sequence.prefix_hashes
             common = min(len(known), len(prefix_hashes))
             if tuple(prefix_hashes[:common]) != known[:common]:

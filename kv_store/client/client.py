@@ -275,7 +275,9 @@ class StoreClient:
         attached = self._attached
         num_rows = sum(item.positions.size for item in wanted)
         if num_rows > self._max_gather_rows:
-            raise InvalidStoreRequest(f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}")
+            raise InvalidStoreRequest(
+                f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
+            )
         with _refusing_odd_fields():
             request = pb.GatherRequest(
                 epoch=attached.epoch,
@@ -300,7 +302,9 @@ class StoreClient:
         """
         attached = self._attached
         if queries.ndim != 3:
-            raise InvalidStoreRequest(f"queries are {list(queries.shape)}, not [num_kv_heads, group_size, head_dim]")
+            raise InvalidStoreRequest(
+                f"queries are {list(queries.shape)}, not [num_kv_heads, group_size, head_dim]"
+            )
         with _refusing_odd_fields():
             request = pb.TopKRequest(
                 epoch=attached.epoch,

@@ -68,9 +68,13 @@ def receive_arena(path: str, expected: ArenaHandle, timeout_seconds: float) -> n
             raise StoreUnreachable(f"the arena socket {path} does not answer: {exc}") from exc
     try:
         if flags & socket.MSG_CTRUNC or len(descriptors) != 1:
-            raise HandoffRefused(f"the arena socket sent {len(descriptors)} usable descriptors instead of one")
+            raise HandoffRefused(
+                f"the arena socket sent {len(descriptors)} usable descriptors instead of one"
+            )
         if ArenaHandle.unpack(header) != expected:
-            raise HandoffRefused("the arena socket handed out another arena: the store was restarted meanwhile")
+            raise HandoffRefused(
+                "the arena socket handed out another arena: the store was restarted meanwhile"
+            )
         return _map(descriptors[0], expected.num_bytes)
     finally:
         for descriptor in descriptors:

@@ -31,7 +31,9 @@ class Lease:
         if self._lost is not None:
             raise StaleEpoch(str(self._lost))
         if time.monotonic() > self._valid_until:
-            raise StoreUnreachable(f"the KV store did not answer for {self._seconds:g} s: the lease has run out")
+            raise StoreUnreachable(
+                f"the KV store did not answer for {self._seconds:g} s: the lease has run out"
+            )
 
     def lose(self, error: StaleEpoch) -> None:
         """Note that the store no longer knows this attachment."""

@@ -73,13 +73,13 @@ class StoreRpc:
         except StaleEpoch as exc:
             raise InvalidStoreRequest(str(exc)) from exc
 
-    def call(
-        self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None
-    ) -> Reply:
+    def call(self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None) -> Reply:
         with translated(self.target):
             return method(request, timeout=timeout_seconds or self.timeout_seconds)
 
-    def read_stream(self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, num_bytes: int) -> bytearray:
+    def read_stream(
+        self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, num_bytes: int
+    ) -> bytearray:
         """The stream's bytes, exactly `num_bytes`. Raises StoreError when there are more or fewer."""
         data = bytearray(num_bytes)
         end = 0

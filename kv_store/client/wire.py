@@ -28,7 +28,9 @@ def layout_to_message(layout: Layout) -> pb.Layout:
 def layout_from_message(message: pb.Layout) -> Layout:
     """Raises InvalidStoreRequest for another layout version or a field out of range."""
     if message.version != LAYOUT_VERSION:
-        raise InvalidStoreRequest(f"layout version {message.version} is not {LAYOUT_VERSION}: update both sides")
+        raise InvalidStoreRequest(
+            f"layout version {message.version} is not {LAYOUT_VERSION}: update both sides"
+        )
     row_type = _ROW_NAMES.get(message.row_type, f"number {message.row_type}")
     return Layout(message.num_layers, message.num_kv_heads, message.head_dim, row_type)
 
@@ -43,9 +45,7 @@ def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:
                 )
             case KMeansParams(num_clusters=clusters, metric=metric, max_iterations=iterations):
                 request.kmeans.CopyFrom(
-                    pb.KMeansParams(
-                        num_clusters=clusters, metric=_METRICS[metric], max_iterations=iterations
-                    )
+                    pb.KMeansParams(num_clusters=clusters, metric=_METRICS[metric], max_iterations=iterations)
                 )
     except (ValueError, TypeError, KeyError) as exc:
         raise InvalidStoreRequest(f"index parameters out of range: {params}") from exc

@@ -88,9 +88,7 @@ def _unit(rows: Keys) -> Keys:
     return np.ascontiguousarray(rows / norms, dtype=np.float32)
 
 
-def _means(
-    keys: Keys, labels: npt.NDArray[np.int32], earlier: Keys
-) -> tuple[Keys, npt.NDArray[np.int64]]:
+def _means(keys: Keys, labels: npt.NDArray[np.int32], earlier: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
     """Mean of each cluster's keys and its size; an empty cluster keeps its earlier centroid."""
     num_clusters = earlier.shape[0]
     sizes = np.bincount(labels, minlength=num_clusters)

@@ -28,7 +28,9 @@ class Transport(ABC):
         """Rows of response segment to ask for at Attach."""
 
     @abstractmethod
-    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None: ...
+    def __init__(
+        self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse
+    ) -> None: ...
 
     @abstractmethod
     def put(

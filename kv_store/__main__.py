@@ -1,0 +1,112 @@
+"""`python -m kv_store`: the store's process. Ends with 0 on SIGTERM or when its parent is gone, 1 when the store
+dies, 2 when its configuration cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from kv_store.arena import available_bytes
+from kv_store.config import RUNTIMES, StoreConfig, idle_cores
+from kv_store.errors import ConfigError, KVStoreError
+from kv_store.events import Events, JsonEvents, TextEvents
+from kv_store.runtimes import load_runtime
+
+_WATCH_SECONDS = 0.3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kv_store", description="Carrel's KV store.")
+    parser.add_argument(
+        "--listen", required=True, metavar="ADDRESS", help="unix:PATH or HOST:PORT (loopback)"
+    )
+    parser.add_argument(
+        "--arena-bytes", type=int, metavar="N", help="host memory for rows; half of what is free"
+    )
+    parser.add_argument("--slab-bytes", type=int, default=2 << 20, metavar="N")
+    parser.add_argument(
+        "--arena-socket", default="", metavar="PATH", help="arena.sock beside the Unix socket"
+    )
+    parser.add_argument("--trainers", type=int, default=idle_cores(), metavar="N", help="one core each")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="ray")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="by Ray, when the store dies"
+    )
+    parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S")
+    parser.add_argument("--default-iterations", type=int, default=10, metavar="N")
+    parser.add_argument("--max-points-per-centroid", type=int, default=256, metavar="N", help="0: all rows")
+    parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
+    return parser
+
+
+def _config(options: argparse.Namespace) -> StoreConfig:
+    arena_bytes = options.arena_bytes
+    if arena_bytes is None:
+        arena_bytes = available_bytes() // 2 // max(1, options.slab_bytes) * options.slab_bytes
+    return StoreConfig(
+        listen=options.listen,
+        arena_bytes=arena_bytes,
+        slab_bytes=options.slab_bytes,
+        arena_socket=options.arena_socket,
+        num_trainers=options.trainers,
+        runtime=options.runtime,
+        max_restarts=options.max_restarts,
+        lease_seconds=options.lease_seconds,
+        default_iterations=options.default_iterations,
+        max_points_per_centroid=options.max_points_per_centroid,
+    )
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+
+
+def run(config: StoreConfig, events: Events) -> None:
+    """Serve until a signal or the parent's end. Raises ConfigError at start, KVStoreError when the store dies."""
+    parent = os.getppid()
+    runtime_class = load_runtime(config.runtime)
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    try:
+        runtime = runtime_class(config, events)
+    except SystemExit:
+        # Ray's own SIGTERM handler, which it sets while it starts; everything is unwound by now.
+        return
+    try:
+        _stop_on_signals(stop)
+        events.ready(config.listen)
+        # Compared, not signalled: PR_SET_PDEATHSIG fires when the thread that started us ends, not the process.
+        while os.getppid() == parent and not stop.wait(_WATCH_SECONDS):
+            runtime.watch()
+    finally:
+        runtime.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, format="kv_store: %(levelname)s: %(message)s", level=logging.WARNING
+    )
+    events: Events = JsonEvents() if options.json_events else TextEvents()
+    try:
+        run(_config(options), events)
+    except ConfigError as exc:
+        print(f"kv_store: {exc}", file=sys.stderr)
+        return 2
+    except KVStoreError as exc:
+        print(f"kv_store: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Runtimes by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from kv_store.runtimes.base import Runtime
+
+__all__ = ["Runtime", "load_runtime"]
+
+
+def _process() -> type[Runtime]:
+    from kv_store.runtimes.process import ProcessRuntime
+
+    return ProcessRuntime
+
+
+def _ray() -> type[Runtime]:
+    # Ray reads these when it is imported.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    from kv_store.runtimes.ray_local import RayRuntime
+
+    return RayRuntime
+
+
+_LOADERS: dict[str, Callable[[], type[Runtime]]] = {"process": _process, "ray": _ray}
+
+
+def load_runtime(name: str) -> type[Runtime]:
+    """The class of this name, a key of `config.RUNTIMES`; imports what it needs."""
+    return _LOADERS[name]()

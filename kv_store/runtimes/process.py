@@ -1,0 +1,23 @@
+"""The store in this process, trainers as threads."""
+
+from __future__ import annotations
+
+from kv_store.config import StoreConfig
+from kv_store.events import Events
+from kv_store.runtimes.base import Runtime
+from kv_store.server import StoreServer
+
+
+class ProcessRuntime(Runtime):
+    """Nothing can die but the process itself."""
+
+    def __init__(self, config: StoreConfig, events: Events) -> None:
+        events.progress("map the arena", 0, 1)
+        self._server = StoreServer(config)
+        events.progress("map the arena", 1, 1)
+
+    def watch(self) -> None:
+        """The server lives as long as this process."""
+
+    def close(self) -> None:
+        self._server.close()

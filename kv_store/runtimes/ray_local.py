@@ -1,0 +1,179 @@
+"""The store as an actor of a Ray that this process starts for itself, on loopback, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+import ray.exceptions
+
+from kv_store.actor import ACTOR_NAME, MAX_CONCURRENCY, NAMESPACE, StoreActor
+from kv_store.arena import check_room
+from kv_store.config import StoreConfig
+from kv_store.errors import ConfigError, KVStoreError
+from kv_store.events import Events
+from kv_store.runtimes.base import Runtime
+
+_OBJECT_STORE_BYTES = 80_000_000
+# Ray appends up to 66 characters for its sockets, and a socket's path ends at 107.
+_MAX_FOLDER_CHARACTERS = 40
+_START_TIMEOUT_SECONDS = 120.0
+_STOP_TIMEOUT_SECONDS = 10.0
+_WATCH_SECONDS = 0.2
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class RayRuntime(Runtime):
+    """A local Ray in a private folder, a named actor in it, and its trainers."""
+
+    def __init__(self, config: StoreConfig, events: Events) -> None:
+        check_room(config.arena_bytes)
+        self._config = config
+        self._events = events
+        with contextlib.ExitStack() as stack:
+            folder = _private_folder(config)
+            stack.callback(_remove, folder)
+            _use_token(folder)
+            _adopt_orphans()
+            stack.callback(_end_children)
+            events.progress("start Ray", 0, 1)
+            stack.callback(ray.shutdown)
+            _start_ray(f"{folder}/r", config.num_trainers + 1)
+            events.progress("start Ray", 1, 1)
+            events.progress("start the store", 0, 1)
+            self._actor = ray.remote(
+                name=ACTOR_NAME,
+                namespace=NAMESPACE,
+                num_cpus=1,
+                max_restarts=config.max_restarts,
+                max_concurrency=MAX_CONCURRENCY,
+            )(StoreActor).remote(config)
+            stack.callback(self._stop_actor)
+            self._await_ready()
+            events.progress("start the store", 1, 1)
+            self._life = self._actor.wait.remote()
+            self._stack = stack.pop_all()
+
+    def watch(self) -> None:
+        done, _ = ray.wait([self._life], timeout=_WATCH_SECONDS)
+        if not done:
+            return
+        try:
+            ray.get(self._life)
+            raise KVStoreError("the store stopped by itself")
+        except ray.exceptions.RayError as exc:
+            self._events.status("the store's process died")
+            if not self._config.max_restarts:
+                raise KVStoreError("the store's process died") from exc
+        self._await_ready()
+        self._life = self._actor.wait.remote()
+        self._events.status("the store was restarted by Ray: it is empty, with a new epoch")
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        while True:
+            try:
+                ray.get(self._actor.ready.remote(), timeout=max(0.1, deadline - time.monotonic()))
+                return
+            except ray.exceptions.ActorUnavailableError as exc:
+                # Ray is restarting it.
+                if time.monotonic() > deadline:
+                    raise KVStoreError("the store did not come back") from exc
+                time.sleep(_WATCH_SECONDS)
+            except ray.exceptions.RayTaskError as exc:
+                if isinstance(exc.cause, KVStoreError):
+                    raise exc.cause from exc
+                raise KVStoreError(f"the store failed to start: {exc.cause}") from exc
+            except ray.exceptions.RayError as exc:
+                raise KVStoreError("the store's process died") from exc
+
+    def _stop_actor(self) -> None:
+        # A dead or stuck actor is ended all the same.
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._actor.stop.remote(), timeout=_STOP_TIMEOUT_SECONDS)
+        ray.kill(self._actor)
+        paths = (self._config.socket_path, Path(self._config.arena_socket))
+        for path in filter(None, paths):
+            path.unlink(missing_ok=True)
+
+
+def _private_folder(config: StoreConfig) -> str:
+    """A new 0700 folder beside the socket, where the supervisor cleans too, or where paths are short enough."""
+    if config.socket_path is not None:
+        config.socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = str(config.socket_path.parent)
+        if len(beside) + len("/ray-12345678") <= _MAX_FOLDER_CHARACTERS:
+            return tempfile.mkdtemp(prefix="ray-", dir=beside)
+    folder = tempfile.mkdtemp(prefix="ray-")
+    if len(folder) > _MAX_FOLDER_CHARACTERS:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    return folder
+
+
+def _use_token(folder: str) -> None:
+    """Make this Ray's secret in its own folder; by default Ray would keep one in the user's home."""
+    path = f"{folder}/token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = path
+
+
+def _start_ray(folder: str, num_cpus: int) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            num_gpus=0,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace=NAMESPACE,
+            configure_logging=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
+    except (ray.exceptions.RayError, RuntimeError, OSError, ValueError) as exc:
+        raise ConfigError(
+            f"--runtime ray: the local Ray did not start: {str(exc).strip().splitlines()[0]}"
+        ) from exc
+
+
+def _adopt_orphans() -> None:
+    """Let grandchildren whose parent ends become our children, so that none outlives us unseen."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise ConfigError(f"--runtime ray: prctl refused: {os.strerror(ctypes.get_errno())}")
+
+
+def _children() -> list[int]:
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for path in lists for pid in path.read_text().split()]
+
+
+def _end_children() -> None:
+    """Wait for Ray's processes, which have been told to end; kill what stays."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.05)
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder)

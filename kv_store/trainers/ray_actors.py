@@ -1,0 +1,74 @@
+"""Trainers as Ray actors, one CPU each, that map the same arena; the calls carry offsets only."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import faiss
+import ray
+import ray.exceptions
+
+from kv_store.client.errors import StoreError
+from kv_store.client.handoff import ArenaHandle, receive_arena
+from kv_store.errors import ConfigError, KVStoreError, TrainingFailed
+from kv_store.trainers.base import TrainerPool
+from kv_store.trainers.task import TrainOutcome, TrainTask, run_task
+
+_START_TIMEOUT_SECONDS = 120.0
+_MAP_TIMEOUT_SECONDS = 10.0
+
+
+class TrainerActor:
+    """One trainer process. Ray restarts it; a restart maps the arena anew."""
+
+    def __init__(self, handle: ArenaHandle, arena_socket: str) -> None:
+        faiss.omp_set_num_threads(1)
+        self._arena = receive_arena(arena_socket, handle, _MAP_TIMEOUT_SECONDS)
+
+    def ready(self) -> bool:
+        """True once the arena is mapped."""
+        return bool(self._arena.size)
+
+    def run(self, task: TrainTask) -> TrainOutcome:
+        """Fit and write the arrays into the arena."""
+        return run_task(self._arena, task)
+
+
+class RayTrainers(TrainerPool):
+    """`num_trainers` actors; a thread for each waits for its answers. They end with their owner."""
+
+    def __init__(self, handle: ArenaHandle, num_trainers: int, arena_socket: str) -> None:
+        actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(TrainerActor)
+        self._actors = [actor_class.remote(handle, arena_socket) for _ in range(num_trainers)]
+        self._idle: queue.SimpleQueue = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(num_trainers, thread_name_prefix="trainer")
+        try:
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_TIMEOUT_SECONDS)
+        except (ray.exceptions.RayError, StoreError) as exc:
+            self.close()
+            raise ConfigError(f"--trainers {num_trainers}: the trainer actors did not start: {exc}") from exc
+        for actor in self._actors:
+            self._idle.put(actor)
+
+    def submit(self, task: TrainTask) -> Future[TrainOutcome]:
+        return self._threads.submit(self._run, task)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _run(self, task: TrainTask) -> TrainOutcome:
+        # As many threads as actors: one is always idle here.
+        actor = self._idle.get()
+        try:
+            return ray.get(actor.run.remote(task))
+        except ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, KVStoreError):
+                raise exc.cause from exc
+            raise TrainingFailed(f"the index could not be fitted: {exc.cause}") from exc
+        except ray.exceptions.RayError as exc:
+            raise TrainingFailed("a trainer actor died while it fitted an index") from exc
+        finally:
+            self._idle.put(actor)
