@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from carrel.errors import ChildError
 from carrel.serve.display.base import Display
 from carrel.serve.events import Progress as ProgressEvent
 
@@ -46,12 +47,13 @@ class TerminalDisplay(Display):
         key = (child, progress.stage)
         total = progress.total or None
         if key not in self._tasks:
+            # one bar for each process: its present stage
+            self._remove_bars(child)
             self._tasks[key] = self._bars.add_task(escape(f"{child}: {progress.stage}"), total=total)
         self._bars.update(self._tasks[key], completed=progress.done, total=total)
 
     def ready(self, child: str) -> None:
-        for key in [key for key in self._tasks if key[0] == child]:
-            self._bars.remove_task(self._tasks.pop(key))
+        self._remove_bars(child)
         if not self._tasks:
             self._bars.stop()
         super().ready(child)
@@ -63,9 +65,21 @@ class TerminalDisplay(Display):
         if not self._bars.live.is_started:
             self._live.start()
 
+    def draining(self) -> None:
+        self._bars.stop()
+        super().draining()
+
+    def failed(self, error: ChildError) -> None:
+        self._bars.stop()
+        super().failed(error)
+
     def close(self) -> None:
         self._bars.stop()
         self._live.stop()
+
+    def _remove_bars(self, child: str) -> None:
+        for key in [key for key in self._tasks if key[0] == child]:
+            self._bars.remove_task(self._tasks.pop(key))
 
     def _status_line(self) -> Text:
         now = time.monotonic()

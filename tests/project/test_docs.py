@@ -1,0 +1,41 @@
+"""The pages name what the code takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from carrel.commands import COMMANDS, chat, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def options_of(add_arguments: object) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False)
+    assert callable(add_arguments)
+    add_arguments(parser)
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+@pytest.mark.parametrize("command", [serve, chat], ids=["serve", "chat"])
+def test_the_cli_page_names_every_option(command: object) -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    missing = [flag for flag in options_of(vars(command)["add_arguments"]) if f"`{flag}`" not in page]
+    assert missing == []
+
+
+def test_the_cli_page_names_every_command() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    assert [name for name in COMMANDS if f"`carrel {name}" not in page] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for part in page.read_text().split("](")[1:]:
+            target = part.split(")")[0].split("#")[0]
+            if target and "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
