@@ -38,3 +38,7 @@ class ChildError(CarrelError):
 
 class ChatError(CarrelError):
     """The server cannot be reached or refused a request."""
+
+
+class EvaluationError(CarrelError):
+    """An evaluation cannot run, or cannot be continued."""

@@ -16,5 +16,6 @@ class Command:
 COMMANDS = {
     "serve": Command("carrel.commands.serve", "Serve a model on this machine."),
     "chat": Command("carrel.commands.chat", "Talk to a running server in the terminal."),
+    "eval": Command("carrel.commands.eval", "Measure the policies' answer quality against dense attention."),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

@@ -1,0 +1,79 @@
+"""Where a measurement comes from: versions, machine, and hashes of what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from carrel.version import commit, version
+
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "faiss-cpu", "grpcio", "ray")
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Versions, machine, command line and time, for the reader of a report. `device` as the worker names it."""
+    versions = {"carrel": version(), "commit": commit(), "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "machine": machine(device),
+        "command": shlex.join(["carrel", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Processor, cores that this process may use, memory, and the GPU when `device` is one."""
+    found: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+    }
+    if device.startswith("cuda"):
+        found["gpu"] = _gpu_name()
+    return found
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256 over names and contents, in the order of the names. Raises OSError."""
+    total = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.name):
+        with path.open("rb") as file:
+            total.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def model_files(model: Path) -> list[Path]:
+    """The files of a model directory that decide what it answers."""
+    return [*model.glob("*.safetensors"), model / "config.json", model / "tokenizer.json"]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpu_name() -> str:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return next(iter(found.stdout.splitlines()), "unknown").strip()

@@ -1,0 +1,61 @@
+"""The cells of the quality table: one for each way to ask the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROTOCOLS = ("P1", "P2")
+# Attends everything, so a budget means nothing to it.
+UNBUDGETED = "full"
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One row of the table. `budget` is a share of the prefilled tokens; None for `full`.
+
+    P1 prefills the whole prompt; P2 the context alone, and the question goes through the decode path.
+    """
+
+    task: str
+    length: int
+    protocol: str
+    policy: str
+    budget: float | None
+
+    @property
+    def name(self) -> str:
+        """Such as "mixed 4K P2 pqcache n/10"."""
+        parts = [self.task, length_name(self.length), self.protocol, self.policy, budget_name(self.budget)]
+        return " ".join(part for part in parts if part)
+
+
+def plan_cells(
+    tasks: Sequence[str],
+    lengths: Sequence[int],
+    protocols: Sequence[str],
+    policies: Sequence[str],
+    budgets: Sequence[float],
+) -> list[Cell]:
+    """Every combination once, in the order of the table."""
+    return [
+        Cell(task, length, protocol, policy, budget)
+        for task in dict.fromkeys(tasks)
+        for length in dict.fromkeys(lengths)
+        for protocol in dict.fromkeys(protocols)
+        for policy in dict.fromkeys(policies)
+        for budget in ((None,) if policy == UNBUDGETED else dict.fromkeys(budgets))
+    ]
+
+
+def length_name(length: int) -> str:
+    """4096 is "4K"."""
+    return f"{length // 1024}K" if length % 1024 == 0 else str(length)
+
+
+def budget_name(budget: float | None) -> str:
+    """0.2 is "n/5"; a share that is no whole part of n stays a number."""
+    if budget is None:
+        return ""
+    parts = round(1 / budget)
+    return f"n/{parts}" if abs(budget * parts - 1) < 1e-6 else f"{budget:g} n"

@@ -1,0 +1,56 @@
+"""Shows how far an evaluation is: a bar on a terminal, a line per cell elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from carrel.evaluation.cells import Cell
+from carrel.evaluation.record import Report, summarize
+
+
+class RunProgress:
+    """The progress of a whole run on stderr."""
+
+    def __init__(self, console: Console, report: Report, num_cells: int, num_documents: int) -> None:
+        self._console = console
+        self._report = report
+        self._num_documents = num_documents
+        self._num_done: dict[Cell, int] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("documents", total=num_cells * num_documents)
+
+    def cell(self, cell: Cell, done: int, total: int) -> None:
+        self._num_done[cell] = done
+        self._bar.update(self._task, description=cell.name, completed=sum(self._num_done.values()))
+
+    def finished(self, cell: Cell) -> None:
+        result = summarize(cell, self._report.outcomes(cell))
+        shown = f"{result.exact_match:.2f} ({result.low:.2f}-{result.high:.2f})"
+        self._console.print(f"{cell.name}: {shown} of {result.n}", highlight=False)
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

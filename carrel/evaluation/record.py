@@ -1,0 +1,205 @@
+"""What an evaluation run leaves: outcomes of single documents, the cells' results, and where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from carrel.errors import EvaluationError
+from carrel.evaluation.cells import Cell
+from carrel.evaluation.scoring import Rate
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
+
+    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`.
+    """
+
+    index: int
+    kind: str
+    is_correct: bool
+    prediction: str
+    prompt_tokens: int
+    completion_tokens: int
+    budget_tokens: int
+    attended_tokens: float
+    window_tokens: float
+    hit_rate: float
+    bytes_moved: int
+    offloaded_tokens: int
+    attention_mass: float | None
+    recall_rate: float | None
+    prefill_ms: float
+    index_wait_ms: float
+    decode_ms: float
+
+
+@dataclass(frozen=True)
+class Source:
+    """What every outcome of a report depends on: reports of different sources cannot be continued or merged."""
+
+    model_sha256: str
+    books_sha256: str
+    seed: int
+    device: str
+    dtype: str
+    hot_cache: str
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval."""
+
+    cell: Cell
+    n: int
+    exact_match: float
+    low: float
+    high: float
+    attention_mass: float | None
+    recall_rate: float | None
+    budget_tokens: float
+    attended_tokens: float
+    window_tokens: float
+    hit_rate: float
+    bytes_moved: float
+    offloaded_tokens: float
+    prefill_ms: float
+    decode_ms_per_token: float
+
+
+def summarize(cell: Cell, outcomes: Sequence[Outcome]) -> CellResult:
+    """The cell's result; `outcomes` holds at least one."""
+    rate = Rate(sum(outcome.is_correct for outcome in outcomes), len(outcomes))
+    low, high = rate.interval
+    # the first token of P1 comes from the prefill, so its decode steps are one fewer: near enough for a mean
+    decoded = sum(outcome.completion_tokens for outcome in outcomes)
+    return CellResult(
+        cell=cell,
+        n=len(outcomes),
+        exact_match=rate.value,
+        low=low,
+        high=high,
+        attention_mass=_mean(outcome.attention_mass for outcome in outcomes),
+        recall_rate=_mean(outcome.recall_rate for outcome in outcomes),
+        budget_tokens=_mean(outcome.budget_tokens for outcome in outcomes) or 0.0,
+        attended_tokens=_mean(outcome.attended_tokens for outcome in outcomes) or 0.0,
+        window_tokens=_mean(outcome.window_tokens for outcome in outcomes) or 0.0,
+        hit_rate=_mean(outcome.hit_rate for outcome in outcomes) or 0.0,
+        bytes_moved=_mean(outcome.bytes_moved for outcome in outcomes) or 0.0,
+        offloaded_tokens=_mean(outcome.offloaded_tokens for outcome in outcomes) or 0.0,
+        prefill_ms=_mean(outcome.prefill_ms for outcome in outcomes) or 0.0,
+        decode_ms_per_token=sum(outcome.decode_ms for outcome in outcomes) / max(1, decoded),
+    )
+
+
+class Report:
+    """All outcomes of a run by cell and document; `about` describes versions, machine and command for a reader."""
+
+    def __init__(self, source: Source, about: dict[str, Any]) -> None:
+        self.source = source
+        self.about = about
+        self._outcomes: dict[Cell, dict[int, Outcome]] = {}
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Record one document, in place of an earlier outcome of it."""
+        self._outcomes.setdefault(cell, {})[outcome.index] = outcome
+
+    def done(self, cell: Cell) -> frozenset[int]:
+        """The documents of `cell` that have an outcome."""
+        return frozenset(self._outcomes.get(cell, ()))
+
+    def outcomes(self, cell: Cell) -> list[Outcome]:
+        """In the documents' order."""
+        return [outcome for _, outcome in sorted(self._outcomes.get(cell, {}).items())]
+
+    def results(self) -> list[CellResult]:
+        """Every cell that has an outcome, in the order in which the cells came."""
+        return [summarize(cell, self.outcomes(cell)) for cell in self._outcomes]
+
+    def merge(self, other: Report) -> None:
+        """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
+        require_same_source(self.source, other.source)
+        for cell in other._outcomes:
+            for outcome in other.outcomes(cell):
+                self.add(cell, outcome)
+
+    def write(self, path: Path) -> None:
+        """As JSON, in one step: whoever is interrupted leaves the old file."""
+        cells = []
+        for cell in self._outcomes:
+            result = asdict(summarize(cell, self.outcomes(cell)))
+            del result["cell"]
+            rows = [_row(outcome) for outcome in self.outcomes(cell)]
+            cells.append({"cell": asdict(cell), "result": result, "documents": rows})
+        names = [field.name for field in fields(Outcome)]
+        content = {
+            "format": FORMAT,
+            "source": asdict(self.source),
+            "about": self.about,
+            "document_fields": names,
+            "cells": cells,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(_dump(content))
+        os.replace(partial, path)
+
+
+def read_report(path: Path) -> Report:
+    """A report as `Report.write` left it. Raises EvaluationError on any other file."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+        report = Report(Source(**content["source"]), dict(content["about"]))
+        for part in content["cells"]:
+            cell = Cell(**part["cell"])
+            for row in part["documents"]:
+                report.add(cell, Outcome(**dict(zip(content["document_fields"], row, strict=True))))
+    except OSError as exc:
+        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise EvaluationError(f"{path} is no evaluation report: {exc}") from exc
+    return report
+
+
+def require_same_source(ours: Source, theirs: Source) -> None:
+    """Raises EvaluationError naming what differs."""
+    differing = [
+        f"{field.name} ({getattr(theirs, field.name)} there, {getattr(ours, field.name)} here)"
+        for field in fields(Source)
+        if getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+    if differing:
+        raise EvaluationError(
+            f"the report is of another run: {', '.join(differing)}; write to another --json"
+        )
+
+
+def _row(outcome: Outcome) -> list[Any]:
+    values = [getattr(outcome, field.name) for field in fields(Outcome)]
+    return [round(value, 4) if isinstance(value, float) else value for value in values]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _dump(content: dict[str, Any]) -> str:
+    """JSON with a line per document, so that a diff of two runs can be read."""
+    text = json.dumps({**content, "cells": []}, indent=1, ensure_ascii=False)
+    parts = []
+    for part in content["cells"]:
+        rows = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in part["documents"])
+        cell, result = json.dumps(part["cell"]), json.dumps(part["result"])
+        parts.append(f'  {{"cell": {cell},\n   "result": {result},\n   "documents": [\n    {rows}]}}')
+    return text.replace('"cells": []', '"cells": [\n' + ",\n".join(parts) + "\n ]") + "\n"

@@ -1,0 +1,98 @@
+"""Asks a worker for an answer, token ids in and out, over gRPC."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from types import TracebackType
+
+import grpc
+
+from carrel.errors import EvaluationError
+from carrel.evaluation.cells import Cell
+from carrel.evaluation.suite import ANSWER_TOKENS, Question
+from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
+
+INFO_TIMEOUT_S = 10.0
+# A full queue or arena passes as other requests end; it is asked again, with pauses.
+BUSY_TRIES = 8
+BUSY_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer's token ids, the end token left out, and its cost."""
+
+    token_ids: tuple[int, ...]
+    usage: gpu_worker_pb2.Usage
+
+
+class WorkerClient:
+    """A connection to one worker; `generate` may be called from many threads."""
+
+    def __init__(self, target: str, timeout_s: float) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(target)
+        self._stub = gpu_worker_pb2_grpc.GPUWorkerStub(self._channel)
+
+    def info(self) -> gpu_worker_pb2.GetInfoResponse:
+        """What the worker serves. Raises EvaluationError when it does not answer."""
+        try:
+            return self._stub.GetInfo(
+                gpu_worker_pb2.GetInfoRequest(), timeout=INFO_TIMEOUT_S, wait_for_ready=True
+            )
+        except grpc.RpcError as exc:
+            raise EvaluationError(f"no worker answers at {self._target}: {_reason(exc)}") from exc
+
+    def generate(self, cell: Cell, question: Question) -> Generation:
+        """The greedy answer to `question` as `cell` asks it. Raises EvaluationError when there is none in time."""
+        for left in reversed(range(BUSY_TRIES)):
+            try:
+                return self._generate(make_request(cell, question))
+            except grpc.RpcError as exc:
+                if exc.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
+                    raise EvaluationError(f"{cell.name}, document {question.index}: {_reason(exc)}") from exc
+            time.sleep(BUSY_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _generate(self, request: gpu_worker_pb2.GenerateRequest) -> Generation:
+        token_ids: list[int] = []
+        usage = gpu_worker_pb2.Usage()
+        for event in self._stub.Generate(request, timeout=self._timeout_s):
+            match event.WhichOneof("event"):
+                case "token":
+                    token_ids.append(event.token.token_id)
+                case "complete":
+                    usage = event.complete.usage
+        return Generation(tuple(token_ids), usage)
+
+    def close(self) -> None:
+        """Ends every call that still runs."""
+        self._channel.close()
+
+    def __enter__(self) -> WorkerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def make_request(cell: Cell, question: Question) -> gpu_worker_pb2.GenerateRequest:
+    """The cell's request for one question: greedy, measured, and under P2 with the context prefilled alone."""
+    return gpu_worker_pb2.GenerateRequest(
+        request_id=f"eval-{uuid.uuid4().hex}",
+        prompt_token_ids=question.context_ids + question.question_ids,
+        sampling=gpu_worker_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
+        policy=cell.policy,
+        budget=gpu_worker_pb2.Budget(share=1.0 if cell.budget is None else cell.budget),
+        num_prefill_tokens=len(question.context_ids) if cell.protocol == "P2" else 0,
+        measure=True,
+    )
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
