@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from rich.console import Console
 
 from carrel.serve.banner import banner
-from carrel.serve.children import Endpoints, check_gateway, child_specs
+from carrel.serve.children import Endpoints, check_gateway, child_environment, child_specs
 from carrel.serve.display import create_display
 from carrel.serve.facts import gather_facts
+from carrel.serve.memory import default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import default_of, flags
 from carrel.serve.ports import claim_port
-from carrel.serve.resolve import CONFIG_KEY, environment_keys, resolve
+from carrel.serve.resolve import CONFIG_KEY, resolve
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
 from carrel.version import commit, version
@@ -60,10 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = resolve(given, os.environ)
     options = resolved.options
     model = find_model(options.model)
+    if options.arena_bytes is None:
+        options = replace(options, arena_bytes=default_arena_bytes())
     port = claim_port(options.host, options.port, "--port")
     grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port") if options.grpc_port else 0
-    # the processes get what was resolved here, and nothing past us from the same variables
-    environment = {key: value for key, value in os.environ.items() if key not in environment_keys()}
+    environment = child_environment(os.environ)
     display = create_display(Console(), options.log_level in VERBOSE_LEVELS)
 
     with runtime_dir() as path:

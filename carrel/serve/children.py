@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from carrel.serve.options import ServeOptions, child_arguments
 from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
 from carrel.serve.readiness import grpc_serving, http_ready
+from carrel.serve.resolve import environment_keys
+from carrel.version import CHECKOUT
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 
@@ -21,8 +24,8 @@ STORE_START_S = 180.0
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
-# python -m package
-COMMAND_LENGTH = 3
+# python -P -m package
+COMMAND_LENGTH = 4
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,16 @@ def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chi
     )
 
 
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The children's environment: what was resolved reaches them as flags, so its variables are left out.
+
+    Our packages come first on their path, installed or not.
+    """
+    path = [str(CHECKOUT), *filter(None, [environment.get("PYTHONPATH")])]
+    kept = {key: value for key, value in environment.items() if key not in environment_keys()}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path)}
+
+
 def check_gateway(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> None:
     """Let the gateway read its options now: it starts last, minutes after a mistake could have been told.
 
@@ -128,4 +141,5 @@ def check_gateway(specs: Sequence[ChildSpec], environment: Mapping[str, str]) ->
 
 
 def _command(module: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", module, *arguments, "--json-events")
+    # -P: a folder named gateway where the user happens to stand is not our gateway
+    return (sys.executable, "-P", "-m", module, *arguments, "--json-events")

@@ -91,7 +91,7 @@ class ServeOptions:
     )
     arena_bytes: int | None = flag(
         None,
-        "host memory for the KV cache (default: half of what is free)",
+        "host memory for the KV cache (default: a quarter of what is free)",
         num_bytes,
         {STORE: "--arena-bytes"},
         aliases=("kv_store_memory",),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
-from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.children import Endpoints, child_environment, child_specs
+from carrel.serve.memory import LEAST_BYTES, default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import claim_port, reachable_host
 from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
+from carrel.version import CHECKOUT
 
 
 def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -91,6 +95,35 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert specs[2].stop_timeout_s > options.shutdown_timeout
 
 
+def test_resolved_variables_do_not_reach_the_children_a_second_time() -> None:
+    environment = child_environment(
+        {
+            "CARREL_PORT": "1",
+            "CARREL_API_KEY": "x",
+            "CARREL_CONFIG": "y",
+            "HF_HOME": "/hf",
+            "PYTHONPATH": "/mine",
+        }
+    )
+    assert {key for key in environment if key.startswith("CARREL_")} == set()
+    assert environment["HF_HOME"] == "/hf"
+    assert environment["PYTHONPATH"] == f"{CHECKOUT}:/mine"
+
+
+def test_a_folder_where_the_user_stands_shadows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kv_store").mkdir()
+    (tmp_path / "kv_store/__main__.py").write_text("raise SystemExit(77)")
+    spec = child_specs("m", ServeOptions(), Endpoints(tmp_path, "127.0.0.1", 8000, 8001))[0]
+    ended = subprocess.run(
+        [*spec.argv, "--help"],
+        cwd=tmp_path,
+        env=child_environment(os.environ),
+        capture_output=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0
+
+
 def test_what_the_gateway_refuses_is_told_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,3 +132,8 @@ def test_what_the_gateway_refuses_is_told_before_anything_starts(
     out, err = capsys.readouterr()
     assert "--allow-open" in err
     assert out == ""
+
+
+def test_the_default_arena_leaves_room() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert LEAST_BYTES <= default_arena_bytes() <= max(LEAST_BYTES, total // 4)
