@@ -8,9 +8,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from gpu_worker.arguments import parse_arguments
 from gpu_worker.config import WorkerConfig
@@ -30,8 +30,7 @@ def main(argv: Sequence[str]) -> int:
     _die_with_parent()
     os.umask(0o077)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+    _leave_on_signals()
     try:
         config = parse_arguments(argv)
         events: ProcessEvents = JsonEvents() if config.json_events else PlainEvents()
@@ -82,9 +81,23 @@ def available_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    # nothing is served yet, so there is nothing to drain
-    raise SystemExit(0)
+def _leave_on_signals() -> None:
+    """End with 0 on a signal until the loop has handlers of its own: nothing is served, nothing drains.
+
+    A plain handler would wait for the main thread, which may be deep in a load; the wake-up descriptor is
+    written at once whatever it does. asyncio takes that descriptor over with its first signal handler.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+
+    def watch() -> None:
+        os.read(reader, 1)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def _die_with_parent() -> None:
