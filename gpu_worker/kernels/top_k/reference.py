@@ -12,15 +12,20 @@ def top_k(scores: Tensor, counts: Tensor) -> Tensor:
     A tie goes to the higher position (the more recent token). -inf marks what is no candidate and is never taken.
     scores: float32 [B, H, N]. counts: int64 [B]. Returns int64 [B, H, max(counts)].
     """
-    num_positions = scores.shape[-1]
+    batch, num_heads, num_positions = scores.shape
     width = int(counts.max()) if counts.numel() else 0
-    # Stable on reversed positions: among equals the highest position comes first.
-    order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :width]
-    positions = num_positions - 1 - order
-    taken = torch.arange(positions.shape[-1], device=scores.device) < counts[:, None, None]
-    taken = taken & (scores.gather(-1, positions) > float("-inf"))
-    positions = positions.masked_fill(~taken, num_positions).sort(dim=-1).values
-    if positions.shape[-1] < width:
-        pad = positions.new_full((*positions.shape[:-1], width - positions.shape[-1]), num_positions)
-        positions = torch.cat([positions, pad], dim=-1)
+    reach = min(width, num_positions)
+    if reach == 0:
+        return torch.full((batch, num_heads, width), -1, device=scores.device)
+    best = scores.topk(reach, dim=-1).values
+    last = (counts.clamp(max=reach) - 1).clamp(min=0)[:, None, None].expand(-1, num_heads, 1)
+    threshold = best.gather(-1, last)
+    above = scores > threshold
+    # Of the equals, the highest positions fill what is left.
+    equal = (scores == threshold) & (scores > float("-inf"))
+    left = counts[:, None, None] - above.sum(dim=-1, keepdim=True)
+    taken = above | (equal & (equal.flip(-1).cumsum(-1).flip(-1) <= left))
+    positions = torch.arange(num_positions, device=scores.device).where(taken, num_positions)
+    positions = positions.topk(reach, dim=-1, largest=False, sorted=True).values
+    positions = torch.nn.functional.pad(positions, (0, width - reach), value=num_positions)
     return positions.masked_fill(positions == num_positions, -1)
