@@ -26,7 +26,7 @@ from gpu_worker.engine.records import (
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.engine.slot_pool import SlotPool
-from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
+from gpu_worker.errors import CapacityError, InvalidLogits, StoreUnavailable, WorkerError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
@@ -204,9 +204,22 @@ class Engine:
         return True
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
+        try:
+            events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
+        except InvalidLogits as error:
+            self._sample_valid(sequences, logits, set(error.request_ids))
+            return
         for sequence, event in zip(sequences, events, strict=True):
             self._accept(sequence, event)
+
+    def _sample_valid(self, sequences: list[Sequence], logits: torch.Tensor, invalid: set[str]) -> None:
+        """End the requests whose logits are invalid; the others of the batch go on."""
+        valid = [place for place, sequence in enumerate(sequences) if sequence.sequence_id not in invalid]
+        for sequence in sequences:
+            if sequence.sequence_id in invalid:
+                self._fail(sequence, InvalidLogits((sequence.sequence_id,)))
+        if valid:
+            self._sample([sequences[place] for place in valid], logits[valid])
 
     def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
         sequence.num_output += 1
