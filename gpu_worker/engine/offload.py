@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
 from gpu_worker.policies.base import IndexJob
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, StoreError, StoreFull
 
@@ -29,6 +29,14 @@ class TrainedLayer:
     future: Future[IndexSegment]
 
 
+@dataclass(slots=True)
+class _Extent:
+    """Tokens that a sequence may write to the store, and those of them that it may read."""
+
+    reserved: int = 0
+    sealed: int = 0
+
+
 class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable."""
 
@@ -39,7 +47,7 @@ class Offloader:
         self._num_layers = num_layers
         self._dtype = dtype
         self._device = device
-        self._reserved: dict[str, int] = {}
+        self._extents: dict[str, _Extent] = {}
         self.is_reachable = True
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
@@ -54,17 +62,17 @@ class Offloader:
             self._call(self._client.reattach)
             self.is_reachable = True
         self._call(lambda: self._client.open_sequence(sequence.sequence_id))
-        self._reserved[sequence.sequence_id] = 0
+        self._extents[sequence.sequence_id] = _Extent()
         try:
             self._reserve(sequence, num_tokens)
-        except CapacityError:
+        except WorkerError:
             self.release(sequence)
             raise
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> None:
         self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
         per_slab = self._client.tokens_per_slab
-        self._reserved[sequence.sequence_id] = -(-num_tokens // per_slab) * per_slab
+        self._extents[sequence.sequence_id].reserved = -(-num_tokens // per_slab) * per_slab
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Write and seal a prefilled layer. rows: [H_kv, n, 2d]."""
@@ -75,11 +83,12 @@ class Offloader:
                 sequence.sequence_id, rows.shape[1], layer_begin=layer, layer_end=layer + 1
             )
         )
+        self._extents[sequence.sequence_id].sealed = rows.shape[1]
         self.offloaded_bytes += data.nbytes
 
     def put_token(self, sequence: Sequence, position: int, rows: Tensor) -> None:
         """Write one token of every layer, and seal at every full slab. rows: [L, H_kv, 2d]."""
-        if position >= self._reserved[sequence.sequence_id]:
+        if position >= self._extents[sequence.sequence_id].reserved:
             self._reserve(sequence, position + 1)
         data = _bytes(rows)
         for layer in range(self._num_layers):
@@ -90,7 +99,11 @@ class Offloader:
         self.offloaded_bytes += data.nbytes
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
-        self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
+        """Let the tokens below `num_tokens` be read; nothing is asked where they already may."""
+        extent = self._extents[sequence.sequence_id]
+        if num_tokens > extent.sealed:
+            self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
+            extent.sealed = num_tokens
 
     def build(self, sequence: Sequence, layer: int, job: IndexJob) -> TrainedLayer:
         """Ask for an index over sealed rows; returns at once."""
@@ -111,6 +124,9 @@ class Offloader:
 
     def fetch(self, layer: int, wanted: list[tuple[Sequence, int, Tensor]]) -> Tensor:
         """Rows of (sequence, KV head, positions int64 [n]) in this order: [sum of n, 2d] on the device."""
+        for sequence, _, positions in wanted:
+            if positions.numel() and int(positions.max()) >= self._extents[sequence.sequence_id].sealed:
+                self.seal(sequence, sequence.num_tokens)
         items = [
             RowsWanted(sequence.sequence_id, head, positions.cpu().numpy())
             for sequence, head, positions in wanted
@@ -124,6 +140,7 @@ class Offloader:
 
     def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
         """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
+        self.seal(sequence, sequence.num_tokens)
         positions = np.arange(sequence.num_tokens, dtype=np.int64)
         items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
         return self._gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
@@ -139,7 +156,7 @@ class Offloader:
 
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
-        self._reserved.pop(sequence.sequence_id, None)
+        self._extents.pop(sequence.sequence_id, None)
         try:
             self._call(lambda: self._client.release(sequence.sequence_id))
         except StoreUnavailable:
