@@ -135,8 +135,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
     def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
         """Copy a trained segment into the seat's index."""
 
-    def extend(self, index: IndexT, seat: int, begin: int, keys: Tensor) -> None:
-        """Code tokens that leave the window. keys: [num_layers, H_kv, T, d], positions begin, begin + 1, ..."""
+    def extend(self, index: IndexT, seat: int, layers: range, begin: int, keys: Tensor) -> None:
+        """Code tokens that leave the window. keys: [len(layers), H_kv, T, d], positions begin, begin + 1, ..."""
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:
@@ -145,6 +145,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
 
 def attend_all(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:
     """The plan of a prompt that its budget covers, or that is too short to be selected from."""
+    num_sink = min(num_sink, num_prompt_tokens)
     return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected=None)
 
 

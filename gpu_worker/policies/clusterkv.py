@@ -52,7 +52,10 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
-        if budget_tokens >= num_prompt_tokens or num_prompt_tokens - num_sink < self.tokens_per_cluster:
+        num_candidates = num_prompt_tokens - num_sink
+        # Window segments must begin beyond the sinks: that tells them from the prompt's.
+        is_short = num_candidates < self.tokens_per_cluster or num_prompt_tokens <= self.num_sink
+        if budget_tokens >= num_prompt_tokens or is_short:
             return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent=0)
         num_selected = budget_tokens - num_sink
         return Plan(num_prompt_tokens, budget_tokens, num_sink, 0, num_selected, window_extra=True)

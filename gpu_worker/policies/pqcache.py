@@ -76,8 +76,10 @@ class PQCache(RecallPolicy[PQIndex]):
             segment.arrays["codes"], device=index.codes.device
         )
 
-    def extend(self, index: PQIndex, seat: int, begin: int, keys: Tensor) -> None:
-        index.codes[seat, :, :, begin : begin + keys.shape[2]] = pq_assign(keys, index.codebooks[seat])
+    def extend(self, index: PQIndex, seat: int, layers: range, begin: int, keys: Tensor) -> None:
+        span = slice(layers.start, layers.stop)
+        codes = pq_assign(keys, index.codebooks[seat, span])
+        index.codes[seat, span, :, begin : begin + keys.shape[2]] = codes
 
     def score(self, index: PQIndex, candidates: Candidates) -> Tensor:
         codes = index.codes[candidates.seats, candidates.layer, :, : candidates.num_positions]

@@ -89,7 +89,7 @@ class RecallCache(Cache):
                 self._train(sequence, layers, begin, end)
             else:
                 keys = self._hot_cache.keys(sequence.seat, layers, begin, end)
-                self._indexes.extend(policy, sequence.seat, begin, keys)
+                self._indexes.extend(policy, sequence.seat, layers, begin, keys)
         sequence.window_begin = end
         self._hot_cache.place(sequence, layers, end)
 
