@@ -38,9 +38,6 @@ class DenseCache(Cache):
         lengths = group.positions + 1
         num_blocks = -(-max(sequence.num_tokens + 1 for sequence in group.sequences) // BLOCK_SIZE)
         tables = self._block_tables.tables[group.seats, layer, :, :num_blocks]
-        # A shorter sequence's table ends earlier: what follows is masked, but must be a valid block.
-        used = torch.arange(num_blocks, device=query.device) * BLOCK_SIZE < lengths[:, None, None]
-        tables = tables.where(used, 0)
         for sequence in group.sequences:
             sequence.meter.num_layer_steps += 1
             sequence.meter.attended_tokens += sequence.num_tokens

@@ -31,7 +31,8 @@ def attend_blocks(query: Tensor, pool: Tensor, block_tables: Tensor, lengths: Te
     batch, _num_heads, head_dim = query.shape
     num_kv_heads, num_blocks = block_tables.shape[1:]
     blocks = pool.view(-1, BLOCK_SIZE, 2 * head_dim)
-    rows = blocks.index_select(0, block_tables.clamp(min=0).flatten())
+    used = torch.arange(num_blocks, device=query.device) * BLOCK_SIZE < lengths[..., None]
+    rows = blocks.index_select(0, block_tables.where(used, 0).flatten())
     rows = rows.view(batch, num_kv_heads, num_blocks * BLOCK_SIZE, 2 * head_dim)
     beyond = torch.arange(rows.shape[2], device=query.device) >= lengths[..., None]
     return _attend(query, rows, beyond, scale, None)
