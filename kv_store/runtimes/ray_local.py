@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -49,13 +51,17 @@ class RayRuntime(Runtime):
             _start_ray(f"{folder}/r", config.num_trainers + 1)
             events.progress("start Ray", 1, 1)
             events.progress("start the store", 0, 1)
-            self._actor = ray.remote(
-                name=ACTOR_NAME,
-                namespace=NAMESPACE,
-                num_cpus=1,
-                max_restarts=config.max_restarts,
-                max_concurrency=MAX_CONCURRENCY,
-            )(StoreActor).remote(config)
+            self._actor: Any = (
+                ray.remote(StoreActor)
+                .options(
+                    name=ACTOR_NAME,
+                    namespace=NAMESPACE,
+                    num_cpus=1,
+                    max_restarts=config.max_restarts,
+                    max_concurrency=MAX_CONCURRENCY,
+                )
+                .remote(config)
+            )
             stack.callback(self._stop_actor)
             self._await_ready()
             events.progress("start the store", 1, 1)
@@ -139,7 +145,7 @@ def _start_ray(folder: str, num_cpus: int) -> None:
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             namespace=NAMESPACE,
             configure_logging=False,
             _node_ip_address="127.0.0.1",

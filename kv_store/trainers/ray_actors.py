@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import faiss
 import ray
@@ -39,8 +40,8 @@ class RayTrainers(TrainerPool):
     """`num_trainers` actors; a thread for each waits for its answers. They end with their owner."""
 
     def __init__(self, handle: ArenaHandle, num_trainers: int, arena_socket: str) -> None:
-        actor_class = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(TrainerActor)
-        self._actors = [actor_class.remote(handle, arena_socket) for _ in range(num_trainers)]
+        actor_class = ray.remote(TrainerActor).options(num_cpus=1, max_restarts=-1, max_task_retries=1)
+        self._actors: list[Any] = [actor_class.remote(handle, arena_socket) for _ in range(num_trainers)]
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(num_trainers, thread_name_prefix="trainer")
         try:

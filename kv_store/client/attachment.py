@@ -1,0 +1,94 @@
+"""Everything a client knows that ends with an epoch: connection, mapping, lease."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from kv_store.client import wire
+from kv_store.client.errors import InvalidStoreRequest, StaleEpoch
+from kv_store.client.layout import Layout, SlabGeometry
+from kv_store.client.lease import Lease
+from kv_store.client.rpc import StoreRpc
+from kv_store.client.transports import Transport
+from kv_store.v1 import kv_store_pb2 as pb
+
+Reply = TypeVar("Reply")
+
+
+@contextlib.contextmanager
+def refusing_odd_fields() -> Iterator[None]:
+    """A field that no message can carry (negative, too large, not a string) is the caller's fault."""
+    try:
+        yield
+    except (ValueError, TypeError) as exc:
+        raise InvalidStoreRequest(f"a field that cannot be sent: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped."""
+
+    epoch: int
+    geometry: SlabGeometry
+    rpc: StoreRpc
+    transport: Transport
+    lease: Lease
+
+    def call(
+        self, method: Callable[..., Reply], request: Message, timeout_seconds: float | None = None
+    ) -> Reply:
+        """Call the store. Raises StoreError; a StaleEpoch ends the lease too."""
+        with self.noting_loss():
+            return self.rpc.call(method, request, timeout_seconds)
+
+    @contextlib.contextmanager
+    def noting_loss(self) -> Iterator[None]:
+        """Once the store disowns this attachment, writing into the arena must stop too."""
+        try:
+            yield
+        except StaleEpoch as exc:
+            self.lease.lose(exc)
+            raise
+
+    def close(self) -> None:
+        self.rpc.close()
+        self.lease.close()
+        self.transport.close()
+
+
+def attach(
+    target: str,
+    layout: Layout,
+    worker_id: str,
+    transport: type[Transport],
+    max_gather_rows: int,
+    timeout_seconds: float,
+) -> Attachment:
+    """Attach, map and start the heartbeat. Raises StoreError; nothing is left open then."""
+    rpc = StoreRpc(target, timeout_seconds)
+    try:
+        with refusing_odd_fields():
+            request = pb.AttachRequest(
+                worker_id=worker_id,
+                layout=wire.layout_to_message(layout),
+                max_gather_rows=transport.response_rows(max_gather_rows),
+            )
+        reply = rpc.attach(request)
+        geometry = SlabGeometry(layout, reply.slab_bytes)
+        if geometry.tokens_per_slab != reply.tokens_per_slab:
+            raise InvalidStoreRequest(
+                f"the store cuts slabs into {reply.tokens_per_slab} tokens, this client into "
+                f"{geometry.tokens_per_slab}: run the same version on both sides"
+            )
+        mapped = transport(rpc, layout, worker_id, reply)
+    except BaseException:
+        rpc.close()
+        raise
+    beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
+    lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
+    return Attachment(reply.epoch, geometry, rpc, mapped, lease)

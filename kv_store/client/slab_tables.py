@@ -1,0 +1,76 @@
+"""The client's own slab tables: what it may write, checked without asking the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.errors import InvalidStoreRequest, NotInStore
+from kv_store.client.layout import Layout, SlabGeometry
+
+
+class SlabTable:
+    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], read-only; `sealed` tokens per layer."""
+
+    __slots__ = ("_layout", "capacity", "sealed", "table")
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.table: npt.NDArray[np.int32] = np.empty((layout.num_layers, 0), np.int32)
+        self.sealed = [0] * layout.num_layers
+        self.capacity = 0
+
+    def adopt(self, flat: Sequence[int], slabs_per_layer: int, geometry: SlabGeometry) -> None:
+        """Take over the table that the store sent."""
+        table = np.array(flat, np.int32).reshape(self._layout.num_layers, slabs_per_layer)
+        table.flags.writeable = False
+        self.table = table
+        self.capacity = slabs_per_layer * geometry.tokens_per_slab
+
+    def check_put(
+        self, layer: int, token_begin: int, rows: npt.NDArray[np.uint8], geometry: SlabGeometry
+    ) -> None:
+        """Raises InvalidStoreRequest unless rows have the layout's shape and lie in writable slabs."""
+        layout = self._layout
+        shape = rows.shape
+        if len(shape) != 3 or (shape[0], shape[2]) != (layout.num_kv_heads, layout.row_bytes):
+            raise InvalidStoreRequest(
+                f"rows are {list(shape)}, they must be [{layout.num_kv_heads}, num_tokens, {layout.row_bytes}]"
+            )
+        if rows.dtype != np.uint8:
+            raise InvalidStoreRequest(f"rows are {rows.dtype}, they must be uint8")
+        if not 0 <= layer < layout.num_layers:
+            raise InvalidStoreRequest(f"layer {layer} is not from 0 to {layout.num_layers - 1}")
+        immutable = self.sealed[layer] & ~geometry.token_mask
+        if not (shape[1] >= 1 and immutable <= token_begin <= self.capacity - shape[1]):
+            raise InvalidStoreRequest(
+                f"{shape[1]} tokens from {token_begin} in layer {layer}: tokens below {immutable} are immutable, "
+                f"tokens from {self.capacity} on are not reserved"
+            )
+
+
+class SlabTables:
+    """Slab tables of the sequences that this client has open."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._tables: dict[str, SlabTable] = {}
+
+    def open(self, sequence_id: str) -> None:
+        if sequence_id not in self._tables:
+            self._tables[sequence_id] = SlabTable(self._layout)
+
+    def get(self, sequence_id: str) -> SlabTable:
+        """Raises NotInStore."""
+        table = self._tables.get(sequence_id)
+        if table is None:
+            raise NotInStore(f"sequence {sequence_id!r} is not open in this client")
+        return table
+
+    def forget(self, sequence_id: str) -> None:
+        self._tables.pop(sequence_id, None)
+
+    def clear(self) -> None:
+        self._tables.clear()
