@@ -31,6 +31,7 @@ class WorkerServer:
 
     def __init__(self, engine: EnginePort, listen: str, max_pending: int = MAX_PENDING_EVENTS) -> None:
         self._listen = listen
+        self._is_bound = False
         # typed Any: stubs of grpc_health, where installed, leave its aio part out
         module: Any = health
         self._health = module.aio.HealthServicer()
@@ -58,6 +59,7 @@ class WorkerServer:
             raise ConfigError(
                 f"--listen {self._listen!r} cannot be bound; choose another address."
             ) from error
+        self._is_bound = True
         if path := _socket_path(self._listen):
             path.chmod(0o600)
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -71,7 +73,7 @@ class WorkerServer:
         """Refuse new calls, cancel those that outlive the grace, free the address."""
         await self.stop_serving()
         await self._server.stop(grace_seconds)
-        if path := _socket_path(self._listen):
+        if self._is_bound and (path := _socket_path(self._listen)):
             path.unlink(missing_ok=True)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import socket
 
 import grpc
 import pytest
@@ -127,6 +128,18 @@ async def test_an_address_in_use_is_refused(tmp_path):
     async with Process(tmp_path) as process:
         with pytest.raises(ConfigError, match="another process"):
             await asyncio.to_thread(prepare_address, process.target)
+
+
+async def test_an_address_that_cannot_be_bound_ends_the_start_and_the_engine():
+    engine = FakeEngine()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="another process"):
+            await asyncio.to_thread(prepare_address, listen)
+        lifecycle = Lifecycle(engine, listen, 1, 1.0, PlainEvents(io.StringIO()))
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            await asyncio.wait_for(lifecycle.run(), 20)
+    assert engine.was_closed
 
 
 def test_prepare_address_makes_a_private_folder_and_spares_files(tmp_path):
