@@ -1,0 +1,148 @@
+"""Every error that the gateway raises on purpose. None of them knows a protocol.
+
+GatewayError
+├── ConfigError                start-up: an option, a path or a port that cannot be used
+└── ServiceError               while serving; `param` names the field, `code` is a stable word for programs
+    ├── InvalidRequest         a field that is missing, of the wrong type or out of range
+    │   └── ContextOverflow    prompt and completion exceed the model's maximum length
+    ├── Unauthorized           no key, or a wrong one
+    ├── UnknownModel           a model that is not served
+    ├── TooLarge               a body over the limit
+    ├── SlowBody               a body that did not arrive in time
+    ├── Overloaded             no room: try again later
+    ├── ShuttingDown           draining: try again elsewhere or later
+    ├── WorkerUnavailable      the worker, or the store behind it, cannot be reached
+    ├── RequestTimeout         the request's deadline passed
+    └── GenerationFailed       the worker gave up on this one request
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Base of all; the text is fit to be shown to a user."""
+
+
+class ConfigError(GatewayError):
+    """A start-up option that cannot be used."""
+
+
+class ServiceError(GatewayError):
+    """A request that cannot be served; `retry_after_s` says when another try makes sense."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ServiceError):
+    """A request field that is missing, of the wrong type or out of range."""
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt and completion together exceed the model's maximum length.
+
+    `is_lower_bound`: the prompt was too long to be tokenized at all, so its count is the least it can be.
+    """
+
+    def __init__(
+        self,
+        max_model_len: int,
+        max_tokens: int,
+        num_prompt_tokens: int,
+        param: str,
+        is_lower_bound: bool = False,
+    ) -> None:
+        at_least = "at least " if is_lower_bound else ""
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{max_tokens} output tokens and your prompt contains {at_least}{num_prompt_tokens} input tokens. "
+            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            param,
+            "context_length_exceeded",
+        )
+
+
+class Unauthorized(ServiceError):
+    """No API key, or a wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Missing or wrong API key. Send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
+        )
+
+
+class UnknownModel(ServiceError):
+    """A model name that is not served."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(
+            f"The model {_shorten(model)} does not exist. This server serves {served!r}.",
+            "model",
+            "model_not_found",
+        )
+
+
+class TooLarge(ServiceError):
+    """A request body over the limit."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(
+            f"The request body exceeds {max_body_bytes} bytes. Send a shorter prompt, or raise --max-body-bytes.",
+            code="request_too_large",
+        )
+
+
+class SlowBody(ServiceError):
+    """A request body that did not arrive in time."""
+
+
+class Overloaded(ServiceError):
+    """No room for the request now."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, code="overloaded", retry_after_s=retry_after_s)
+
+
+class ShuttingDown(ServiceError):
+    """The server is draining and admits nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", code="shutting_down", retry_after_s=5)
+
+
+class WorkerUnavailable(ServiceError):
+    """The worker, or the store behind it, cannot be reached."""
+
+    def __init__(self, message: str = "The model worker cannot be reached.") -> None:
+        super().__init__(message, code="worker_unavailable", retry_after_s=2)
+
+
+class RequestTimeout(ServiceError):
+    """The request's deadline passed."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"The request was not finished within {timeout_s:g} s. Ask for fewer tokens, or raise --request-timeout.",
+            code="timeout",
+        )
+
+
+class GenerationFailed(ServiceError):
+    """The worker gave up on this one request."""
+
+    def __init__(self, message: str = "The generation failed.") -> None:
+        super().__init__(message, code="generation_failed")
+
+
+def _shorten(text: str, limit: int = 100) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "...")

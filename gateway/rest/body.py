@@ -1,0 +1,70 @@
+"""From bytes on the wire to a checked body."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from gateway.errors import InvalidRequest, SlowBody, TooLarge
+from gateway.rest.schemas import Body
+
+BODY_TIMEOUT_S = 60.0
+MAX_ERRORS = 10
+MAX_ERROR_CHARS = 200
+
+B = TypeVar("B", bound=Body)
+
+# pydantic names the branch of a union in an error's place; a client knows only its own fields
+_BRANCHES = ("str", "int", "float", "list[", "dict[", "bool")
+
+
+async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
+    """Read and check a JSON body. Raises TooLarge before parsing, SlowBody, and InvalidRequest."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        # a form could be sent by any web page
+        raise InvalidRequest("Send the body as JSON with 'Content-Type: application/json'.")
+    raw = await _read(request, max_bytes)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as exc:
+        raise _invalid(exc) from exc
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise TooLarge(max_bytes)
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > max_bytes:
+                    raise TooLarge(max_bytes)
+    except TimeoutError as exc:
+        raise SlowBody(f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from exc
+    return bytes(raw)
+
+
+def _invalid(exc: ValidationError) -> InvalidRequest:
+    """A bounded text without what the client sent: it could be megabytes."""
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    lines = list(dict.fromkeys(_line(error) for error in errors))
+    more = f"; and {len(lines) - MAX_ERRORS} more" if len(lines) > MAX_ERRORS else ""
+    return InvalidRequest("; ".join(lines[:MAX_ERRORS]) + more, _param(errors[0]) or None)
+
+
+def _line(error: ErrorDetails) -> str:
+    param, text = _param(error), error["msg"].removeprefix("Value error, ")
+    return (f"{param}: {text}" if param else text)[:MAX_ERROR_CHARS]
+
+
+def _param(error: ErrorDetails) -> str:
+    places = [str(place) for place in error["loc"]]
+    kept = places[:1] + [place for place in places[1:] if not place.startswith(_BRANCHES)]
+    return ".".join(kept)[:MAX_ERROR_CHARS]

@@ -1,0 +1,168 @@
+"""The routes: each reads a body, calls the service and writes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.config import GatewayConfig
+from gateway.errors import InvalidRequest, WorkerUnavailable
+from gateway.records import Generation
+from gateway.rest.body import B, read_body
+from gateway.rest.chat_format import ChatChunks, chat_json
+from gateway.rest.collect import Answer, collect
+from gateway.rest.completion_format import CompletionChunks, completion_json
+from gateway.rest.converters import read_chat, read_completion, read_messages
+from gateway.rest.errors import error_response
+from gateway.rest.feed import Feed, while_connected
+from gateway.rest.openapi import json_body
+from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from gateway.rest.sse import ChunkFormat, EventStream
+from gateway.service import ChatService
+from gateway.version import package_version
+
+# the service's own deadline comes first and can still be told
+STREAM_GRACE_S = 10.0
+
+
+class Endpoints:
+    """The handlers, as methods over one service."""
+
+    def __init__(self, config: GatewayConfig, service: ChatService) -> None:
+        self._config = config
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        """Continue a chat; with `stream` as server-sent events."""
+        body = await self._body(request, ChatBody)
+        generation = self._service.chat(read_chat(body, request.state.request_id))
+        return await self._answer(
+            request,
+            body,
+            generation,
+            lambda include_usage: ChatChunks(generation, include_usage),
+            lambda answer: chat_json(generation, answer, bool(body.logprobs)),
+        )
+
+    async def completion(self, request: Request) -> Response:
+        """Continue one or several prompts; with `stream` as server-sent events."""
+        body = await self._body(request, CompletionBody)
+        generation = self._service.completion(read_completion(body, request.state.request_id))
+        return await self._answer(
+            request,
+            body,
+            generation,
+            lambda include_usage: CompletionChunks(generation, include_usage),
+            lambda answer: completion_json(generation, answer, body.logprobs is not None),
+        )
+
+    async def models(self) -> Response:
+        """The model that is served."""
+        return JSONResponse({"object": "list", "data": [await self._model_card()]})
+
+    async def model(self, model_id: str) -> Response:
+        self._service.check_model(model_id)
+        return JSONResponse(await self._model_card())
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a `prompt`, or of `messages` behind the chat template."""
+        body = await self._body(request, TokenizeBody)
+        self._service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("Give either prompt or messages.", "prompt")
+        if body.prompt is not None:
+            tokens = await self._service.tokenize_text(body.prompt, body.add_special_tokens)
+        else:
+            tokens = await self._service.tokenize_chat(read_messages(body.messages or []))
+        info = await self._service.status.info()
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, without special tokens."""
+        body = await self._body(request, DetokenizeBody)
+        self._service.check_model(body.model)
+        return JSONResponse({"prompt": await self._service.detokenize(tuple(body.tokens))})
+
+    async def health(self) -> Response:
+        """Liveness: 200 while the worker answers."""
+        if await self._service.status.is_alive():
+            return JSONResponse({"status": "ok"})
+        return error_response(WorkerUnavailable())
+
+    async def ready(self) -> Response:
+        """Readiness: 200 when a request would be served now."""
+        if (reason := await self._service.status.why_not_ready()) is None:
+            return JSONResponse({"status": "ready"})
+        return error_response(WorkerUnavailable(reason))
+
+    async def version(self) -> Response:
+        return JSONResponse({"version": package_version()})
+
+    async def metrics(self) -> Response:
+        """Prometheus text: the gateway's metrics, and the worker's counters."""
+        return Response(await self._service.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _body(self, request: Request, kind: type[B]) -> B:
+        return await read_body(request, kind, await self._service.max_body_bytes())
+
+    async def _model_card(self) -> dict[str, Any]:
+        info = await self._service.status.info()
+        return {
+            "id": self._service.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "carrel",
+            "max_model_len": info.max_model_len,
+        }
+
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationBody,
+        generation: Generation,
+        chunk_format: Callable[[bool], ChunkFormat],
+        whole: Callable[[Answer], dict[str, Any]],
+    ) -> Response:
+        if not body.stream:
+            work = collect(generation.events, generation.num_choices)
+            return JSONResponse(whole(await while_connected(request.receive, work)))
+        feed = Feed(generation.events)
+        try:
+            # an early failure still gets its own status; a long prefill gets its 200 and heartbeats
+            await while_connected(request.receive, feed.wait(self._config.heartbeat_s))
+            feed.check()
+        except BaseException:
+            await feed.close()
+            raise
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        timeout_s = self._config.request_timeout_s + STREAM_GRACE_S
+        return EventStream(feed, chunk_format(include_usage), self._config.heartbeat_s, timeout_s)
+
+
+def create_router(config: GatewayConfig, service: ChatService) -> APIRouter:
+    """All routes of the API."""
+    endpoints = Endpoints(config, service)
+    router = APIRouter(redirect_slashes=False)
+    router.add_api_route("/v1/models", endpoints.models, methods=["GET"])
+    # a hub id holds a slash
+    router.add_api_route("/v1/models/{model_id:path}", endpoints.model, methods=["GET"])
+    for path, endpoint, kind in (
+        ("/v1/chat/completions", endpoints.chat, ChatBody),
+        ("/v1/completions", endpoints.completion, CompletionBody),
+        ("/tokenize", endpoints.tokenize, TokenizeBody),
+        ("/detokenize", endpoints.detokenize, DetokenizeBody),
+    ):
+        router.add_api_route(path, endpoint, methods=["POST"], openapi_extra=json_body(kind))
+    for path, reader in (
+        ("/health", endpoints.health),
+        ("/ready", endpoints.ready),
+        ("/version", endpoints.version),
+        ("/metrics", endpoints.metrics),
+    ):
+        router.add_api_route(path, reader, methods=["GET"])
+    return router

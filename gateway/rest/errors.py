@@ -1,0 +1,101 @@
+"""Every error as `{"error": {"message", "type", "param", "code"}}`: the one table for REST."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from gateway.errors import (
+    ContextOverflow,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    ServiceError,
+    ShuttingDown,
+    SlowBody,
+    TooLarge,
+    Unauthorized,
+    UnknownModel,
+    WorkerUnavailable,
+)
+
+STATUSES: dict[type[ServiceError], int] = {
+    InvalidRequest: 400,
+    ContextOverflow: 400,
+    Unauthorized: 401,
+    UnknownModel: 404,
+    SlowBody: 408,
+    TooLarge: 413,
+    GenerationFailed: 500,
+    Overloaded: 503,
+    ShuttingDown: 503,
+    WorkerUnavailable: 503,
+    RequestTimeout: 504,
+}
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+# another try would fail the same way, or would cost as much again
+NOT_RETRYABLE = (500, 504)
+
+log = logging.getLogger(__name__)
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """The JSON of an error, in a reply and in a stream alike."""
+    return _body(STATUSES[type(error)], error.message, error.param, error.code)
+
+
+def error_response(error: ServiceError) -> JSONResponse:
+    status = STATUSES[type(error)]
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if status in NOT_RETRYABLE:
+        headers["x-should-retry"] = "false"
+    return JSONResponse(error_body(error), status, headers)
+
+
+async def on_service_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServiceError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Routes that do not exist, and methods that they do not have."""
+    assert isinstance(error, HTTPException)
+    texts = {404: "There is no such route.", 405: "This route does not take this method."}
+    text = texts.get(error.status_code, "The request cannot be served.")
+    return JSONResponse(_body(error.status_code, text, None, None), error.status_code, error.headers)
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """A bug: the log has the cause, the client only the id to quote."""
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    log.error("request %s failed", request_id, exc_info=error)
+    return JSONResponse(internal_error_body(), 500, {"x-should-retry": "false", "X-Request-Id": request_id})
+
+
+def internal_error_body() -> dict[str, Any]:
+    return _body(500, "Internal error; the server's log has the cause.", None, "internal_error")
+
+
+def _body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+    kind = TYPES.get(status, "APIError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}

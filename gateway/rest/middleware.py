@@ -1,0 +1,50 @@
+"""What happens to every request before its route is looked up."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.auth import KeyRing
+from gateway.errors import Unauthorized
+from gateway.request_ids import public_id
+from gateway.rest.errors import error_response
+
+# exactly these paths are open; everything else, known or not, needs a key
+UNGUARDED_PATHS = frozenset({"/health", "/ready"})
+
+
+class RequestIdMiddleware:
+    """Puts the request's id into `scope["state"]["request_id"]` and into every answer's X-Request-Id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = public_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class AuthMiddleware:
+    """Refuses requests without a key. Decides by the raw path of the scope, which no header can change."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_guarded = scope["type"] == "http" and scope["path"] not in UNGUARDED_PATHS
+        if is_guarded and not self._keys.accepts(Headers(scope=scope).get("authorization")):
+            await error_response(Unauthorized())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

@@ -1,0 +1,83 @@
+"""Server-sent events: one frame a chunk, comments while nothing happens, an error frame when it ends badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ServiceError
+from gateway.records import Event
+from gateway.rest.errors import error_body, internal_error_body
+from gateway.rest.feed import ClientGone, Feed, while_connected
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+log = logging.getLogger(__name__)
+
+
+class ChunkFormat(Protocol):
+    """One request's events as JSON chunks."""
+
+    def chunks(self, event: Event) -> Iterable[dict[str, Any]]: ...
+
+
+class EventStream(Response):
+    """Sends a feed; closes it at the end, when the client goes, and after `timeout_s` with a client that never reads."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, feed: Feed, chunk_format: ChunkFormat, heartbeat_s: float, timeout_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._feed = feed
+        self._format = chunk_format
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await while_connected(receive, self._send_all(send))
+        except ClientGone:
+            log.info("a client left its stream")
+        except TimeoutError:
+            log.warning("a client did not read its stream within %g s", self._timeout_s)
+        finally:
+            await self._feed.close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await self._send_events(send)
+        except ServiceError as error:
+            await _write(send, frame(error_body(error)))
+        except Exception:
+            log.exception("a stream failed")
+            await _write(send, frame(internal_error_body()))
+        await _write(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        while True:
+            while not await self._feed.wait(self._heartbeat_s):
+                await _write(send, PING)
+            event = await self._feed.take()
+            if event is None:
+                return
+            if body := b"".join(frame(chunk) for chunk in self._format.chunks(event)):
+                await _write(send, body)
+
+
+def frame(chunk: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+async def _write(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,46 @@
+"""Stop strings that may begin in one token and end in another."""
+
+from __future__ import annotations
+
+
+class StopMatcher:
+    """Passes text through, holding back what may still turn out to be a stop string.
+
+    `push` and `flush` return text that is safe to send; `has_stopped` is set once a stop string was seen, and
+    nothing at or after it is ever returned.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.has_stopped = False
+
+    def push(self, text: str) -> str:
+        if self.has_stopped:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if starts:
+            safe, self._held = self._held[: min(starts)], ""
+            self.has_stopped = True
+            return safe
+        split = len(self._held) - self._num_ambiguous()
+        safe, self._held = self._held[:split], self._held[split:]
+        return safe
+
+    def flush(self) -> str:
+        """The held text, once it is known that nothing follows."""
+        safe, self._held = self._held, ""
+        return safe
+
+    def _num_ambiguous(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        return max(self._overlap(stop) for stop in self._stops)
+
+    def _overlap(self, stop: str) -> int:
+        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(stop[:length]):
+                return length
+        return 0

@@ -1,0 +1,140 @@
+"""Text to token ids and back, and the chat template. Loads nothing but the tokenizer: no model, no torch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import PreTrainedTokenizerFast
+
+from gateway.errors import ConfigError, InvalidRequest
+from gateway.records import Message, Scalar
+
+TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
+
+NO_TEMPLATE = (
+    "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
+)
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads: nothing is changed after construction."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        # a file may ask for either; both would change what the client wrote
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._chat_template = chat_template
+        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | {"messages"}
+
+    @cached_property
+    def max_chars_per_token(self) -> int:
+        """Length of the longest vocabulary entry: a text of n characters has at least n over this many tokens."""
+        return max((len(token) for token in self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of a text; `add_special_tokens` puts the model's begin token first where it has one."""
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids without special tokens. Unknown ids are skipped."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token on its own, special tokens by their names."""
+        return str(self._backend.decode([token_id], skip_special_tokens=False))
+
+    def render_chat(self, messages: Sequence[Message], arguments: Mapping[str, Scalar]) -> str:
+        """The prompt text for a chat, by the model's template in transformers' sandbox.
+
+        Raises InvalidRequest when there is no template or when the template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise InvalidRequest(NO_TEMPLATE, "messages", "no_chat_template")
+        for name in arguments:
+            if name in self._reserved or not name.isidentifier():
+                raise InvalidRequest(
+                    f"{name[:50]!r} cannot be set for the chat template.", "chat_template_kwargs"
+                )
+        try:
+            # Any: free template variables share the keyword arguments with transformers' typed ones
+            render: Any = self._tokenizer.apply_chat_template
+            text = render(
+                [{"role": message.role, "content": message.content} for message in messages],
+                chat_template=self._chat_template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **arguments,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as exc:
+            reason = " ".join(str(exc).split())[:200]
+            raise InvalidRequest(f"The chat template refused the messages: {reason}", "messages") from exc
+        return str(text)
+
+
+def resolve_model_dir(model: str, revision: str | None) -> Path:
+    """The directory of a local model, or the tokenizer's files of a hub id. Raises ConfigError."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith("."):
+        raise ConfigError(f"--model {model}: no such directory")
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=TOKENIZER_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
+        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise ConfigError(f"--model {model}: no such directory, and not on the hub ({reason})") from exc
+
+
+def load_tokenizer(model_dir: Path, chat_template_file: Path | None) -> Tokenizer:
+    """Load `tokenizer.json` and the chat template. Raises ConfigError when either cannot be used."""
+    if not (model_dir / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"{model_dir} has no tokenizer.json: give a model directory that holds one with --model"
+        )
+    try:
+        # not AutoTokenizer, whose import loads torch where it is installed
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model_dir))
+    except Exception as exc:
+        # the tokenizers library raises plain Exception for a file that it cannot read
+        raise ConfigError(f"the tokenizer in {model_dir} cannot be loaded: {exc}") from exc
+    if chat_template_file is None:
+        return Tokenizer(tokenizer, _own_template(tokenizer))
+    try:
+        template = chat_template_file.read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as exc:
+        raise ConfigError(f"--chat-template {chat_template_file}: {exc}") from exc
+    return Tokenizer(tokenizer, template)
+
+
+def _own_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def load_generation_config(model_dir: Path) -> Mapping[str, Any]:
+    """`generation_config.json`, or nothing where the model has none. Raises ConfigError when it is no JSON object."""
+    path = model_dir / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return values

@@ -1,0 +1,56 @@
+"""What is known of the worker, and whether this server can serve."""
+
+from __future__ import annotations
+
+from gateway.admission import Admission
+from gateway.errors import ServiceError
+from gateway.records import WorkerInfo, WorkerStats
+from gateway.worker_client import WorkerClient
+
+
+class WorkerStatus:
+    """Asks the worker; its constant facts only once, until `forget`."""
+
+    def __init__(self, worker: WorkerClient, admission: Admission) -> None:
+        self._worker = worker
+        self._admission = admission
+        self._info: WorkerInfo | None = None
+
+    async def info(self) -> WorkerInfo:
+        """What the worker says of itself. Raises WorkerUnavailable."""
+        if self._info is None:
+            self._info = await self._worker.info()
+        return self._info
+
+    def forget(self) -> None:
+        """The worker was lost; the next one may differ."""
+        self._info = None
+
+    async def is_alive(self) -> bool:
+        """Liveness: the worker answers, whether or not it serves already."""
+        try:
+            await self._worker.is_serving()
+        except ServiceError:
+            return False
+        return True
+
+    async def why_not_ready(self) -> str | None:
+        """None when a request would be served now, else what is missing."""
+        if self._admission.is_draining:
+            return "The server is shutting down."
+        try:
+            if not await self._worker.is_serving():
+                return "The model worker is still loading, or is shutting down."
+            await self.info()
+            if not (await self._worker.stats()).store_reachable:
+                return "The KV store cannot be reached."
+        except ServiceError as error:
+            return error.message
+        return None
+
+    async def stats(self) -> WorkerStats | None:
+        """The worker's counters; None when it does not answer."""
+        try:
+            return await self._worker.stats()
+        except ServiceError:
+            return None
