@@ -1,0 +1,95 @@
+"""`python -m benchmarks.report [FILE...]`: the committed results as Markdown, to be pasted into the docs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from carrel.evaluation.record import read_report
+from carrel.evaluation.table import markdown_table, verdicts
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def render(path: Path) -> str:
+    """Markdown of one result file, whichever kind it is."""
+    content = json.loads(path.read_text())
+    body = quality_tables(path) if "cells" in content else cpu_tables(content)
+    return f"### {path.stem}\n\n{provenance(content['about'])}\n\n{body}\n"
+
+
+def quality_tables(path: Path) -> str:
+    """The quality table, and the targets below it."""
+    results = read_report(path).results()
+    met = [f"- {verdict}" for verdict in verdicts(results)]
+    return "\n\n".join(part for part in (markdown_table(results), "\n".join(met)) if part)
+
+
+def cpu_tables(content: dict[str, Any]) -> str:
+    """Times, memory and their ratios to the baseline, and the targets below."""
+    lines = [
+        "| length | rival | n | first token, ms | ratio | second token, ms | decode step, ms | ratio "
+        "| peak memory, MiB | ratio | same answers |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in sorted(content["timings"], key=lambda row: row["length"]):
+        cells = (
+            str(row["length"]),
+            row["rival"],
+            str(row["n"]),
+            _with_range(row["ttft_ms"], row["ttft_range_ms"], 0),
+            _ratio(row.get("ttft_ratio")),
+            f"{row['second_token_ms']:.1f}",
+            _with_range(row["step_ms"], row["step_range_ms"], 2),
+            _ratio(row.get("step_ratio")),
+            f"{row['peak_mib']:.0f}",
+            _ratio(row.get("peak_ratio")),
+            "-" if row.get("same_answers") is None else f"{row['same_answers']:.2f}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *_targets(content)])
+
+
+def provenance(about: dict[str, Any]) -> str:
+    """One paragraph: command, machine, versions, date."""
+    machine = about["machine"]
+    where = [machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return f"`{about['command']}` on {', '.join(filter(None, where))}; {versions}; {about['date']}."
+
+
+def _targets(content: dict[str, Any]) -> Iterable[str]:
+    for row in content["timings"]:
+        if row["rival"] != "carrel full" or row["length"] != 4096 or "ttft_ratio" not in row:
+            continue
+        for key, what in (("ttft", "first token"), ("step", "dense decode step")):
+            ratio, most = row[f"{key}_ratio"], content["targets"][key]
+            met = "met" if ratio <= most else "MISSED"
+            yield f"- {what} at 4K: {ratio:.2f} of {content['baseline']} (target: at most {most}): {met}"
+
+
+def _with_range(value: float, between: Sequence[float], digits: int) -> str:
+    return f"{value:.{digits}f} ({between[0]:.{digits}f}-{between[1]:.{digits}f})"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="default: all in benchmarks/results"
+    )
+    options = parser.parse_args(argv)
+    for path in options.files or sorted(RESULTS.glob("*.json")):
+        print(render(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
