@@ -22,7 +22,6 @@ from carrel.evaluation.suite import ANSWER_TOKENS, TASKS, load_suite
 from carrel.evaluation.table import markdown_table, rich_table, verdicts
 from carrel.evaluation.worker_client import WorkerClient
 from carrel.serve.flags import num_bytes
-from carrel.serve.memory import default_arena_bytes
 from carrel.serve.model import find_model
 from gpu_worker.v1 import gpu_worker_pb2
 
@@ -130,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=num_bytes,
         default=None,
         metavar="SIZE",
-        help="host memory for the KV cache (default: a quarter of what is free)",
+        help="host memory for the KV cache (default: the store's own)",
     )
     own.add_argument(
         "--store-runtime",
@@ -191,7 +190,7 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Abstr
         hot_cache=arguments.hot_cache,
         max_model_len=max(arguments.lengths),
         store_runtime=arguments.store_runtime,
-        arena_bytes=arguments.arena_bytes or default_arena_bytes(),
+        arena_bytes=arguments.arena_bytes,
         dtype=arguments.dtype,
         max_num_seqs=arguments.max_num_seqs,
         threads=arguments.threads,

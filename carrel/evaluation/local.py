@@ -34,7 +34,7 @@ class LocalOptions:
     hot_cache: str
     max_model_len: int
     store_runtime: str
-    arena_bytes: int
+    arena_bytes: int | None = None
     dtype: str | None = None
     max_num_seqs: int | None = None
     threads: int | None = None
