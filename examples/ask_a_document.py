@@ -23,6 +23,7 @@ from rich.table import Table
 
 # left free for the chat template and the answer
 RESERVED_TOKENS = 64
+PIECE_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -51,25 +52,26 @@ def parse_arguments() -> argparse.Namespace:
 def cut_to_fit(
     text: str, question: str, max_tokens: int, max_model_len: int, url: str, console: Console
 ) -> str:
-    """The longest beginning of `text` that the model can take with the question and the answer.
+    """The longest beginning of `text`, in whole pieces, that the model can take with the question and the answer.
 
-    Says so when it has to cut. Counts with the server's `/tokenize`.
+    Says so when it has to cut. Counts with the server's `/tokenize`, whose requests are limited in length.
     """
     room = max_model_len - max_tokens - RESERVED_TOKENS - count_tokens(question, url)
-    total = count_tokens(text, url)
-    kept = text
-    # tokens are spread unevenly over a text: cut by their mean length, look again
-    while (num_tokens := total if kept is text else count_tokens(kept, url)) > room:
-        kept = kept[: int(len(kept) * room / num_tokens * 0.99)]
-    if kept is not text:
-        console.print(
-            f"[yellow]The file has {total:,} tokens and the model takes {max_model_len:,}: "
-            f"only its first {count_tokens(kept, url):,} tokens ({len(kept) / len(text):.0%}) are read.[/yellow]"
-        )
-    return kept
+    used = 0
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        num_tokens = count_tokens(text[start : start + PIECE_CHARACTERS], url)
+        if used + num_tokens > room:
+            console.print(
+                f"[yellow]The file is longer than the model's {max_model_len:,} tokens: only its first {used:,} tokens "
+                f"({start / len(text):.0%} of the file) are read.[/yellow]"
+            )
+            return text[:start]
+        used += num_tokens
+    return text
 
 
 def count_tokens(text: str, url: str) -> int:
+    """Tokens of one piece of text."""
     reply = httpx.post(f"{url}/tokenize", json={"prompt": text}, headers=headers(), timeout=120)
     reply.raise_for_status()
     return int(reply.json()["count"])
