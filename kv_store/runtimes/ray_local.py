@@ -51,17 +51,15 @@ class RayRuntime(Runtime):
             _start_ray(f"{folder}/r", config.num_trainers + 1)
             events.progress("start Ray", 1, 1)
             events.progress("start the store", 0, 1)
-            self._actor: Any = (
-                ray.remote(StoreActor)
-                .options(
-                    name=ACTOR_NAME,
-                    namespace=NAMESPACE,
-                    num_cpus=1,
-                    max_restarts=config.max_restarts,
-                    max_concurrency=MAX_CONCURRENCY,
-                )
-                .remote(config)
-            )
+            # Any: Ray makes an actor's methods at run time.
+            actor_class: Any = ray.remote(StoreActor)
+            self._actor = actor_class.options(
+                name=ACTOR_NAME,
+                namespace=NAMESPACE,
+                num_cpus=1,
+                max_restarts=config.max_restarts,
+                max_concurrency=MAX_CONCURRENCY,
+            ).remote(config)
             stack.callback(self._stop_actor)
             self._await_ready()
             events.progress("start the store", 1, 1)

@@ -1,0 +1,44 @@
+"""Layouts, rows and a clock that the store's tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kv_store.client import Layout
+
+SLAB_BYTES = 4096
+# 2 heads x 64 bytes a token: 32 tokens a slab.
+LAYOUT = Layout(num_layers=2, num_kv_heads=2, head_dim=16, row_type="bf16")
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def random_rows(layout: Layout, num_tokens: int, seed: int = 0) -> np.ndarray:
+    """Finite rows uint8 [num_kv_heads, num_tokens, row_bytes] of the layout's type."""
+    shape = (layout.num_kv_heads, num_tokens, 2 * layout.head_dim)
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    if layout.row_type == "fp32":
+        return values.view(np.uint8)
+    if layout.row_type == "fp16":
+        return values.astype(np.float16).view(np.uint8)
+    return np.ascontiguousarray(values.view(np.uint16)[..., 1::2]).view(np.uint8)
+
+
+def keys_of(layout: Layout, rows: np.ndarray) -> np.ndarray:
+    """The K half of rows as float32 [num_kv_heads, num_tokens, head_dim], written independently of the store."""
+    half = np.ascontiguousarray(rows[..., : layout.row_bytes // 2])
+    if layout.row_type == "fp32":
+        return half.view(np.float32)
+    if layout.row_type == "fp16":
+        return half.view(np.float16).astype(np.float32)
+    wide = np.zeros((*half.shape[:-1], layout.head_dim, 2), np.uint16)
+    wide[..., 1] = half.view(np.uint16)
+    return wide.view(np.float32)[..., 0]

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from kv_store.slabs import SlabAllocator
+
+
+def test_random_holders_never_overlap_and_everything_comes_back() -> None:
+    rng = np.random.default_rng(0)
+    allocator = SlabAllocator(97)
+    held: list[list[int]] = []
+    for _ in range(2000):
+        if held and rng.random() < 0.48:
+            allocator.release(held.pop(rng.integers(len(held))))
+        else:
+            count = int(rng.integers(1, 9))
+            if count <= allocator.num_free:
+                after = held[-1][-1] if held and rng.random() < 0.5 else None
+                held.append(allocator.allocate(count, after))
+        ids = [slab for slabs in held for slab in slabs]
+        assert len(set(ids)) == len(ids)
+        assert all(0 <= slab < 97 for slab in ids)
+        assert allocator.num_used == len(ids)
+    for slabs in held:
+        allocator.release(slabs)
+    assert allocator.num_free == 97
+    assert allocator.allocate_run(97) == range(97)
+
+
+def test_growth_is_contiguous_where_the_next_slabs_are_free() -> None:
+    allocator = SlabAllocator(32)
+    first = allocator.allocate(4)
+    assert first == [0, 1, 2, 3]
+    assert allocator.allocate(3, after=3) == [4, 5, 6]
+    other = allocator.allocate(2)
+    assert other == [7, 8]
+    assert allocator.allocate(2, after=6) == [9, 10]
+
+
+def test_a_run_is_the_tightest_free_one() -> None:
+    allocator = SlabAllocator(16)
+    allocator.allocate(16)
+    allocator.release([0, 1, 2, 3, 4])
+    allocator.release([8, 9])
+    assert allocator.allocate_run(2) == range(8, 10)
+    assert allocator.allocate_run(6) is None
+    assert allocator.longest_run == 5
+
+
+def test_shared_slabs_live_until_the_last_reference() -> None:
+    allocator = SlabAllocator(4)
+    slabs = allocator.allocate(2)
+    allocator.seal(slabs)
+    allocator.retain(slabs)
+    allocator.release(slabs)
+    assert allocator.num_used == 2
+    assert allocator.is_sealed(slabs).all()
+    allocator.release(slabs)
+    assert allocator.num_used == 0
+    assert not allocator.is_sealed(slabs).any()
+
+
+def test_misuse_is_refused() -> None:
+    allocator = SlabAllocator(4)
+    slabs = allocator.allocate(1)
+    allocator.release(slabs)
+    with pytest.raises(RuntimeError):
+        allocator.release(slabs)
+    with pytest.raises(RuntimeError):
+        allocator.retain(slabs)
+    with pytest.raises(RuntimeError):
+        allocator.allocate(5)

@@ -1,0 +1,288 @@
+"""The store's rules without gRPC: two phases, leases, epochs, eviction."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from store_samples import LAYOUT, SLAB_BYTES, Clock, random_rows
+
+from kv_store.client import Layout
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
+from kv_store.gather import GatherItem, RowReader
+from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.state import StoreState
+from kv_store.store import Store
+
+
+TOKENS = 32  # a slab
+
+
+def chain(num_slabs: int, salt: str = "") -> list[bytes]:
+    hashes, last = [], salt.encode()
+    for i in range(num_slabs):
+        last = hashlib.sha256(last + bytes([i])).digest()
+        hashes.append(last)
+    return hashes
+
+
+def open_with(store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w") -> np.ndarray:
+    store.open_sequence(epoch, worker_id, sequence_id)
+    return store.reserve(epoch, worker_id, sequence_id, num_tokens)
+
+
+def cache(store: Store, epoch: int, name: str, num_slabs: int) -> list[bytes]:
+    """A sequence that came and went and left its prefix behind."""
+    hashes = chain(num_slabs, name)
+    open_with(store, epoch, name, num_slabs * TOKENS)
+    store.seal(epoch, "w", name, num_slabs * TOKENS, 0, 2, hashes)
+    store.release(epoch, "w", name)
+    return hashes
+
+
+def test_nothing_is_visible_before_seal(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 64)
+    epoch = state.epoch
+    open_with(store, epoch, "a", 40)
+    rows = random_rows(LAYOUT, 40)
+    RowWriter(state).put(epoch, "w", PutTarget("a", 1, 0, 40), [rows.tobytes()])
+    reader = RowReader(state)
+    item = GatherItem("a", 1, 1, np.array([33], np.uint64))
+    with pytest.raises(InvalidArgument, match="33"):
+        reader.gather(epoch, "w", [item])
+    store.seal(epoch, "w", "a", 33, 1, 2)
+    with pytest.raises(InvalidArgument):
+        reader.gather(epoch, "w", [item])
+    store.seal(epoch, "w", "a", 34, 1, 2)
+    offset, _ = reader.gather(epoch, "w", [item])
+    assert (state.arena.data[offset : offset + 64] == rows[1, 33]).all()
+    with pytest.raises(InvalidArgument):
+        reader.gather(epoch, "w", [GatherItem("a", 0, 1, np.array([0], np.uint64))])
+
+
+def test_held_bytes_are_exact(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 70)
+    assert store.stats().held_bytes == 0
+    assert store.stats().reserved_bytes == 2 * 3 * SLAB_BYTES
+    store.seal(state.epoch, "w", "a", 70, 0, 2)
+    store.seal(state.epoch, "w", "a", 70, 0, 2)
+    store.seal(state.epoch, "w", "a", 10, 0, 2)
+    (sequence,) = store.stats().sequences
+    assert sequence.num_tokens == 70
+    assert sequence.held_bytes == store.stats().held_bytes == 70 * 2 * 2 * 64
+    store.release(state.epoch, "w", "a")
+    store.release(state.epoch, "w", "a")
+    stats = store.stats()
+    assert (stats.held_bytes, stats.reserved_bytes, stats.num_sequences) == (0, 0, 0)
+
+
+def test_reserve_grows_once_and_repeats_safely(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    first = open_with(store, state.epoch, "a", 33).copy()
+    assert first.shape == (2, 2)
+    assert (store.reserve(state.epoch, "w", "a", 64) == first).all()
+    grown = store.reserve(state.epoch, "w", "a", 65)
+    assert (grown[:, :2] == first).all()
+    assert np.unique(grown).size == 6
+    store.open_sequence(state.epoch, "w", "a")
+    assert (store.reserve(state.epoch, "w", "a", 1) == grown).all()
+
+
+def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 64)
+    store.seal(state.epoch, "w", "a", 40, 0, 2)
+    one = [random_rows(LAYOUT, 1).tobytes()]
+    writer = RowWriter(state)
+    with pytest.raises(InvalidArgument, match="immutable"):
+        writer.put(state.epoch, "w", PutTarget("a", 0, 31, 1), one)
+    writer.put(state.epoch, "w", PutTarget("a", 0, 40, 1), one)
+
+
+@pytest.mark.parametrize("sent", [0, 127, 129, 256])
+def test_a_stream_of_the_wrong_length_is_refused(store: Store, state: StoreState, sent: int) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 32)
+    before = state.arena.data.copy()
+    with pytest.raises(InvalidArgument, match="128 bytes"):
+        RowWriter(state).put(state.epoch, "w", PutTarget("a", 0, 31, 1), [b"\1" * sent])
+    # Not a byte outside the token that was announced.
+    touched = np.flatnonzero(before != state.arena.data)
+    slab = int(store.reserve(state.epoch, "w", "a", 32)[0, 0]) * SLAB_BYTES
+    allowed = {slab + (head * TOKENS + 31) * 64 + i for head in range(2) for i in range(64)}
+    assert set(touched.tolist()) <= allowed
+
+
+def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> None:
+    store.attach("w", LAYOUT, 8)
+    store.attach("v", LAYOUT, 8)
+    open_with(store, state.epoch, "a", 64)
+    open_with(store, state.epoch, "b", 64, "v")
+    clock.now += 9.0
+    store.heartbeat(state.epoch, "v")
+    clock.now += 2.0
+    assert store.reap() == 1
+    assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
+    with pytest.raises(FailedPrecondition, match="attach again"):
+        store.reserve(state.epoch, "w", "a", 64)
+    store.release(state.epoch, "v", "b")
+    clock.now += 11.0
+    assert store.reap() == 1
+    assert store.stats().reserved_bytes == 0
+
+
+def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
+    store: Store, state: StoreState, clock: Clock
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    clock.now += 10.5
+    with pytest.raises(FailedPrecondition):
+        store.open_sequence(state.epoch, "w", "a")
+
+
+def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 8)
+    open_with(store, state.epoch, "a", 64)
+    store.attach("w", LAYOUT, 8)
+    assert store.stats().num_sequences == 0
+    assert store.stats().reserved_bytes == SLAB_BYTES
+
+
+def test_another_epoch_is_refused(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    for epoch in (0, state.epoch + 1, 2**64 - 1):
+        with pytest.raises(FailedPrecondition, match="epoch"):
+            store.open_sequence(epoch, "w", "a")
+
+
+def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:
+    store.attach("w", LAYOUT, 0)
+    other = Layout(2, 2, 16, "fp16")
+    with pytest.raises(FailedPrecondition, match="fp16"):
+        store.attach("v", other, 0)
+    cache(store, state.epoch, "a", 2)
+    clock.now += 11.0
+    store.attach("v", other, 0)
+    assert store.stats().reserved_bytes == 0
+
+
+def test_a_token_larger_than_a_slab_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidStoreRequest, match="--slab-bytes"):
+        store.attach("w", Layout(1, 64, 128, "fp32"), 0)
+
+
+def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 20 * TOKENS)  # 40 of 64 slabs
+    store.open_sequence(state.epoch, "w", "b")
+    with pytest.raises(OutOfSpace, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
+        store.reserve(state.epoch, "w", "b", 13 * TOKENS)
+    assert caught.value.missing_bytes == 2 * SLAB_BYTES
+    assert store.stats().reserved_bytes == 40 * SLAB_BYTES
+    assert store.reserve(state.epoch, "w", "b", 12 * TOKENS).shape == (2, 12)
+
+
+def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    hashes = chain(3)
+    table = open_with(store, state.epoch, "a", 3 * TOKENS + 5).copy()
+    store.seal(state.epoch, "w", "a", 3 * TOKENS + 5, 0, 1, hashes)
+    store.open_sequence(state.epoch, "w", "early")
+    assert store.lookup_prefix(state.epoch, "w", "early", hashes)[0] == 0
+    store.seal(state.epoch, "w", "a", 2 * TOKENS, 1, 2)  # two slabs are full in both layers
+    store.release(state.epoch, "w", "a")
+    store.open_sequence(state.epoch, "w", "b")
+    num_tokens, shared = store.lookup_prefix(state.epoch, "w", "b", [*hashes, b"x" * 32])
+    assert num_tokens == 2 * TOKENS
+    assert (shared == table[:, :2]).all()
+    assert store.lookup_prefix(state.epoch, "w", "b", hashes)[0] == 2 * TOKENS
+    grown = store.reserve(state.epoch, "w", "b", 3 * TOKENS)
+    assert (grown[:, :2] == table[:, :2]).all()
+    with pytest.raises(InvalidArgument, match="immutable"):
+        RowWriter(state).put(
+            state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()]
+        )
+
+
+def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch = state.epoch
+    old, leased, young = (cache(store, epoch, name, 8) for name in ("old", "leased", "young"))  # 48 slabs
+    store.open_sequence(epoch, "w", "holder")
+    assert store.lookup_prefix(epoch, "w", "holder", leased)[0] == 8 * TOKENS
+    before = store.reserve(epoch, "w", "holder", 0).copy()
+    open_with(store, epoch, "big", 12 * TOKENS)  # 24 slabs: 16 free, 8 to evict
+    store.open_sequence(epoch, "w", "x")
+    assert store.lookup_prefix(epoch, "w", "x", old)[0] == 4 * TOKENS  # its end went first
+    store.release(epoch, "w", "x")
+    store.open_sequence(epoch, "w", "y")
+    assert store.lookup_prefix(epoch, "w", "y", young)[0] == 8 * TOKENS
+    store.release(epoch, "w", "y")
+    with pytest.raises(OutOfSpace):
+        store.reserve(epoch, "w", "big", 25 * TOKENS)
+    store.open_sequence(epoch, "w", "z")
+    assert store.lookup_prefix(epoch, "w", "z", young)[0] == 8 * TOKENS  # a refusal evicts nothing
+    store.release(epoch, "w", "z")
+    taken = store.reserve(epoch, "w", "big", 24 * TOKENS)
+    assert not np.intersect1d(taken, before).size
+    store.release(epoch, "w", "big")
+    store.open_sequence(epoch, "w", "v")
+    assert store.lookup_prefix(epoch, "w", "v", leased)[0] == 8 * TOKENS
+
+
+def test_a_session_protects_its_prefix(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch = state.epoch
+    hashes = chain(8, "turn")
+    open_with(store, epoch, "a", 8 * TOKENS)
+    with pytest.raises(InvalidArgument):
+        store.pin_session(epoch, "w", "a", "s")
+    store.seal(epoch, "w", "a", 8 * TOKENS, 0, 2, hashes)
+    store.pin_session(epoch, "w", "a", "s")
+    store.pin_session(epoch, "w", "a", "s")
+    store.release(epoch, "w", "a")
+    store.open_sequence(epoch, "w", "b")
+    with pytest.raises(OutOfSpace, match=str(16 * SLAB_BYTES)):
+        store.reserve(epoch, "w", "b", 32 * TOKENS)
+    store.drop_session(epoch, "s")
+    store.reserve(epoch, "w", "b", 32 * TOKENS)
+    with pytest.raises(NotFound):
+        store.drop_session(epoch, "s")
+
+
+def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 8)
+    store.attach("v", LAYOUT, 8)
+    open_with(store, state.epoch, "a", 32)
+    with pytest.raises(NotFound):
+        store.reserve(state.epoch, "v", "a", 32)
+    with pytest.raises(NotFound):
+        RowReader(state).gather(state.epoch, "v", [GatherItem("a", 0, 0, np.zeros(1, np.uint64))])
+    store.release(state.epoch, "v", "a")
+    assert store.stats().num_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "begin", "end", "hashes"),
+    [
+        (33, 0, 2, ()),
+        (-1, 0, 2, ()),
+        (2**63, 0, 2, ()),
+        (1, 2, 2, ()),
+        (1, 1, 3, ()),
+        (1, -1, 2, ()),
+        (32, 0, 2, (b"short",)),
+        (32, 0, 2, (b"x" * 32, b"y" * 32)),
+    ],
+)
+def test_seal_checks_its_arguments(
+    store: Store, state: StoreState, num_tokens: int, begin: int, end: int, hashes: tuple[bytes, ...]
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 32)
+    with pytest.raises(InvalidArgument):
+        store.seal(state.epoch, "w", "a", num_tokens, begin, end, hashes)
+    assert store.stats().held_bytes == 0
