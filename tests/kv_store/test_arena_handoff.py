@@ -1,0 +1,168 @@
+"""The arena socket: what a receiver must refuse, and what a giver must survive."""
+
+import fcntl
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kv_store import arena as arena_module
+from kv_store.arena import Arena
+from kv_store.client.errors import HandoffRefused, StoreUnreachable
+from kv_store.client.handoff import SEALS, ArenaHandle, receive_arena
+from kv_store.errors import ConfigError
+from kv_store.handoff import HandoffServer
+
+SIZE = 8192
+HANDLE = ArenaHandle(b"r" * 16, 77, SIZE)
+
+
+def sealed_file(size: int = SIZE, seals: int = SEALS) -> int:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+@contextmanager
+def giver(path: Path, give: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Answers one connection with whatever `give` sends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                give(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield str(path)
+        thread.join(5.0)
+
+
+def refused(path: Path, header: bytes, descriptors: list[int]) -> None:
+    def give(connection: socket.socket) -> None:
+        socket.send_fds(connection, [header], descriptors)
+
+    with giver(path, give) as address, pytest.raises(HandoffRefused):
+        receive_arena(address, HANDLE, 5.0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_the_mapping_is_shared(tmp_path: Path) -> None:
+    arena = Arena(SIZE)
+    server = HandoffServer(arena, str(tmp_path / "a.sock"))
+    assert os.stat(tmp_path / "a.sock").st_mode & 0o777 == 0o600
+    mapped = receive_arena(str(tmp_path / "a.sock"), arena.handle, 5.0)
+    mapped[SIZE - 1] = 9
+    assert arena.data[SIZE - 1] == 9
+    server.close()
+    assert not (tmp_path / "a.sock").exists()
+    arena.close()
+
+
+def test_the_arena_cannot_be_resized() -> None:
+    arena = Arena(SIZE)
+    for size in (SIZE - 4096, SIZE + 4096):
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(arena.descriptor, size)
+    arena.close()
+
+
+def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> None:
+    arena = Arena(SIZE)
+    path = str(tmp_path / "a.sock")
+    server = HandoffServer(arena, path)
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.connect(path)
+            peer.sendall(os.urandom(300))
+    assert receive_arena(path, arena.handle, 5.0).size == SIZE
+    server.close()
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"x",
+        os.urandom(44),
+        HANDLE.pack()[:-1],
+        b"X" + HANDLE.pack()[1:],
+        ArenaHandle(b"s" * 16, 77, SIZE).pack(),
+        ArenaHandle(b"r" * 16, 78, SIZE).pack(),
+        ArenaHandle(b"r" * 16, 77, SIZE * 2).pack(),
+    ],
+)
+def test_another_header_is_refused(tmp_path: Path, header: bytes) -> None:
+    if header:
+        refused(tmp_path / "a.sock", header, [sealed_file()])
+    else:
+        with giver(tmp_path / "a.sock", lambda connection: None) as path, pytest.raises(HandoffRefused):
+            receive_arena(path, HANDLE, 5.0)
+
+
+@pytest.mark.parametrize("case", ["short", "long", "unsealed", "half sealed", "directory", "device", "pipe"])
+def test_another_descriptor_is_refused(tmp_path: Path, case: str) -> None:
+    match case:
+        case "short":
+            descriptor = sealed_file(SIZE - 4096)
+        case "long":
+            descriptor = sealed_file(SIZE + 4096)
+        case "unsealed":
+            descriptor = sealed_file(seals=0)
+        case "half sealed":
+            descriptor = sealed_file(seals=fcntl.F_SEAL_GROW)
+        case "directory":
+            descriptor = os.open(tmp_path, os.O_RDONLY)
+        case "device":
+            descriptor = os.open("/dev/zero", os.O_RDWR)
+        case _:
+            descriptor, writer = os.pipe()
+            os.close(writer)
+    refused(tmp_path / "a.sock", HANDLE.pack(), [descriptor])
+
+
+def test_one_descriptor_and_no_more(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    refused(tmp_path / "a.sock", HANDLE.pack(), [sealed_file(), sealed_file()])
+    with giver(tmp_path / "b.sock", lambda connection: connection.sendall(HANDLE.pack())) as path:
+        with pytest.raises(HandoffRefused):
+            receive_arena(path, HANDLE, 5.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_silent_or_missing_giver_is_unreachable(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreachable):
+        receive_arena(str(tmp_path / "none.sock"), HANDLE, 0.2)
+    done = threading.Event()
+    with giver(tmp_path / "a.sock", lambda connection: bool(done.wait(5.0)) and None) as path:
+        with pytest.raises(StoreUnreachable):
+            receive_arena(path, HANDLE, 0.2)
+        done.set()
+
+
+def test_an_arena_beyond_the_machine_names_the_missing_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "available_bytes", lambda: 3 << 20)
+    with pytest.raises(ConfigError, match=r"--arena-bytes 8388608: 5242880 bytes more .* --arena-bytes 3145728"):
+        Arena(8 << 20)
+
+
+def test_a_second_store_does_not_take_a_live_socket(tmp_path: Path) -> None:
+    arena = Arena(SIZE)
+    path = str(tmp_path / "a.sock")
+    server = HandoffServer(arena, path)
+    with pytest.raises(ConfigError, match="another store"):
+        HandoffServer(arena, path)
+    server.close()
+    (tmp_path / "stale").touch()
+    HandoffServer(arena, str(tmp_path / "stale")).close()
+    arena.close()

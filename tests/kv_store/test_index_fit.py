@@ -1,0 +1,128 @@
+"""PQ and K-means against plain numpy; bounds of the adaptive rule."""
+
+import numpy as np
+import pytest
+
+from kv_store.client import KMeansParams, Layout, PQParams
+from kv_store.errors import InvalidArgument
+from kv_store.index import FitOptions, IterationBound, make_index
+
+OPTIONS = FitOptions(max_iterations=8, seed=3, max_points_per_centroid=0)
+
+
+def clustered(num_rows: int, dim: int, num_centres: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    centres = 4 * rng.standard_normal((num_centres, dim))
+    rows = centres[rng.integers(num_centres, size=num_rows)] + 0.3 * rng.standard_normal((num_rows, dim))
+    return rows.astype(np.float32)
+
+
+def squared_distances(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    return ((rows[:, None].astype(np.float64) - centroids[None]) ** 2).sum(-1)
+
+
+def cosines(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    return unit(rows.astype(np.float64)) @ unit(centroids.astype(np.float64)).T
+
+
+@pytest.mark.parametrize(("parts", "bits", "num_rows"), [(2, 4, 500), (4, 6, 300), (1, 8, 400), (2, 1, 50)])
+def test_pq_codes_name_the_nearest_centroid(parts: int, bits: int, num_rows: int) -> None:
+    keys = clustered(num_rows, 16, 20)
+    index = make_index(PQParams(parts, bits))
+    (codebooks, codes), iterations = index.fit_head(keys, OPTIONS)
+    assert iterations == 8
+    assert codebooks.shape == (parts, 2**bits, 16 // parts)
+    assert (codes.shape, codes.dtype) == ((num_rows, parts), np.uint8)
+    for part in range(parts):
+        distances = squared_distances(keys[:, part * 16 // parts : (part + 1) * 16 // parts], codebooks[part])
+        chosen = distances[np.arange(num_rows), codes[:, part]]
+        assert np.allclose(chosen, distances.min(axis=1), rtol=1e-4, atol=1e-4)
+
+
+def test_pq_fits_better_than_random_codebooks() -> None:
+    keys = clustered(600, 16, 12)
+    (codebooks, codes), _ = make_index(PQParams(2, 5)).fit_head(keys, OPTIONS)
+    rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
+    assert ((keys - rebuilt) ** 2).mean() < 0.1 * keys.var()
+
+
+@pytest.mark.parametrize("params", [PQParams(2, 4), KMeansParams(9), KMeansParams(9, "l2")])
+def test_the_same_seed_gives_the_same_index(params: PQParams | KMeansParams) -> None:
+    keys = clustered(400, 16, 15)
+    index = make_index(params)
+    first, again = index.fit_head(keys, OPTIONS)[0], index.fit_head(keys.copy(), OPTIONS)[0]
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    other = index.fit_head(keys, FitOptions(8, 4, 0))[0]
+    assert not (first[0] == other[0]).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 16])
+def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
+    keys = clustered(num_rows, 8, 5)
+    (codebooks, codes), iterations = make_index(PQParams(2, 4)).fit_head(keys, OPTIONS)
+    assert iterations == 0
+    assert codebooks.shape == (2, 16, 4)
+    rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
+    assert (rebuilt == keys).all()
+    assert (codebooks[:, num_rows:] == codebooks[:, num_rows - 1 : num_rows]).all()
+    assert codes.max() < num_rows
+
+
+def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> None:
+    rng = np.random.default_rng(1)
+    keys = clustered(500, 16, 10) * rng.uniform(0.1, 10, (500, 1)).astype(np.float32)
+    (centroids, labels), _ = make_index(KMeansParams(10)).fit_head(keys, OPTIONS)
+    assert (labels.dtype, centroids.dtype) == (np.int32, np.float32)
+    similarity = cosines(keys, centroids)
+    assert np.allclose(similarity[np.arange(500), labels], similarity.max(axis=1), atol=1e-5)
+    assert not np.allclose(np.linalg.norm(centroids, axis=1), 1.0, atol=0.1)
+    # Nearly every centroid is still the mean of its members: the last assignment moves few rows.
+    means = np.stack([keys[labels == c].mean(axis=0) if (labels == c).any() else centroids[c] for c in range(10)])
+    assert np.isclose(means, centroids, rtol=1e-3, atol=1e-3).all(axis=1).mean() >= 0.5
+
+
+def test_l2_labels_are_the_nearest_centroid() -> None:
+    keys = clustered(500, 16, 10)
+    (centroids, labels), _ = make_index(KMeansParams(10, "l2")).fit_head(keys, OPTIONS)
+    distances = squared_distances(keys, centroids)
+    assert np.allclose(distances[np.arange(500), labels], distances.min(axis=1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
+    keys = clustered(6, 8, 3)
+    index = make_index(KMeansParams(10, metric))
+    (centroids, labels), _ = index.fit_head(keys, OPTIONS)
+    assert centroids.shape == (10, 8)
+    assert np.bincount(labels, minlength=10).tolist() == [1] * 6 + [0] * 4
+    assert index.select_head(keys[:1], (centroids, labels), 6).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PQParams(0, 4),
+        PQParams(3, 4),
+        PQParams(2, 0),
+        PQParams(2, 9),
+        KMeansParams(0),
+        KMeansParams(2**31),
+        KMeansParams(4, "dot"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(params: PQParams | KMeansParams) -> None:
+    with pytest.raises(InvalidArgument):
+        make_index(params).specs(Layout(1, 1, 16), 10)
+
+
+def test_the_bound_hides_training_under_prefill() -> None:
+    bound = IterationBound(default_iterations=10, num_trainers=2)
+    assert bound.iterations("pq", 1000, 1.0) == 10
+    bound.observe("pq", 1000, 10, 1.0)  # 0.1 ms an iteration and token
+    assert bound.iterations("pq", 1000, 0.0) == 10
+    assert bound.iterations("pq", 1000, 1.0) == 20
+    assert bound.iterations("pq", 2000, 1.0) == 10
+    assert bound.iterations("pq", 1000, 1e-6) == 3
+    assert bound.iterations("pq", 1000, 1e6) == 300
+    assert bound.iterations("kmeans", 1000, 1.0) == 10

@@ -1,0 +1,309 @@
+"""The client against a store in this process: both transports, restarts, misuse."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from store_samples import LAYOUT, keys_of, random_rows
+
+from kv_store.client import (
+    InvalidStoreRequest,
+    KMeansParams,
+    Layout,
+    NotInStore,
+    PQParams,
+    RowsWanted,
+    StaleEpoch,
+    StoreClient,
+    StoreFull,
+    StoreUnreachable,
+)
+from kv_store.local import LocalStore
+
+Connect = Callable[..., StoreClient]
+
+
+def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
+    rows = random_rows(client.layout, num_tokens, seed)
+    client.open_sequence(name)
+    client.reserve(name, num_tokens)
+    for layer in range(client.layout.num_layers):
+        client.put(name, layer, 0, rows)
+    client.seal(name, num_tokens)
+    return rows
+
+
+@pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
+def test_both_transports_carry_the_same_bytes(connect: Connect, row_type: str) -> None:
+    layout = Layout(2, 2, 24, row_type)  # 24: rows do not divide a slab evenly
+    results = []
+    for transport in ("shm", "grpc"):
+        client = connect(f"w-{transport}", transport, layout)
+        rows = filled(client, 150)
+        assert client.transport == transport
+        wanted = [
+            RowsWanted("a", 1, np.array([149, 0, 31, 32, 33, 32])),
+            RowsWanted("a", 0, np.arange(150)),
+            RowsWanted("a", 0, np.array([], np.int64)),
+        ]
+        gathered = client.gather(1, wanted).copy()
+        assert (gathered == np.concatenate([rows[1][[149, 0, 31, 32, 33, 32]], rows[0]])).all()
+        pq = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(30)
+        kmeans = client.build_index("a", 1, 40, 150, KMeansParams(8, "cosine", 6), seed=5).result(30)
+        assert (pq.kind, kmeans.kind) == ("pq", "kmeans")
+        assert pq.arrays["codes"].shape == (2, 133, 2)
+        assert pq.training_seconds > 0
+        queries = np.random.default_rng(1).standard_normal((2, 3, 24)).astype(np.float32)
+        selected = [client.top_k(index.index_id, queries, 9) for index in (pq, kmeans)]
+        arrays = [np.array(array) for index in (pq, kmeans) for array in index.arrays.values()]
+        results.append([gathered, *arrays, *selected])
+        assert all(not array.flags.writeable for array in pq.arrays.values())
+    for first, second in zip(*results, strict=True):
+        assert first.dtype == second.dtype
+        assert (first == second).all()
+
+
+@pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
+def test_an_index_is_trained_on_the_keys_of_the_range(connect: Connect, row_type: str) -> None:
+    layout = Layout(1, 2, 16, row_type)
+    client = connect(layout=layout)
+    rows = filled(client, 90)
+    keys = keys_of(layout, rows)[:, 50:60]
+    index = client.build_index("a", 0, 50, 60, PQParams(1, 4)).result(30)
+    # Ten rows, sixteen centroids: each key is its own centroid, so the arrays name the keys themselves.
+    for head in range(2):
+        codes = index.arrays["codes"][head, :, 0]
+        assert (index.arrays["codebooks"][head, 0][codes] == keys[head]).all()
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_puts_of_any_stride_and_cut(connect: Connect, transport: str) -> None:
+    client = connect(transport=transport)
+    client.open_sequence("a")
+    client.reserve("a", 100)
+    rows = random_rows(LAYOUT, 100)
+    by_token = np.ascontiguousarray(rows.transpose(1, 0, 2)).transpose(1, 0, 2)
+    for begin, end in ((0, 1), (1, 30), (30, 35), (35, 99), (99, 100), (30, 70)):
+        client.put("a", 0, begin, by_token[:, begin:end])
+    client.seal("a", 100, 0, 1)
+    for head in range(2):
+        assert (client.gather(0, [RowsWanted("a", head, np.arange(100))]) == rows[head]).all()
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize(
+    ("layer", "begin", "count"),
+    [(0, -1, 1), (0, 64, 1), (0, 63, 2), (0, 2**62, 1), (2, 0, 1), (-1, 0, 1), (0, 0, 0), (0, 31, 1)],
+)
+def test_a_put_outside_its_slabs_is_refused(
+    connect: Connect, transport: str, layer: int, begin: int, count: int
+) -> None:
+    client = connect(transport=transport)
+    rows = filled(client, 40)
+    client.reserve("a", 64)
+    with pytest.raises(InvalidStoreRequest):
+        client.put("a", layer, begin, rows[:, :count])
+    assert (client.gather(0, [RowsWanted("a", 0, np.arange(40))]) == rows[0]).all()
+
+
+def test_rows_of_another_shape_are_refused(connect: Connect) -> None:
+    client = connect()
+    rows = filled(client, 40)
+    for wrong in (rows[:1], rows[:, :, :-1], rows[0], rows.view(np.int8)):
+        with pytest.raises(InvalidStoreRequest):
+            client.put("a", 0, 40, wrong)
+    with pytest.raises(NotInStore):
+        client.put("b", 0, 0, rows)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("position", [40, 63, 64, -1, 2**31, 2**62, -(2**63)])
+def test_a_gather_beyond_the_seal_is_refused(connect: Connect, transport: str, position: int) -> None:
+    client = connect(transport=transport)
+    rows = filled(client, 40)
+    with pytest.raises(InvalidStoreRequest):
+        client.gather(0, [RowsWanted("a", 0, np.array([0, position], np.int64))])
+    with pytest.raises(InvalidStoreRequest):
+        client.gather(0, [RowsWanted("a", 2, np.array([0]))])
+    with pytest.raises(InvalidStoreRequest):
+        client.gather(7, [RowsWanted("a", 0, np.array([0]))])
+    with pytest.raises(InvalidStoreRequest, match="max_gather_rows"):
+        client.gather(0, [RowsWanted("a", 0, np.zeros(513, np.int64))])
+    with pytest.raises(NotInStore):
+        client.gather(0, [RowsWanted("b", 0, np.array([0]))])
+    assert (client.gather(0, [RowsWanted("a", 1, np.array([39]))]) == rows[1, 39]).all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "begin", "end", "params"),
+    [
+        (0, 0, 41, PQParams(2, 4)),
+        (0, 40, 40, PQParams(2, 4)),
+        (0, 20, 10, PQParams(2, 4)),
+        (0, 0, 2**63, PQParams(2, 4)),
+        (2, 0, 40, PQParams(2, 4)),
+        (0, 0, 40, PQParams(3, 4)),
+        (0, 0, 40, PQParams(2, 4, 2**31)),
+        (0, 0, 40, KMeansParams(0)),
+    ],
+)
+def test_a_build_out_of_range_is_refused(
+    connect: Connect, layer: int, begin: int, end: int, params: PQParams | KMeansParams
+) -> None:
+    client = connect()
+    filled(client, 40)
+    used = client.stats().reserved_bytes
+    with pytest.raises(InvalidStoreRequest):
+        client.build_index("a", layer, begin, end, params).result(30)
+    assert client.stats().reserved_bytes == used
+
+
+def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
+    client = connect()
+    filled(client, 40)
+    with pytest.raises(InvalidStoreRequest):
+        client.reserve("a", -1)
+    with pytest.raises(InvalidStoreRequest):
+        client.reserve("a", 2**63)
+    with pytest.raises(InvalidStoreRequest):
+        client.seal("a", -1)
+    with pytest.raises(InvalidStoreRequest):
+        client.build_index("a", 0, -1, 40, PQParams())
+    with pytest.raises(InvalidStoreRequest):
+        client.build_index("a", 0, 0, 40, KMeansParams(-1))
+    with pytest.raises(InvalidStoreRequest):
+        client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
+    with pytest.raises(InvalidStoreRequest):
+        client.open_sequence("")
+
+
+def test_keys_that_are_not_finite_are_refused(connect: Connect) -> None:
+    client = connect(layout=Layout(1, 2, 16, "fp32"))
+    client.open_sequence("a")
+    client.reserve("a", 10)
+    rows = np.zeros((2, 10, 32), np.float32)
+    rows[1, 3, 5] = np.nan
+    client.put("a", 0, 0, rows.view(np.uint8))
+    client.seal("a", 10)
+    with pytest.raises(InvalidStoreRequest, match="NaN"):
+        client.build_index("a", 0, 0, 10, PQParams(2, 2)).result(30)
+    rows[1, 3, 5], rows[1, 3, 20] = 0.0, np.nan  # a value, not a key
+    client.put("a", 0, 0, rows.view(np.uint8))
+    client.build_index("a", 0, 0, 10, PQParams(2, 2)).result(30)
+
+
+def test_top_k_checks_and_pads(connect: Connect) -> None:
+    client = connect()
+    filled(client, 40)
+    index = client.build_index("a", 0, 30, 40, PQParams(2, 4)).result(30)
+    queries = np.ones((2, 4, 16), np.float32)
+    found = client.top_k(index.index_id, queries, 12)
+    assert found.tolist() == [[*range(30, 40), -1, -1]] * 2
+    for wrong, k in ((queries[:1], 3), (queries[:, :, :8], 3), (queries * np.nan, 3), (queries, 0), (queries, -1)):
+        with pytest.raises(InvalidStoreRequest):
+            client.top_k(index.index_id, wrong, k)
+    with pytest.raises(NotInStore):
+        client.top_k(index.index_id + 1, queries, 3)
+    with pytest.raises(NotInStore):
+        connect("other").top_k(index.index_id, queries, 3)
+
+
+def test_a_full_store_says_so_and_release_gives_all_back(connect: Connect) -> None:
+    client = connect()
+    base = client.stats().reserved_bytes
+    filled(client, 40)
+    client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(30)
+    client.open_sequence("b")
+    with pytest.raises(StoreFull, match=r"\d+ bytes are missing"):
+        client.reserve("b", 32 * 256)
+    assert client.stats().index_bytes > 0
+    client.release("a")
+    assert (client.stats().reserved_bytes, client.stats().index_bytes) == (base, 0)
+
+
+def test_a_prefix_comes_back_with_its_bytes(connect: Connect) -> None:
+    client = connect()
+    rows = random_rows(LAYOUT, 70)
+    hashes = [bytes([i]) * 32 for i in range(2)]
+    client.open_sequence("a")
+    client.reserve("a", 70)
+    for layer in range(2):
+        client.put("a", layer, 0, rows)
+    client.seal("a", 70, prefix_hashes=hashes)
+    client.pin_session("a", "s")
+    client.release("a")
+    client.open_sequence("b")
+    match = client.lookup_prefix("b", [*hashes, b"x" * 32])
+    assert (match.num_tokens, match.slab_table.shape) == (64, (2, 2))
+    assert (client.gather(1, [RowsWanted("b", 1, np.arange(64))]) == rows[1, :64]).all()
+    with pytest.raises(InvalidStoreRequest, match="immutable"):
+        client.put("b", 0, 63, rows[:, :1])
+    assert client.reserve("b", 65)[:, :2].tolist() == match.slab_table.tolist()
+    client.put("b", 0, 64, rows[:, 64:65])
+    client.drop_session("s")
+    with pytest.raises(NotInStore):
+        client.drop_session("s")
+
+
+def test_a_restarted_store_never_answers_for_the_old_one(local_store: LocalStore, connect: Connect) -> None:
+    client = connect()
+    rows = filled(client, 40)
+    epoch = client.epoch
+    local_store.restart()
+    for _ in range(2):
+        with pytest.raises((StaleEpoch, StoreUnreachable)):
+            client.gather(0, [RowsWanted("a", 0, np.array([0]))])
+    client_calls = (
+        lambda: client.heartbeat(),
+        lambda: client.reserve("a", 80),
+        lambda: client.seal("a", 40),
+        lambda: client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(30),
+        lambda: client.drop_session("s"),
+    )
+    for call in client_calls:
+        with pytest.raises((StaleEpoch, StoreUnreachable)):
+            call()
+    client.reattach()
+    assert client.epoch != epoch
+    client.check()
+    with pytest.raises(NotInStore):
+        client.gather(0, [RowsWanted("a", 0, np.array([0]))])
+    rows = filled(client, 40, seed=9)
+    assert (client.gather(0, [RowsWanted("a", 0, np.arange(40))]) == rows[0]).all()
+
+
+def test_writing_stops_once_the_store_has_disowned_the_worker(connect: Connect) -> None:
+    client, rows = connect("same"), random_rows(LAYOUT, 1)
+    client.open_sequence("a")
+    client.reserve("a", 32)
+    client.put("a", 0, 0, rows)
+    client._attached.lease.lose(StaleEpoch("gone"))
+    with pytest.raises(StaleEpoch):
+        client.put("a", 0, 0, rows)
+
+
+def test_layouts_must_agree(connect: Connect) -> None:
+    connect("w")
+    with pytest.raises(InvalidStoreRequest, match="fp16"):
+        connect("v", layout=Layout(2, 2, 16, "fp16"))
+    with pytest.raises(InvalidStoreRequest, match="head_dim"):
+        Layout(2, 2, 0)
+    with pytest.raises(InvalidStoreRequest, match="int7"):
+        Layout(2, 2, 16, "int7")
+
+
+def test_a_heartbeat_keeps_a_quiet_client_alive() -> None:
+    with LocalStore(256 * 4096, slab_bytes=4096, lease_seconds=0.6) as running:
+        quiet = StoreClient.connect(running.target, LAYOUT, worker_id="quiet", max_gather_rows=8)
+        gone = StoreClient.connect(running.target, LAYOUT, worker_id="gone", max_gather_rows=8)
+        for client in (quiet, gone):
+            client.open_sequence("a")
+            client.reserve("a", 32)
+        gone.close()
+        for _ in range(100):
+            if quiet.stats().num_workers == 1:
+                break
+            quiet._attached.lease._closing.wait(0.05)
+        assert [sequence.worker_id for sequence in quiet.stats().sequences] == ["quiet"]
+        quiet.check()
+        quiet.close()
