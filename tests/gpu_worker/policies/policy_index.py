@@ -1,0 +1,49 @@
+"""Indexes and segments on tiny shapes, for the tests of the policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.top_k import top_k
+from gpu_worker.policies import RecallPolicy
+from gpu_worker.policies.base import CacheShape, Candidates
+from kv_store.client import IndexSegment
+
+SHAPE = CacheShape(
+    max_num_seqs=3,
+    num_layers=2,
+    num_kv_heads=2,
+    group_size=2,
+    head_dim=8,
+    max_model_len=512,
+    scale=0.35,
+    device=torch.device("cpu"),
+)
+
+
+def poison(index: object) -> None:
+    """Fill an index with what a CUDA allocation may hold."""
+    for name in index.__slots__:  # type: ignore[attr-defined]
+        tensor = getattr(index, name)
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 113)
+
+
+def pq_segment(codebooks: Tensor, codes: Tensor) -> IndexSegment:
+    return IndexSegment(0, "pq", {"codebooks": codebooks.numpy(), "codes": codes.numpy()}, 0.0, 1)
+
+
+def kmeans_segment(centroids: Tensor, labels: Tensor) -> IndexSegment:
+    arrays = {"centroids": centroids.numpy(), "labels": labels.numpy().astype(np.int32)}
+    return IndexSegment(0, "kmeans", arrays, 0.0, 1)
+
+
+def select(
+    policy: RecallPolicy, index: object, query: Tensor, spans: dict[int, tuple[int, int]], layer: int, k: int
+) -> list[list[list[int]]]:
+    """The k positions that each seat's heads select. spans: seat to its candidates; query: [B, H_q, d]."""
+    begin, end = torch.tensor(list(spans.values())).T
+    seats, num_positions = torch.tensor(list(spans)), int(end.max())
+    candidates = Candidates(layer, query, seats, begin, end, num_positions, SHAPE.scale)
+    return top_k(policy.score(index, candidates), torch.full((len(spans),), k)).tolist()

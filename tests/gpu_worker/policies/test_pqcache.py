@@ -1,0 +1,96 @@
+"""PQCache: what is loaded and coded is what is scored."""
+
+from __future__ import annotations
+
+import torch
+from policy_index import SHAPE, poison, pq_segment, select
+from torch import Tensor
+
+from gpu_worker.policies import PQCache
+from gpu_worker.policies.base import IndexJob
+from gpu_worker.policies.pqcache import PQIndex
+from kv_store.client import PQParams
+
+POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)
+HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
+
+
+def job(begin: int, end: int) -> IndexJob:
+    return IndexJob(begin, end, PQParams(2, 3))
+
+
+def books(seed: int) -> Tensor:
+    return torch.randn(HEADS, 2, 8, DIM // 2, generator=torch.Generator().manual_seed(seed))
+
+
+def new_index() -> PQIndex:
+    index = POLICY.allocate(SHAPE)
+    poison(index)
+    return index
+
+
+def random_codes(num_tokens: int, seed: int) -> Tensor:
+    shape = (HEADS, num_tokens, 2)
+    return torch.randint(0, 8, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def test_a_needle_of_the_segment_is_selected() -> None:
+    index, codebooks = new_index(), books(0)
+    codes = random_codes(96, 0).clamp(max=5)
+    # Code 7 in both parts points along the query and is only at position 4 + 50 (head 0) and 4 + 9 (head 1).
+    query = torch.randn(1, 4, DIM)
+    for head in range(HEADS):
+        codebooks[head, :, 7] = 3 * query[0, 2 * head].view(2, 4)
+    codes[0, 50], codes[1, 9] = 7, 7
+    POLICY.load(index, 1, 1, job(4, 100), pq_segment(codebooks, codes))
+    taken = select(POLICY, index, query[:, [0, 0, 2, 2]], {1: (4, 100)}, layer=1, k=1)
+    assert taken == [[[54], [13]]]
+
+
+def test_tokens_that_leave_the_window_get_the_code_of_their_nearest_centroid() -> None:
+    index, seat = new_index(), 2
+    codebooks = [books(layer) for layer in range(2)]
+    for layer in range(2):
+        POLICY.load(index, seat, layer, job(4, 50), pq_segment(codebooks[layer], random_codes(46, layer)))
+    keys = torch.randn(2, HEADS, 3, DIM)
+    POLICY.extend(index, seat, range(2), 50, keys)
+    for layer in range(2):
+        assert torch.equal(index.codes[seat, layer, :, 4:50], random_codes(46, layer))
+        for head in range(HEADS):
+            for token in range(3):
+                for part in range(2):
+                    piece = keys[layer, head, token, 4 * part : 4 * part + 4]
+                    nearest = (codebooks[layer][head, part] - piece).square().sum(-1).argmin()
+                    assert index.codes[seat, layer, head, 50 + token, part] == nearest
+
+
+def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
+    index, seat = new_index(), 0
+    POLICY.load(index, seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1)))
+    keys = torch.randn(1, HEADS, 2, DIM)
+    POLICY.extend(index, seat, range(1, 2), 50, keys)
+    assert (index.codes[seat, 0] == 113).all()
+    assert (index.codes[seat, 1, :, 50:52] < 8).all()
+    assert (index.codes[[1, 2]] == 113).all()
+
+
+def test_a_seat_keeps_nothing_of_its_earlier_request() -> None:
+    fresh, used = new_index(), new_index()
+    POLICY.load(used, 1, 0, job(4, 300), pq_segment(books(5), random_codes(296, 5)))
+    query = torch.randn(1, 4, DIM)
+    for index in (fresh, used):
+        POLICY.load(index, 1, 0, job(2, 60), pq_segment(books(6), random_codes(58, 6)))
+    wanted = select(POLICY, fresh, query, {1: (2, 60)}, layer=0, k=20)
+    assert select(POLICY, used, query, {1: (2, 60)}, layer=0, k=20) == wanted
+
+
+def test_seats_in_one_batch_do_not_mix() -> None:
+    index, query = new_index(), torch.randn(2, 4, DIM)
+    spans = {2: (4, 90), 0: (2, 33)}
+    for seat, (begin, end) in spans.items():
+        POLICY.load(index, seat, 1, job(begin, end), pq_segment(books(seat), random_codes(end - begin, seat)))
+    alone = [
+        select(POLICY, index, query[row : row + 1], {seat: span}, layer=1, k=9)[0]
+        for row, (seat, span) in enumerate(spans.items())
+    ]
+    assert select(POLICY, index, query, spans, layer=1, k=9) == alone
