@@ -1,0 +1,71 @@
+"""A worker that knows the answers: it serves the real gRPC interface, and counts what it was asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from carrel.evaluation.documents import Codec
+from carrel.evaluation.suite import Question
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+from gpu_worker.v1 import gpu_worker_pb2_grpc
+
+POLICIES = ("full", "oracle", "pqcache", "clusterkv")
+
+
+class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
+    """Answers right, but for the policies in `wrong`. `fail_from`: number of the first request that is refused."""
+
+    def __init__(self, codec: Codec, questions: list[Question], wrong: tuple[str, ...] = ()) -> None:
+        self._codec = codec
+        self._answers = {(q.context_ids + q.question_ids): q.answer for q in questions}
+        self._wrong = wrong
+        self._lock = threading.Lock()
+        self.requests: list[pb.GenerateRequest] = []
+        self.fail_from: int | None = None
+        self.num_busy = 0
+
+    def GetInfo(self, request: pb.GetInfoRequest, context: grpc.ServicerContext) -> pb.GetInfoResponse:
+        return pb.GetInfoResponse(
+            device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=3, policies=POLICIES
+        )
+
+    def Generate(
+        self, request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.GenerateResponse]:
+        with self._lock:
+            if self.num_busy:
+                self.num_busy -= 1
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all seats are taken")
+            if self.fail_from is not None and len(self.requests) >= self.fail_from:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the store is gone")
+            self.requests.append(request)
+        answer = self._answers[tuple(request.prompt_token_ids)]
+        token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
+        yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=1))
+        for token_id in token_ids:
+            yield pb.GenerateResponse(token=pb.Token(token_id=token_id))
+        usage = pb.Usage(
+            prompt_tokens=len(request.prompt_token_ids),
+            completion_tokens=len(token_ids) + 1,
+            budget_tokens=int(request.budget.share * len(request.prompt_token_ids)),
+            attended_tokens=100,
+        )
+        if request.policy != "full":
+            usage.attention_mass, usage.recall_rate, usage.hit_rate = 0.75, 0.5, 0.9
+            usage.bytes_moved, usage.offloaded_tokens = 2**20, len(request.prompt_token_ids)
+        yield pb.GenerateResponse(complete=pb.Complete(finish_reason=pb.FINISH_REASON_STOP, usage=usage))
+
+
+def serve(worker: FakeWorker, folder: Path) -> tuple[grpc.Server, str]:
+    """A running server and its address; the caller stops it."""
+    server = grpc.server(ThreadPoolExecutor(8))
+    gpu_worker_pb2_grpc.add_GPUWorkerServicer_to_server(worker, server)
+    address = f"unix:{folder}/fake.sock"
+    server.add_insecure_port(address)
+    server.start()
+    return server, address

@@ -1,0 +1,141 @@
+"""`carrel eval` against a worker that knows the answers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LENGTH, NUM_DOCUMENTS, FakeRun
+
+from carrel.cli import main
+from carrel.evaluation import worker_client
+from carrel.evaluation.record import read_report
+from carrel.evaluation.suite import ANSWER_TOKENS, Suite
+
+MakeRun = Callable[..., FakeRun]
+
+
+def test_every_cell_asks_the_same_questions(fake_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
+    run = fake_run()
+    assert main([*run.arguments, "--json", str(tmp_path / "report.json")]) == 0
+    asked = Counter((request.policy, request.num_prefill_tokens > 0) for request in run.worker.requests)
+    assert asked == {
+        (policy, is_p2): NUM_DOCUMENTS
+        for policy in ("full", "oracle", "pqcache", "clusterkv")
+        for is_p2 in (False, True)
+    }
+    prompts = {tuple(request.prompt_token_ids) for request in run.worker.requests}
+    assert len(prompts) == NUM_DOCUMENTS
+    assert all(len(prompt) <= LENGTH - ANSWER_TOKENS for prompt in prompts)
+
+
+def test_p2_prefills_the_context_alone(fake_run: MakeRun, suite: Suite) -> None:
+    run = fake_run()
+    assert main([*run.arguments, "--protocols", "P2", "--policies", "pqcache"]) == 0
+    questions = [suite.question("mixed", LENGTH, index) for index in range(NUM_DOCUMENTS)]
+    contexts = {question.context_ids + question.question_ids: question.context_ids for question in questions}
+    for request in run.worker.requests:
+        prompt = tuple(request.prompt_token_ids)
+        assert prompt[: request.num_prefill_tokens] == contexts[prompt]
+        assert request.measure
+        assert request.sampling.temperature == 0
+        assert request.budget.share == 0.2
+
+
+def test_the_report_holds_scores_and_costs(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(wrong=("pqcache",)), tmp_path / "report.json"
+    assert main([*run.arguments, "--json", str(path), "--protocols", "P1"]) == 0
+    results = {result.cell.policy: result for result in read_report(path).results()}
+    assert {policy: result.exact_match for policy, result in results.items()} == {
+        "full": 1.0,
+        "oracle": 1.0,
+        "pqcache": 0.0,
+        "clusterkv": 1.0,
+    }
+    assert results["full"].low == pytest.approx(0.61, abs=0.01)
+    assert results["full"].attention_mass is None
+    assert results["full"].cell.budget is None
+    assert (results["oracle"].attention_mass, results["oracle"].recall_rate) == (0.75, 0.5)
+    assert results["oracle"].bytes_moved == 2**20
+    shown = capsys.readouterr().out
+    assert "| mixed | 1K | P1 | pqcache | n/5 | 6 | 0.00 (0.00-0.39) |" in shown
+    assert "oracle loses +0.000 against full (target: at most 0.03): met" in shown
+    assert "pqcache loses +1.000 against oracle (target: at most 0.05): MISSED" in shown
+    about = json.loads(path.read_text())["about"]
+    assert {"versions", "machine", "command", "date"} <= set(about)
+
+
+def test_an_interrupted_run_goes_on_where_it_ended(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "oracle", "--protocols", "P1"]
+    run.worker.fail_from = 8
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "UNAVAILABLE: the store is gone" in error
+    assert "Traceback" not in error
+    first = [
+        outcome
+        for result in read_report(path).results()
+        for outcome in read_report(path).outcomes(result.cell)
+    ]
+    assert 0 < len(first) <= 8
+    run.worker.fail_from = None
+    run.worker.requests.clear()
+    assert main([*arguments, "--resume"]) == 0
+    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS - len(first)
+    assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 2
+
+
+def test_another_runs_report_is_not_continued(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "--protocols", "P1"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--resume", "--seed", "8"]) == 1
+    assert "seed (7 there, 8 here)" in capsys.readouterr().err
+
+
+def test_shards_merge_to_the_whole(fake_run: MakeRun, tmp_path: Path) -> None:
+    run = fake_run()
+    arguments = [*run.arguments, "--policies", "oracle"]
+    parts = [tmp_path / f"{index}.json" for index in range(2)]
+    for index, part in enumerate(parts):
+        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part)]) == 0
+    whole, merged = tmp_path / "whole.json", tmp_path / "merged.json"
+    assert main([*arguments, "--json", str(whole)]) == 0
+    assert main(["eval", "--merge", *map(str, parts), "--json", str(merged)]) == 0
+    assert read_report(merged).results() == read_report(whole).results()
+    assert [result.n for result in read_report(merged).results()] == [NUM_DOCUMENTS] * 2
+
+
+def test_a_busy_worker_is_asked_again(fake_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_client, "BUSY_PAUSE_S", 0.01)
+    run = fake_run()
+    run.worker.num_busy = 3
+    assert main([*run.arguments, "--policies", "full", "--protocols", "P1"]) == 0
+    assert len(run.worker.requests) == NUM_DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--policies", "quest"], "no policy quest"),
+        (["--lengths", "4096"], "beyond the worker's 2048 tokens"),
+        (["--resume"], "--resume needs --json"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    fake_run: MakeRun, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    run = fake_run()
+    assert main([*run.arguments, *extra]) != 0
+    assert message in capsys.readouterr().err
+    assert not run.worker.requests

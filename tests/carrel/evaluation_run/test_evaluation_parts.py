@@ -1,0 +1,119 @@
+"""Cells, questions, tables, and the processes of a run of one's own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import LENGTH, MODEL
+
+from carrel.cli import main
+from carrel.errors import ChildError, EvaluationError
+from carrel.evaluation.cells import Cell, budget_name, plan_cells
+from carrel.evaluation.local import LocalOptions, local_worker, specs
+from carrel.evaluation.record import Outcome, read_report, summarize
+from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
+from carrel.evaluation.table import verdicts
+
+OUTCOME = Outcome(0, "number", True, "1", 900, 4, 90, 88.0, 2.0, 0.5, 64, 900, 0.5, 0.25, 1.0, 2.0, 12.0)
+
+
+def test_cells() -> None:
+    cells = plan_cells(["mixed"], [4096], ["P1", "P2"], ["full", "oracle"], [0.2, 0.1, 0.2])
+    assert len(cells) == 6
+    assert cells[0] == Cell("mixed", 4096, "P1", "full", None)
+    assert [cell.name for cell in cells[:3]] == [
+        "mixed 4K P1 full",
+        "mixed 4K P1 oracle n/5",
+        "mixed 4K P1 oracle n/10",
+    ]
+    assert [budget_name(share) for share in (0.05, 0.3, 1.0)] == ["n/20", "0.3 n", "n/1"]
+
+
+def test_questions_depend_on_seed_and_index_only(suite: Suite, books: Path) -> None:
+    question = suite.question("mixed", LENGTH, 3)
+    assert question == load_suite(MODEL, books, 7).question("mixed", LENGTH, 3)
+    assert question != load_suite(MODEL, books, 8).question("mixed", LENGTH, 3)
+    num_tokens = len(question.context_ids) + len(question.question_ids)
+    assert LENGTH - 64 < num_tokens + ANSWER_TOKENS <= LENGTH
+    text = suite.codec.decode(question.context_ids)
+    assert question.answer in text
+    assert question.answer not in suite.codec.decode(question.question_ids)
+
+
+def test_a_length_that_no_book_fills(suite: Suite) -> None:
+    with pytest.raises(EvaluationError, match="too few"):
+        suite.question("needle", 10**6, 0)
+
+
+def test_means_leave_out_what_was_not_measured() -> None:
+    cell = Cell("mixed", 1024, "P1", "oracle", 0.1)
+    other = replace(OUTCOME, index=1, is_correct=False, attention_mass=None, recall_rate=0.75, decode_ms=4.0)
+    result = summarize(cell, [OUTCOME, other])
+    assert (result.n, result.exact_match, result.attention_mass, result.recall_rate) == (2, 0.5, 0.5, 0.5)
+    assert result.decode_ms_per_token == 2.0
+
+
+def test_targets_compare_at_a_fifth_under_p1() -> None:
+    results = [
+        summarize(Cell("mixed", 4096, protocol, policy, budget), [replace(OUTCOME, is_correct=right)])
+        for protocol, policy, budget, right in [
+            ("P1", "full", None, True),
+            ("P1", "oracle", 0.2, True),
+            ("P1", "oracle", 0.1, False),
+            ("P2", "oracle", 0.2, False),
+            ("P1", "pqcache", 0.2, False),
+        ]
+    ]
+    assert [(verdict.target.policy, verdict.loss, verdict.is_met) for verdict in verdicts(results)] == [
+        ("oracle", 0.0, True),
+        ("pqcache", 1.0, False),
+    ]
+
+
+def test_a_broken_report_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text('{"format": 1}')
+    with pytest.raises(EvaluationError, match="no evaluation report"):
+        read_report(path)
+
+
+def test_the_processes_get_their_flags(tmp_path: Path) -> None:
+    options = LocalOptions("MODEL", "cuda:1", "0.5", 8192, "process", 2**30, max_num_seqs=4)
+    store, worker = specs(options, tmp_path)
+    assert store.argv[:3] == (sys.executable, "-m", "kv_store")
+    assert " ".join(store.argv[3:]) == (
+        f"--listen unix:{tmp_path}/kv_store.sock --arena-bytes {2**30} --runtime process --json-events"
+    )
+    assert worker.argv[2:4] == ("gpu_worker", "MODEL")
+    assert ("--max-num-seqs", "4") == worker.argv[-3:-1]
+    assert "--dtype" not in worker.argv
+
+
+@pytest.mark.e2e
+def test_a_process_that_refuses_its_configuration_is_explained(tmp_path: Path) -> None:
+    options = LocalOptions(str(tmp_path), "cpu", "0.5", 1024, "process", arena_bytes=12345)
+    with (
+        pytest.raises(ChildError, match="arena-bytes 12345") as caught,
+        local_worker(options, lambda text: None),
+    ):
+        pytest.fail("nothing may come up")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.e2e
+def test_a_run_with_a_store_and_a_worker_of_its_own(books: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    arguments = ["--model", MODEL, "--books", books, "--lengths", 640, "--documents", 2, "--json", path]
+    arguments += ["--device", "cpu", "--threads", 1, "--arena-bytes", "256MiB", "--budgets", 0.2]
+    assert main(["eval", *map(str, arguments)]) == 0
+    results = read_report(path).results()
+    assert len(results) == 8
+    for result in results:
+        assert result.n == 2
+        if result.cell.policy != "full":
+            assert result.attended_tokens <= result.budget_tokens
+            assert result.attention_mass is not None
+            assert 0 < result.attention_mass <= 1
