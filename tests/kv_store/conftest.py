@@ -13,6 +13,7 @@ from kv_store.local import LocalStore
 from kv_store.state import StoreState
 from kv_store.store import Store
 
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()

@@ -152,7 +152,9 @@ def test_a_silent_or_missing_giver_is_unreachable(tmp_path: Path) -> None:
 
 def test_an_arena_beyond_the_machine_names_the_missing_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "available_bytes", lambda: 3 << 20)
-    with pytest.raises(ConfigError, match=r"--arena-bytes 8388608: 5242880 bytes more .* --arena-bytes 3145728"):
+    with pytest.raises(
+        ConfigError, match=r"--arena-bytes 8388608: 5242880 bytes more .* --arena-bytes 3145728"
+    ):
         Arena(8 << 20)
 
 

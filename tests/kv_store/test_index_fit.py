@@ -78,7 +78,9 @@ def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> 
     assert np.allclose(similarity[np.arange(500), labels], similarity.max(axis=1), atol=1e-5)
     assert not np.allclose(np.linalg.norm(centroids, axis=1), 1.0, atol=0.1)
     # Nearly every centroid is still the mean of its members: the last assignment moves few rows.
-    means = np.stack([keys[labels == c].mean(axis=0) if (labels == c).any() else centroids[c] for c in range(10)])
+    means = np.stack(
+        [keys[labels == c].mean(axis=0) if (labels == c).any() else centroids[c] for c in range(10)]
+    )
     assert np.isclose(means, centroids, rtol=1e-3, atol=1e-3).all(axis=1).mean() >= 0.5
 
 

@@ -1,5 +1,7 @@
 """The client against a store in this process: both transports, restarts, misuse."""
 
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +20,7 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
+from kv_store.client.lease import Lease
 from kv_store.local import LocalStore
 
 Connect = Callable[..., StoreClient]
@@ -199,7 +202,13 @@ def test_top_k_checks_and_pads(connect: Connect) -> None:
     queries = np.ones((2, 4, 16), np.float32)
     found = client.top_k(index.index_id, queries, 12)
     assert found.tolist() == [[*range(30, 40), -1, -1]] * 2
-    for wrong, k in ((queries[:1], 3), (queries[:, :, :8], 3), (queries * np.nan, 3), (queries, 0), (queries, -1)):
+    for wrong, k in (
+        (queries[:1], 3),
+        (queries[:, :, :8], 3),
+        (queries * np.nan, 3),
+        (queries, 0),
+        (queries, -1),
+    ):
         with pytest.raises(InvalidStoreRequest):
             client.top_k(index.index_id, wrong, k)
     with pytest.raises(NotInStore):
@@ -272,14 +281,28 @@ def test_a_restarted_store_never_answers_for_the_old_one(local_store: LocalStore
     assert (client.gather(0, [RowsWanted("a", 0, np.arange(40))]) == rows[0]).all()
 
 
-def test_writing_stops_once_the_store_has_disowned_the_worker(connect: Connect) -> None:
-    client, rows = connect("same"), random_rows(LAYOUT, 1)
-    client.open_sequence("a")
-    client.reserve("a", 32)
-    client.put("a", 0, 0, rows)
-    client._attached.lease.lose(StaleEpoch("gone"))
+def test_a_lease_that_ran_out_or_was_lost_forbids_writing() -> None:
+    beaten = threading.Event()
+
+    def refuse() -> None:
+        beaten.set()
+        raise StaleEpoch("gone")
+
+    lease = Lease(0.3, refuse)
+    lease.check()
+    assert beaten.wait(5.0)
+    lease.close()
     with pytest.raises(StaleEpoch):
-        client.put("a", 0, 0, rows)
+        lease.check()
+
+    def time_out() -> None:
+        raise StoreUnreachable("silent")
+
+    lease = Lease(0.05, time_out)
+    time.sleep(0.2)
+    with pytest.raises(StoreUnreachable):
+        lease.check()
+    lease.close()
 
 
 def test_layouts_must_agree(connect: Connect) -> None:
@@ -303,7 +326,7 @@ def test_a_heartbeat_keeps_a_quiet_client_alive() -> None:
         for _ in range(100):
             if quiet.stats().num_workers == 1:
                 break
-            quiet._attached.lease._closing.wait(0.05)
+            time.sleep(0.05)
         assert [sequence.worker_id for sequence in quiet.stats().sequences] == ["quiet"]
         quiet.check()
         quiet.close()

@@ -14,7 +14,6 @@ from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
 
-
 TOKENS = 32  # a slab
 
 
@@ -26,7 +25,9 @@ def chain(num_slabs: int, salt: str = "") -> list[bytes]:
     return hashes
 
 
-def open_with(store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w") -> np.ndarray:
+def open_with(
+    store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w"
+) -> np.ndarray:
     store.open_sequence(epoch, worker_id, sequence_id)
     return store.reserve(epoch, worker_id, sequence_id, num_tokens)
 
@@ -200,9 +201,7 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
     grown = store.reserve(state.epoch, "w", "b", 3 * TOKENS)
     assert (grown[:, :2] == table[:, :2]).all()
     with pytest.raises(InvalidArgument, match="immutable"):
-        RowWriter(state).put(
-            state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()]
-        )
+        RowWriter(state).put(state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()])
 
 
 def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(

@@ -49,4 +49,6 @@ def test_whole_clusters_are_taken_and_the_last_is_cut(k: int) -> None:
     centroids = rng.integers(-2, 3, (12, 8)).astype(np.float32)
     centroids[5] = centroids[4]
     labels = rng.integers(0, 11, 100).astype(np.int32)  # cluster 11 is empty
-    assert cluster_rows(queries, centroids, labels, k).tolist() == brute_clusters(queries, centroids, labels, k)
+    assert cluster_rows(queries, centroids, labels, k).tolist() == brute_clusters(
+        queries, centroids, labels, k
+    )

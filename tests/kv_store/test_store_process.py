@@ -1,0 +1,193 @@
+"""`python -m kv_store` as its supervisor sees it: start, events, signals, nothing left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_samples import LAYOUT, random_rows
+
+from kv_store.client import PQParams, RowsWanted, StoreClient, StoreUnreachable
+
+ROOT = Path(__file__).resolve().parents[2]
+ARENA_BYTES = 64 * 4096
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not tmp_path: Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="kvs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def command(folder: Path, runtime: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "kv_store",
+        f"--listen=unix:{folder}/kv_store.sock",
+        f"--arena-bytes={ARENA_BYTES}",
+        "--slab-bytes=4096",
+        "--trainers=1",
+        f"--runtime={runtime}",
+        "--json-events",
+    ]
+
+
+def start(folder: Path, runtime: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(command(folder, runtime), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "ready":
+            return process
+    raise AssertionError(f"the store ended with {process.wait(10)} before it was ready")
+
+
+def connect(folder: Path) -> StoreClient:
+    target = f"unix:{folder}/kv_store.sock"
+    return StoreClient.connect(target, LAYOUT, worker_id="w", max_gather_rows=64, timeout_seconds=5.0)
+
+
+def fill(client: StoreClient) -> np.ndarray:
+    rows = random_rows(LAYOUT, 100)
+    client.open_sequence("a")
+    client.reserve("a", 100)
+    client.put("a", 0, 0, rows)
+    client.seal("a", 100)
+    return rows
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+def await_end(pids: set[int], seconds: float = 10.0) -> set[int]:
+    deadline = time.monotonic() + seconds
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.e2e
+def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
+    before = shared_memory()
+    process = start(folder, "ray")
+    try:
+        client = connect(folder)
+        rows = fill(client)
+        index = client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(60)
+        keys = index.arrays["codebooks"][0, 0][index.arrays["codes"][0, :, 0]]
+        raw = np.ascontiguousarray(rows[0, :12, :32]).view(np.uint16).astype(np.uint32) << 16
+        assert (keys == raw.view(np.float32)).all()
+        assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
+        children = descendants(process.pid)
+        assert len(children) > 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not await_end(children)
+        assert list(folder.iterdir()) == []
+        assert shared_memory() <= before
+        with pytest.raises(StoreUnreachable):
+            client.gather(0, [RowsWanted("a", 1, np.array([99]))])
+        client.close()
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -> None:
+    process = start(folder, "process")
+    client = connect(folder)
+    fill(client)
+    epoch = client.epoch
+    process.kill()
+    process.wait(10)
+    for call in (
+        lambda: client.reserve("a", 200),
+        lambda: client.gather(0, []),
+        client.heartbeat,
+        client.stats,
+    ):
+        with pytest.raises(StoreUnreachable):
+            call()
+    with pytest.raises(StoreUnreachable):
+        client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(20)
+    # The sockets of the killed one lie there still.
+    process = start(folder, "process")
+    client.reattach()
+    assert client.epoch != epoch
+    assert client.stats().num_sequences == 0
+    client.close()
+    process.terminate()
+    assert process.wait(20) == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_the_store_ends_with_its_parent(folder: Path) -> None:
+    # The parent starts the store, waits until it is ready, prints its id and ends.
+    code = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)\n"
+        "any('ready' in line for line in p.stdout)\n"
+        "print(p.pid, flush=True)\n"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", code, *command(folder, "process")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert not await_end({int(parent.stdout)})
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--arena-bytes=5000", "--arena-bytes"),
+        ("--arena-bytes=4398046511104", "bytes more than this machine has free"),
+        ("--slab-bytes=5000", "--slab-bytes"),
+        ("--trainers=0", "--trainers"),
+        ("--listen=0.0.0.0:5000", "loopback"),
+        ("--listen=nowhere", "--listen"),
+        ("--listen=unix:/tmp/" + "x" * 120, "107 bytes"),
+        ("--lease-seconds=nan", "--lease-seconds"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(
+    folder: Path, flag: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kv_store.__main__ import main
+
+    arguments = command(folder, "process")[3:]
+    arguments = [value for value in arguments if value.split("=")[0] != flag.split("=")[0]]
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main([*arguments, flag]) == 2
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert named in errors[0]

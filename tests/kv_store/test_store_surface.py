@@ -1,0 +1,199 @@
+"""The gRPC surface as any client sees it: health, reflection, statuses, hostile messages."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from store_samples import LAYOUT, random_rows
+
+from kv_store.client import PQParams, StoreClient, wire
+from kv_store.local import LocalStore
+from kv_store.trainers.base import TrainerPool
+from kv_store.trainers.task import TrainOutcome, TrainTask
+from kv_store.v1 import kv_store_pb2 as pb
+from kv_store.v1 import kv_store_pb2_grpc
+
+SERVICE = "carrel.kv_store.v1.KVStore"
+
+
+@pytest.fixture
+def channel(local_store: LocalStore) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(local_store.target) as opened:
+        yield opened
+
+
+def attach(stub: kv_store_pb2_grpc.KVStoreStub, worker_id: str = "w", rows: int = 8) -> pb.AttachResponse:
+    layout = wire.layout_to_message(LAYOUT)
+    return stub.Attach(pb.AttachRequest(worker_id=worker_id, layout=layout, max_gather_rows=rows), timeout=5)
+
+
+def status_of(call: object, request: object) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        reply = call(request, timeout=5)  # type: ignore[operator]
+        list(reply)
+    return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+def test_health_says_serving(channel: grpc.Channel, service: str) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_health_of_an_unknown_service(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    status, _ = status_of(stub.Check, health_pb2.HealthCheckRequest(service="nobody"))
+    assert status == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_service(channel: grpc.Channel) -> None:
+    names = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
+
+
+def test_sockets_are_for_their_owner_only(local_store: LocalStore) -> None:
+    path = local_store.target.removeprefix("unix:")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
+
+
+def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> None:
+    stub = kv_store_pb2_grpc.KVStoreStub(channel)
+    epoch = attach(stub).epoch
+    stub.OpenSequence(pb.OpenSequenceRequest(epoch=epoch, worker_id="w", sequence_id="a"), timeout=5)
+    reserve = lambda **fields: pb.ReserveRequest(worker_id="w", sequence_id="a", **fields)  # noqa: E731
+    gather = lambda *positions: pb.GatherRequest(  # noqa: E731
+        epoch=epoch, worker_id="w", items=[pb.GatherItem(sequence_id="a", positions=positions)]
+    )
+    bad_layout = pb.Layout(version=9, num_layers=1, num_kv_heads=1, head_dim=1, row_type=1)
+    bad_type = pb.Layout(version=1, num_layers=1, num_kv_heads=1, head_dim=1, row_type=77)
+    huge = wire.layout_to_message(LAYOUT)
+    cases = [
+        (stub.Attach, pb.AttachRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.Attach, pb.AttachRequest(worker_id="v", layout=bad_layout), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.Attach, pb.AttachRequest(worker_id="v", layout=bad_type), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            stub.Attach,
+            pb.AttachRequest(worker_id="v", layout=huge, max_gather_rows=2**64 - 1),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ),
+        (stub.Reserve, reserve(epoch=epoch + 1), grpc.StatusCode.FAILED_PRECONDITION),
+        (stub.Reserve, reserve(epoch=epoch, num_tokens=2**64 - 1), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.Reserve, reserve(epoch=epoch, num_tokens=2**40), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (stub.Gather, gather(2**64 - 1), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.Gather, gather(2**63), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.GatherRows, gather(2**63), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            stub.BuildIndex,
+            pb.BuildIndexRequest(epoch=epoch, worker_id="w", sequence_id="a", token_end=1),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            stub.FetchIndex,
+            pb.FetchIndexRequest(epoch=epoch, worker_id="w", index_id=2**64 - 1),
+            grpc.StatusCode.NOT_FOUND,
+        ),
+        (stub.PutRows, iter(()), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            stub.DropSession,
+            pb.DropSessionRequest(epoch=epoch, session_id="none"),
+            grpc.StatusCode.NOT_FOUND,
+        ),
+    ]
+    for call, request, expected in cases:
+        status, details = status_of(call, request)
+        assert status == expected, details
+        assert details
+        assert "Traceback" not in details
+        assert ".py" not in details
+    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=5)
+
+
+def test_random_bytes_in_every_method_leave_the_store_alive(channel: grpc.Channel) -> None:
+    rng = np.random.default_rng(0)
+    stub = kv_store_pb2_grpc.KVStoreStub(channel)
+    epoch = attach(stub).epoch
+    for method in pb.DESCRIPTOR.services_by_name["KVStore"].methods:
+        raw = channel.stream_stream(f"/{SERVICE}/{method.name}")
+        for length in (1, 10, 100):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(raw(iter([rng.bytes(length)]), timeout=5))
+            assert caught.value.code() in {
+                grpc.StatusCode.INTERNAL,  # gRPC's own answer to bytes that are no message
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.UNKNOWN,
+            }, method.name
+            assert "Traceback" not in caught.value.details()
+    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=5)
+
+
+def test_a_message_beyond_the_bound_is_refused(channel: grpc.Channel) -> None:
+    stub = kv_store_pb2_grpc.KVStoreStub(channel)
+    status, _ = status_of(stub.Heartbeat, pb.HeartbeatRequest(worker_id="x" * (17 << 20)))
+    assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_an_unexpected_error_is_hidden(
+    local_store: LocalStore, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode() -> None:
+        raise ZeroDivisionError("secret inside")
+
+    monkeypatch.setattr(local_store.server.store, "stats", explode)
+    status, details = status_of(kv_store_pb2_grpc.KVStoreStub(channel).Stats, pb.StatsRequest())
+    assert status == grpc.StatusCode.INTERNAL
+    assert "secret" not in details
+
+
+class StuckTrainers(TrainerPool):
+    """Finishes nothing until told."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[TrainOutcome]] = []
+        self.asked = threading.Event()
+
+    def submit(self, task: TrainTask) -> Future[TrainOutcome]:
+        future: Future[TrainOutcome] = Future()
+        self.futures.append(future)
+        self.asked.set()
+        return future
+
+    def close(self) -> None:
+        for future in self.futures:
+            future.cancel()
+
+
+def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = StuckTrainers()
+    monkeypatch.setattr("kv_store.server.make_trainers", lambda *arguments: trainers)
+    with LocalStore(256 * 4096, slab_bytes=4096) as running:
+        client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
+        base = client.stats().reserved_bytes
+        client.open_sequence("a")
+        client.reserve("a", 40)
+        client.put("a", 0, 0, random_rows(LAYOUT, 40))
+        client.seal("a", 40)
+        pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(16)]
+        assert trainers.asked.wait(5.0)
+        client.heartbeat()
+        client.release("a")
+        while len(trainers.futures) < 1:
+            pass
+        assert not any(future.done() and future.exception() is None for future in pending)
+        # Slabs under training are not free before the trainer lets go of them.
+        assert client.stats().reserved_bytes > base
+        for future in list(trainers.futures):
+            future.set_result(TrainOutcome(0.1, 1))
+        for future in pending:
+            assert future.exception(10.0) is not None
+        assert client.stats().reserved_bytes == base
+        assert client.stats().num_indexes == 0
+        client.close()
