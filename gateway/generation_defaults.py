@@ -20,7 +20,7 @@ class GenerationDefaults:
 
 def read_defaults(generation_config: Mapping[str, Any]) -> GenerationDefaults:
     """Defaults from a model's generation config; `do_sample: false` means greedy. Raises ConfigError."""
-    known = {}
+    known: dict[str, Any] = {}
     for name in GenerationDefaults.__dataclass_fields__:
         value = generation_config.get(name)
         if value is None:

@@ -182,7 +182,7 @@ def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:
 
     Only the text of statuses that the worker raises on purpose is passed on.
     """
-    trailing = dict(exc.trailing_metadata() or ())
+    trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
     details = exc.details() or ""
     match exc.code():
         case grpc.StatusCode.INVALID_ARGUMENT:

@@ -56,13 +56,15 @@ def read_completion(body: CompletionBody, request_id: str | None) -> CompletionR
 def _read_prompts(
     prompt: str | list[str] | list[int] | list[list[int]],
 ) -> tuple[str | tuple[int, ...], ...]:
-    match prompt:
-        case str():
-            return (prompt,)
-        case [int(), *_]:
-            return (tuple(prompt),)
-        case _:
-            return tuple(each if isinstance(each, str) else tuple(each) for each in prompt)
+    """One prompt or several; a list of numbers is one prompt of token ids."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    token_ids = tuple(each for each in prompt if isinstance(each, int))
+    if token_ids:
+        return (token_ids,)
+    return tuple(
+        tuple(each) if isinstance(each, list) else each for each in prompt if not isinstance(each, int)
+    )
 
 
 def _read_message(message: MessageBody) -> Message:

@@ -29,7 +29,7 @@ class ChunkFormat(Protocol):
 
 
 class EventStream(Response):
-    """Sends a feed; closes it at the end, when the client goes, and after `timeout_s` with a client that never reads."""
+    """Sends a feed and closes it: at its end, when the client goes, and `timeout_s` into a stream that nobody reads."""
 
     media_type = "text/event-stream"
 

@@ -1,0 +1,31 @@
+"""`python -m gateway`: REST and chat gRPC in front of one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from gateway.config import parse_config
+from gateway.errors import ConfigError
+from gateway.server import serve
+
+EXIT_CONFIG = 2
+
+
+def main() -> int:
+    """0 after draining, 2 when the configuration cannot be used."""
+    try:
+        config = parse_config(sys.argv[1:])
+        logging.basicConfig(
+            level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+        asyncio.run(serve(config))
+    except ConfigError as error:
+        print(f"gateway: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_CONFIG
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

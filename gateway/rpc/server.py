@@ -1,0 +1,74 @@
+"""The chat gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gateway.auth import KeyRing
+from gateway.config import GatewayConfig
+from gateway.errors import ConfigError
+from gateway.rpc.interceptors import AuthInterceptor
+from gateway.rpc.servicer import ChatServicer
+from gateway.service import ChatService
+from gateway.v1 import chat_pb2, chat_pb2_grpc
+
+CHAT = chat_pb2.DESCRIPTOR.services_by_name["Chat"].full_name
+HEALTH_INTERVAL_S = 2.0
+
+
+class ChatServer:
+    """Chat, health and reflection on one port; must be built inside the event loop. `port` is the bound one.
+
+    Raises ConfigError when the port is taken.
+    """
+
+    def __init__(self, config: GatewayConfig, service: ChatService, max_message_bytes: int) -> None:
+        self._service = service
+        self._server = grpc.aio.server(
+            interceptors=[AuthInterceptor(KeyRing(config.api_keys))],
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)],
+        )
+        chat_pb2_grpc.add_ChatServicer_to_server(ChatServicer(service), self._server)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (CHAT, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{config.grpc_port}")
+        except RuntimeError as exc:
+            raise ConfigError(
+                f"cannot listen on {host}:{config.grpc_port}: choose another port with --grpc-port, 0 for none"
+            ) from exc
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._set_serving(await self._is_ready())
+        await self._server.start()
+        self._watch = asyncio.create_task(self._watch_health())
+
+    async def stop(self, grace_s: float) -> None:
+        """Health says NOT_SERVING first; running calls get `grace_s`."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._set_serving(False)
+        await self._server.stop(grace_s)
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            await self._set_serving(await self._is_ready())
+
+    async def _is_ready(self) -> bool:
+        return await self._service.status.why_not_ready() is None
+
+    async def _set_serving(self, is_serving: bool) -> None:
+        known = health_pb2.HealthCheckResponse
+        for name in ("", CHAT):
+            await self._health.set(name, known.SERVING if is_serving else known.NOT_SERVING)

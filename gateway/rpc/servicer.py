@@ -1,0 +1,56 @@
+"""The Chat service: converts, calls the service, converts back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import grpc
+
+from gateway.errors import ServiceError
+from gateway.rpc.converters import ChatEvents, read_chat
+from gateway.rpc.errors import INTERNAL, abort, error_event
+from gateway.service import ChatService
+from gateway.v1 import chat_pb2, chat_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+
+class ChatServicer(chat_pb2_grpc.ChatServicer):
+    """An error before the first event is a status, a later one an Error event. A cancelled call frees the worker."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+
+    async def Complete(
+        self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[chat_pb2.ChatEvent, None]:
+        has_begun = False
+        try:
+            generation = self._service.chat(read_chat(request))
+            events = ChatEvents(generation.request_id)
+            async with aclosing(generation.events) as stream:
+                async for event in stream:
+                    if (message := events.message(event)) is not None:
+                        has_begun = True
+                        yield message
+        except ServiceError as error:
+            if not has_begun:
+                await abort(context, error)
+            yield events.error(error_event(error))
+        except Exception:
+            # gRPC would send the text of the exception
+            log.exception("a chat call failed")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+
+    async def ListModels(
+        self, request: chat_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> chat_pb2.ListModelsResponse:
+        try:
+            info = await self._service.status.info()
+        except ServiceError as error:
+            await abort(context, error)
+            raise
+        model = chat_pb2.Model(id=self._service.model_name, max_model_len=info.max_model_len)
+        return chat_pb2.ListModelsResponse(models=[model])

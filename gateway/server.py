@@ -1,0 +1,127 @@
+"""The process: everything is wired here, and ends here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from gateway.config import GatewayConfig
+from gateway.errors import ConfigError
+from gateway.generation_defaults import GenerationDefaults, read_defaults
+from gateway.process_events import ProcessEvents
+from gateway.rest.app import create_app
+from gateway.rpc.server import ChatServer
+from gateway.service import ChatService
+from gateway.tokenizer import Tokenizer, load_generation_config, load_tokenizer, resolve_model_dir
+from gateway.worker_client import GRPCWorkerClient
+
+PARENT_INTERVAL_S = 0.5
+# after draining, what is left is cancelled and its connections get this long
+CLOSE_TIMEOUT_S = 2
+BACKLOG = 1024
+
+log = logging.getLogger(__name__)
+
+
+class RESTServer(uvicorn.Server):
+    """uvicorn without signal handlers: the process drains before it stops listening."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Serve until SIGTERM, SIGINT or the parent's death, then drain. Raises ConfigError before anything is served."""
+    parent = os.getppid()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    with bind(config) as listener:
+        tokenizer, defaults = await asyncio.to_thread(load, config)
+        worker = GRPCWorkerClient(config.worker)
+        try:
+            await _run(config, ChatService(config, worker, tokenizer, defaults), listener, ended, parent)
+        finally:
+            await worker.close()
+
+
+async def _run(
+    config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
+) -> None:
+    events = ProcessEvents(config.has_json_events)
+    chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
+    rest = RESTServer(
+        uvicorn.Config(
+            create_app(config, service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        )
+    )
+    rest_task = asyncio.create_task(rest.serve([listener]))
+    watch = asyncio.create_task(_watch_parent(parent, ended))
+    try:
+        if chat is not None:
+            await chat.start()
+        host, port = listener.getsockname()[:2]
+        where = f"ready on http://{f'[{host}]' if ':' in host else host}:{port}"
+        events.ready(where if chat is None else f"{where}, chat gRPC on port {chat.port}")
+        await asyncio.wait(
+            {rest_task, watch, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if service.admission.num_running:
+            events.status(f"draining {service.admission.num_running} requests")
+        if not await service.admission.drain(config.shutdown_timeout_s):
+            log.warning("%d requests were cut off", service.admission.num_running)
+    finally:
+        watch.cancel()
+        rest.should_exit = True
+        await asyncio.gather(rest_task, watch, return_exceptions=True)
+        if chat is not None:
+            await chat.stop(0)
+
+
+def load(config: GatewayConfig) -> tuple[Tokenizer, GenerationDefaults]:
+    """The tokenizer and the model's sampling defaults. Raises ConfigError."""
+    model_dir = resolve_model_dir(config.model, config.revision)
+    tokenizer = load_tokenizer(model_dir, config.chat_template)
+    # computed on first use otherwise, inside a request
+    _ = tokenizer.max_chars_per_token
+    return tokenizer, read_defaults(load_generation_config(model_dir))
+
+
+def bind(config: GatewayConfig) -> socket.socket:
+    """The listening socket. Raises ConfigError when the address or the port cannot be had."""
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port} ({exc.strerror}): choose another with --host or --port"
+        ) from exc
+    return listener
+
+
+async def _watch_parent(parent: int, ended: asyncio.Event) -> None:
+    while os.getppid() == parent:
+        await asyncio.sleep(PARENT_INTERVAL_S)
+    ended.set()

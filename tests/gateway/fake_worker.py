@@ -1,0 +1,97 @@
+"""A worker that answers with a given text: a real grpc.aio server of the worker's proto."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
+
+
+@dataclass
+class Script:
+    """What the worker does next, and what it saw."""
+
+    reply: list[int] = field(default_factory=list)
+    # before this token the call fails, or hangs until it is cancelled or aborted
+    fail_at: int | None = None
+    fail_with: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.INTERNAL, "x", ())
+    hang_at: int | None = None
+    silent_s: float = 0.0
+    token_s: float = 0.0
+    store_reachable: bool = True
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    num_cancelled: int = 0
+    aborted: list[str] = field(default_factory=list)
+
+
+class FakeWorker(pb_grpc.GPUWorkerServicer):
+    def __init__(self, script: Callable[[], Script], vocab_size: int, max_model_len: int) -> None:
+        self._script = script
+        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._aborts: dict[str, asyncio.Event] = {}
+
+    async def Generate(self, request, context):
+        script = self._script()
+        script.requests.append(request)
+        aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
+        try:
+            await asyncio.sleep(script.silent_s)
+            tokens = script.reply[: request.sampling.max_tokens]
+            count = 0
+            for at, token in enumerate([*tokens, None]):
+                if at == script.fail_at:
+                    code, details, metadata = script.fail_with
+                    await context.abort(code, details, trailing_metadata=metadata)
+                if at == 0:
+                    yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=len(request.prompt_token_ids)))
+                if at == script.hang_at:
+                    await aborted.wait()
+                if script.token_s:
+                    await asyncio.sleep(script.token_s)
+                if token is None or aborted.is_set():
+                    break
+                count += 1
+                top = [pb.TokenLogprob(token_id=token, logprob=-0.5)] * request.sampling.logprobs
+                yield pb.GenerateResponse(token=pb.Token(token_id=token, logprob=-0.5, top=top))
+            is_cut = len(tokens) < len(script.reply)
+            reason = pb.FINISH_REASON_LENGTH if is_cut else pb.FINISH_REASON_STOP
+            reason = pb.FINISH_REASON_ABORT if aborted.is_set() else reason
+            num_prompt = len(request.prompt_token_ids)
+            usage = pb.Usage(
+                prompt_tokens=num_prompt, completion_tokens=count, cached_tokens=3, policy=request.policy or "full",
+                budget_tokens=request.budget.tokens, context_tokens=num_prompt + count, hit_rate=0.5, bytes_moved=7,
+                attended_tokens=2.5, window_tokens=1.5, offloaded_tokens=num_prompt, prefill_ms=1.25,
+            )  # fmt: skip
+            yield pb.GenerateResponse(complete=pb.Complete(finish_reason=reason, usage=usage))
+        except asyncio.CancelledError:
+            script.num_cancelled += 1
+            raise
+
+    async def Abort(self, request, context):
+        self._script().aborted.append(request.request_id)
+        self._aborts.setdefault(request.request_id, asyncio.Event()).set()
+        return pb.AbortResponse()
+
+    async def GetInfo(self, request, context):
+        policies = ("full", "pqcache")
+        return pb.GetInfoResponse(
+            version="1", model="tiny", vocab_size=self._vocab_size, max_model_len=self._max_model_len, policies=policies
+        )
+
+    async def Stats(self, request, context):
+        return pb.StatsResponse(running=1, fetched_bytes_total=11, store_reachable=self._script().store_reachable)
+
+
+async def start_worker(worker: FakeWorker, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server()
+    pb_grpc.add_GPUWorkerServicer_to_server(worker, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server
