@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.records import Answer
@@ -60,7 +60,7 @@ class Generate(Transformers):
         clock = Clock()
         prompt = torch.tensor([token_ids])
         begin = time.perf_counter()
-        output = cast(GenerationMixin, self._model).generate(
+        output = cast(Any, self._model).generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=num_tokens,

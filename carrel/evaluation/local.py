@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from carrel.errors import ChildError
-from carrel.serve.children import STORE_START_S, WORKER_START_S
+from carrel.serve.children import STORE_START_S, WORKER_START_S, child_environment
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 from carrel.serve.readiness import grpc_serving
 from carrel.serve.runtime_dir import runtime_dir
@@ -83,16 +83,16 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
     )
 
 
-def _command(module: str, arguments: dict[str, object], *positional: str) -> tuple[str, ...]:
+def _command(module: str, arguments: Mapping[str, object], *positional: str) -> tuple[str, ...]:
     flags = [text for name, value in arguments.items() if value is not None for text in (name, str(value))]
-    return (sys.executable, "-m", module, *positional, *flags, "--json-events")
+    return (sys.executable, "-P", "-m", module, *positional, *flags, "--json-events")
 
 
 @contextmanager
 def _running(wanted: Sequence[ChildSpec], folder: Path, notice: Callable[[str], None]) -> Iterator[None]:
     # what configures a server by environment is not meant for a measurement
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CARREL_")}
-    environment[MARKER] = str(folder)
+    environment = {**child_environment(environment), MARKER: str(folder)}
     inbox: SimpleQueue[Message] = SimpleQueue()
     children: list[Child] = []
     try:

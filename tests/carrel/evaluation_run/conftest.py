@@ -23,7 +23,7 @@ LENGTH, NUM_DOCUMENTS, SEED = 1024, 6, 7
 def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("books")
     (folder / "heldout").mkdir()
-    rng, words = Random(0), "the of and sea ship old man wind saw long night day water came went".split()
+    rng, words = Random(0), ("the", "of", "and", "sea", "ship", "old", "man", "wind", "long", "night", "came")
     paragraphs = (
         " ".join(" ".join(rng.choices(words, k=9)).capitalize() + "." for _ in range(6)) for _ in range(200)
     )

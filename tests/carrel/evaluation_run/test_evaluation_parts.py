@@ -83,12 +83,12 @@ def test_a_broken_report_is_refused(tmp_path: Path) -> None:
 def test_the_processes_get_their_flags(tmp_path: Path) -> None:
     options = LocalOptions("MODEL", "cuda:1", "0.5", 8192, "process", 2**30, max_num_seqs=4)
     store, worker = specs(options, tmp_path)
-    assert store.argv[:3] == (sys.executable, "-m", "kv_store")
-    assert " ".join(store.argv[3:]) == (
+    assert store.argv[:4] == (sys.executable, "-P", "-m", "kv_store")
+    assert " ".join(store.argv[4:]) == (
         f"--listen unix:{tmp_path}/kv_store.sock --arena-bytes {2**30} --runtime process --json-events"
     )
-    assert worker.argv[2:4] == ("gpu_worker", "MODEL")
-    assert ("--max-num-seqs", "4") == worker.argv[-3:-1]
+    assert worker.argv[3:5] == ("gpu_worker", "MODEL")
+    assert worker.argv[-3:-1] == ("--max-num-seqs", "4")
     assert "--dtype" not in worker.argv
 
 
