@@ -11,6 +11,7 @@ import json, sys
 print(json.dumps({
     "model": sys.argv[1],
     "messages": [{"role": "user", "content": sys.argv[2]}],
+    "max_tokens": 128,
     "stream": True,
     "stream_options": {"include_usage": True},
     "carrel": {"policy": "pqcache", "budget": 0.1},

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from carrel.serve.banner import banner
+from carrel.serve.banner import banner, ready_lines
 from carrel.serve.children import Endpoints, check_gateway, child_environment, child_specs
 from carrel.serve.display import create_display
 from carrel.serve.facts import gather_facts
@@ -74,8 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         def show_banner() -> None:
             facts = gather_facts(endpoints, options.api_key)
-            shown = resolved.non_default()
-            display.show(banner(facts, endpoints, shown, version(), commit(), options.api_key is not None))
+            display.show(banner(facts, resolved.non_default(), version(), commit()))
+            for line in ready_lines(facts, endpoints, needs_key=options.api_key is not None):
+                display.message(line)
 
         specs = child_specs(model, options, endpoints)
         check_gateway(specs, environment)

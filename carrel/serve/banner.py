@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from carrel.serve.children import Endpoints
 from carrel.serve.facts import Facts
@@ -17,28 +16,22 @@ from carrel.serve.facts import Facts
 QUESTION = "In one sentence: what is a carrel?"
 
 
-def banner(
-    facts: Facts,
-    endpoints: Endpoints,
-    non_default: Mapping[str, str],
-    version: str,
-    commit: str,
-    needs_key: bool,
-) -> RenderableType:
-    """Version, what is served and with which memory, the options that were given, routes and a request."""
+def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: str) -> RenderableType:
+    """Version, what is served and with which memory, the options that were given, and the routes."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     for name, value in banner_rows(facts, non_default):
         rows.add_row(name, escape(value))
+    return Panel(rows, title=f"carrel {version} ({commit})", title_align="left", expand=False)
+
+
+def ready_lines(facts: Facts, endpoints: Endpoints, needs_key: bool) -> list[str]:
+    """Where the server is, and a request to paste. To be printed without line breaks of the printer's own."""
     where = f"ready  {endpoints.url}   docs {endpoints.url}/docs"
     if endpoints.grpc_port:
         where += f"   gRPC {endpoints.host}:{endpoints.grpc_port}"
-    return Group(
-        Panel(rows, title=f"carrel {version} ({commit})", title_align="left", expand=False),
-        Text(where, style="bold green", overflow="fold"),
-        Text(curl(facts.served_name, endpoints.url, needs_key), overflow="fold", no_wrap=False),
-    )
+    return [where, curl(facts.served_name, endpoints.url, needs_key)]
 
 
 def banner_rows(facts: Facts, non_default: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -80,7 +73,8 @@ def banner_rows(facts: Facts, non_default: Mapping[str, str]) -> list[tuple[str,
 
 def curl(served_name: str, url: str, needs_key: bool) -> str:
     """A request to paste into a shell. The key is a variable there, never its value."""
-    body = {"model": served_name or "carrel", "messages": [{"role": "user", "content": QUESTION}]}
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": served_name or "carrel", "messages": messages, "max_tokens": 64}
     lines = [f"curl {url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
     if needs_key:
         lines.append('-H "Authorization: Bearer $CARREL_API_KEY"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,9 +15,6 @@ from typing import IO
 
 TAIL_LINES = 20
 MAX_LINE_CHARS = 65536
-_PR_SET_PDEATHSIG = 1
-# loaded before any fork: loading a library between fork and exec can deadlock
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,9 @@ Message = Line | Signalled
 
 
 class Child:
-    """A running process in a session of its own, killed by the kernel when the supervisor dies.
+    """A running process in a session of its own; every Carrel process ends by itself when its parent is gone.
 
-    Must be made on the main thread: the kernel's parent-death signal belongs to the thread that forked.
+    Made without a `preexec_fn`: Python would fork, and gRPC, which the supervisor uses, aborts in a forked child.
     Its lines go to `inbox`; the caller ends it with `terminate` or `kill`.
     """
 
@@ -63,14 +59,6 @@ class Child:
         self.spec = spec
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # the parent may have died before the line above
-            if os.getppid() != parent:
-                os._exit(1)
-
         self._popen = subprocess.Popen(
             spec.argv,
             stdin=subprocess.DEVNULL,
@@ -80,7 +68,6 @@ class Child:
             errors="replace",
             env={**environment, **spec.environment},
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from carrel.serve.banner import banner, curl
+from carrel.serve.banner import banner, curl, ready_lines
 from carrel.serve.children import Endpoints
 from carrel.serve.facts import Facts, gather_facts, read_routes
 from carrel.serve.resolve import resolve
@@ -34,10 +34,9 @@ WORKER = gpu_worker_pb2.GetInfoResponse(
 def rendered(facts: Facts, needs_key: bool = False) -> str:
     shown = resolve({"api_key": "tell-nobody", "hot_cache": "0.25"}, {}).non_default()
     console = Console(file=StringIO(), width=140)
-    console.print(
-        banner(facts, Endpoints(Path("/run"), "0.0.0.0", 8000, 8001), shown, "9.9", "abc1234", needs_key)
-    )
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    console.print(banner(facts, shown, "9.9", "abc1234"))
+    lines = ready_lines(facts, Endpoints(Path("/run"), "0.0.0.0", 8000, 8001), needs_key)
+    return "\n".join([console.file.getvalue(), *lines])  # type: ignore[attr-defined]
 
 
 def test_all_that_is_known_is_shown() -> None:
