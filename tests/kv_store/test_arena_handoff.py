@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,10 @@ def giver(path: Path, give: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def refused(path: Path, header: bytes, descriptors: list[int]) -> None:
     def give(connection: socket.socket) -> None:
-        socket.send_fds(connection, [header], descriptors)
+        if descriptors:
+            socket.send_fds(connection, [header], descriptors)
+        else:
+            connection.sendall(header)
 
     with giver(path, give) as address, pytest.raises(HandoffRefused):
         receive_arena(address, HANDLE, 5.0)
@@ -83,7 +86,9 @@ def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> No
     for _ in range(5):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.connect(path)
-            peer.sendall(os.urandom(300))
+            # The giver never reads, and may have hung up already.
+            with suppress(BrokenPipeError):
+                peer.sendall(os.urandom(300))
     assert receive_arena(path, arena.handle, 5.0).size == SIZE
     server.close()
     arena.close()
@@ -103,11 +108,7 @@ def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> No
     ],
 )
 def test_another_header_is_refused(tmp_path: Path, header: bytes) -> None:
-    if header:
-        refused(tmp_path / "a.sock", header, [sealed_file()])
-    else:
-        with giver(tmp_path / "a.sock", lambda connection: None) as path, pytest.raises(HandoffRefused):
-            receive_arena(path, HANDLE, 5.0)
+    refused(tmp_path / "a.sock", header, [sealed_file()] if header else [])
 
 
 @pytest.mark.parametrize("case", ["short", "long", "unsealed", "half sealed", "directory", "device", "pipe"])
@@ -134,9 +135,7 @@ def test_another_descriptor_is_refused(tmp_path: Path, case: str) -> None:
 def test_one_descriptor_and_no_more(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     refused(tmp_path / "a.sock", HANDLE.pack(), [sealed_file(), sealed_file()])
-    with giver(tmp_path / "b.sock", lambda connection: connection.sendall(HANDLE.pack())) as path:
-        with pytest.raises(HandoffRefused):
-            receive_arena(path, HANDLE, 5.0)
+    refused(tmp_path / "b.sock", HANDLE.pack(), [])
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -72,6 +72,11 @@ def test_held_bytes_are_exact(store: Store, state: StoreState) -> None:
     (sequence,) = store.stats().sequences
     assert sequence.num_tokens == 70
     assert sequence.held_bytes == store.stats().held_bytes == 70 * 2 * 2 * 64
+    open_with(store, state.epoch, "b", 70)
+    store.seal(state.epoch, "w", "b", 9, 1, 2)
+    assert store.stats().sequences[1].num_tokens == 0
+    assert store.stats().sequences[1].held_bytes == 9 * 2 * 64
+    store.release(state.epoch, "w", "b")
     store.release(state.epoch, "w", "a")
     store.release(state.epoch, "w", "a")
     stats = store.stats()

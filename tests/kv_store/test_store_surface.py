@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import grpc
 import numpy as np
@@ -33,10 +34,10 @@ def attach(stub: kv_store_pb2_grpc.KVStoreStub, worker_id: str = "w", rows: int 
     return stub.Attach(pb.AttachRequest(worker_id=worker_id, layout=layout, max_gather_rows=rows), timeout=5)
 
 
-def status_of(call: object, request: object) -> tuple[grpc.StatusCode, str]:
+def status_of(call: Callable[..., Any], request: object) -> tuple[grpc.StatusCode, str]:
+    # A stream fails when it is read, a single reply when it is asked for.
     with pytest.raises(grpc.RpcError) as caught:
-        reply = call(request, timeout=5)  # type: ignore[operator]
-        list(reply)
+        list(call(request, timeout=5))
     return caught.value.code(), caught.value.details()
 
 
@@ -185,8 +186,6 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         assert trainers.asked.wait(5.0)
         client.heartbeat()
         client.release("a")
-        while len(trainers.futures) < 1:
-            pass
         assert not any(future.done() and future.exception() is None for future in pending)
         # Slabs under training are not free before the trainer lets go of them.
         assert client.stats().reserved_bytes > base
