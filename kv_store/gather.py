@@ -65,8 +65,8 @@ class RowReader:
                 state.gathered_rows += num_rows
             try:
                 end = offset + num_rows * row_bytes
-                target = state.arena.data[offset:end].reshape(num_rows, row_bytes)
-                rows = geometry.rows(state.arena.data)
+                target = state.arena.data[offset:end].view(f"V{row_bytes}")
+                rows = geometry.row_items(state.arena.data)
                 target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
             finally:
                 with state.lock:
@@ -83,7 +83,7 @@ class RowReader:
             state.allocator.retain(addresses.held)
             state.gathered_rows += addresses.slabs.size
         try:
-            rows = geometry.rows(state.arena.data)
+            rows = geometry.row_items(state.arena.data)
             step = max(1, CHUNK_BYTES // geometry.layout.row_bytes)
             for begin in range(0, addresses.slabs.size, step):
                 part = slice(begin, begin + step)
