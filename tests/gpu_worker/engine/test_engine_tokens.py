@@ -1,0 +1,275 @@
+"""Which tokens the engine gives: those of a naive decoder, whatever runs beside and however memory is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_rig import NUM_KV_HEADS, Rig, make_model, random_prompt, request
+from naive_decoder import first_best, greedy
+from torch import Tensor
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.policies import registry
+
+SELECTING = ["oracle", "pqcache", "clusterkv"]
+LEAST = HotCacheSize(tokens=1)
+
+
+@pytest.fixture(scope="module")
+def dense() -> list[int]:
+    return greedy(make_model(), random_prompt(120), 50)[0]
+
+
+def test_the_model_is_lively_enough_to_tell_tokens_apart(dense: list[int]) -> None:
+    assert len(set(dense)) > 10
+    narrow = Rig().tokens(request("narrow", "pqcache", 0.1, max_tokens=50))
+    assert narrow != dense
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 119, 120, 500])
+def test_full_gives_the_naive_tokens_at_any_chunk_size(chunk: int, dense: list[int]) -> None:
+    assert Rig(prefill_chunk=chunk).tokens(request("full", max_tokens=50)) == dense
+
+
+@pytest.mark.parametrize("budget", [1.0, 120, 121, 100000])
+@pytest.mark.parametrize("policy", SELECTING)
+def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(
+    policy: str, budget: float | int, dense: list[int]
+) -> None:
+    rig = Rig()
+    assert rig.tokens(request("one", policy, budget, max_tokens=50)) == dense
+    usage = rig.records["one"].usage
+    assert (usage.hit_rate, usage.bytes_moved) == (1.0, 0)
+    # Steps 0 to 48 attend 120, 121, ... past tokens.
+    assert usage.attended_tokens == 120 + 24
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 15, 16, 17, 33])
+@pytest.mark.parametrize("policy", ["full", *SELECTING])
+def test_short_prompts_attend_everything_under_the_papers_defaults(policy: str, length: int) -> None:
+    expected = greedy(make_model(), random_prompt(length), 40)[0]
+    rig = Rig(policies=registry())
+    one, other = rig.run(
+        request("all", policy, 1.0, prompt=length, max_tokens=40),
+        request("many", policy, 4096, prompt=length, max_tokens=40),
+    )
+    assert one.tokens == expected
+    assert other.tokens == expected
+    rig.check_empty()
+
+
+def test_the_oracle_attends_sinks_window_and_the_exact_best() -> None:
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        # 30 tokens: 4 sinks, half of the other 26 recent, half by weight.
+        end = len(keys) - 1 - 13
+        weights = (queries @ keys.T * keys.shape[1] ** -0.5).softmax(-1).sum(0)
+        return [*range(4), *first_best(weights[4:end], 13, 4), *range(end, len(keys))]
+
+    expected = greedy(make_model(), random_prompt(120), 50, attended)[0]
+    assert Rig().tokens(request("one", "oracle", 30, max_tokens=50)) == expected
+
+
+@pytest.mark.parametrize("hot_cache", [HotCacheSize(), LEAST])
+def test_pqcache_attends_the_best_by_its_codes(hot_cache: HotCacheSize) -> None:
+    rig = Rig(hot_cache=hot_cache, tokens_per_slab=256)
+    tokens = rig.tokens(request("one", "pqcache", 30, max_tokens=60))
+    known: dict[tuple[int, int], list[list[int]]] = {}
+
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        arrays = rig.store.segments["one", layer, 4].arrays
+        books = torch.tensor(arrays["codebooks"][kv_head])
+        codes = known.setdefault((layer, kv_head), arrays["codes"][kv_head].tolist())
+        end = len(keys) - 1 - 13
+        for position in range(4 + len(codes), end):
+            parts = keys[position].view(2, 1, -1)
+            codes.append((books - parts).square().sum(-1).argmin(-1).tolist())
+        # One product per code, so that tokens of equal codes are exactly equal.
+        table = torch.einsum("gpd,pcd->gpc", queries.view(len(queries), 2, -1), books)
+        logits = sum(table[:, part, [code[part] for code in codes]] for part in range(2))
+        weights = (logits * keys.shape[1] ** -0.5).softmax(-1).sum(0)
+        return [*range(4), *first_best(weights, 13, 4), *range(end, len(keys))]
+
+    # 103 tokens are coded at prefill, one more at every step after the first.
+    assert tokens == greedy(make_model(), random_prompt(120), 60, attended)[0]
+    assert len(known[0, 0]) == 103 + 58
+    assert rig.records["one"].usage.attended_tokens == 30
+
+
+@pytest.mark.parametrize("hot_cache", [HotCacheSize(), LEAST])
+def test_clusterkv_attends_whole_clusters_also_of_decoded_windows(hot_cache: HotCacheSize) -> None:
+    rig = Rig(hot_cache=hot_cache, tokens_per_slab=256)
+    tokens = rig.tokens(request("one", "clusterkv", 30, max_tokens=110))
+
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        past = len(keys) - 1
+        end = past - (past - 120) % 40
+        clusters: list[tuple[float, list[int]]] = []
+        for begin in [4, *range(120, end, 40)]:
+            arrays = rig.store.segments["one", layer, begin].arrays
+            centroids, labels = torch.tensor(arrays["centroids"][kv_head]), arrays["labels"][kv_head]
+            for cluster, centroid in enumerate(centroids):
+                members = [begin + place for place in (labels == cluster).nonzero()[0].tolist()]
+                clusters.append((float(queries.sum(0) @ centroid), members))
+        clusters.sort(key=lambda one: -one[0])
+        selected = [position for _, members in clusters for position in members][:26]
+        return [*range(4), *sorted(selected), *range(end, len(keys))]
+
+    assert tokens == greedy(make_model(), random_prompt(120), 110, attended)[0]
+    assert sorted(begin for _, layer, begin in rig.store.segments if layer == 0) == [4, 120, 160]
+    usage = rig.records["one"].usage
+    assert usage.attended_tokens == 30
+    assert usage.window_tokens == pytest.approx(sum(step % 40 for step in range(109)) / 109)
+
+
+def mixed_requests() -> list[GenerationRequest]:
+    """Unequal length, policy, budget, output and protocol."""
+    return [
+        request("a", "full", prompt=random_prompt(33, 1), max_tokens=60),
+        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
+        request("c", "pqcache", 17, prompt=random_prompt(88, 3), max_tokens=20),
+        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90),
+        request("e", "clusterkv", 50, prompt=random_prompt(64, 5), max_tokens=30, num_prefill=60),
+        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=50),
+        request("g", "oracle", 1.0, prompt=random_prompt(7, 7), max_tokens=25),
+        request("h", "pqcache", 1000, prompt=random_prompt(50, 8), max_tokens=35, num_prefill=3),
+        request("i", "oracle", 21, prompt=random_prompt(95, 9), max_tokens=40),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[int]]:
+    return {one.request_id: Rig().tokens(one) for one in mixed_requests()}
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
+    full_layers: int, alone: dict[str, list[int]]
+) -> None:
+    if full_layers:
+        alone = {one.request_id: Rig(full_layers=1).tokens(one) for one in mixed_requests()}
+    rig = Rig(max_num_seqs=9, full_layers=full_layers)
+    records = rig.run(*mixed_requests())
+    assert {
+        one.request_id: record.tokens for one, record in zip(mixed_requests(), records, strict=True)
+    } == alone
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("hot_cache", [HotCacheSize(), HotCacheSize(share=0.1), LEAST])
+def test_requests_that_come_and_go_change_nobodys_tokens(
+    hot_cache: HotCacheSize, alone: dict[str, list[int]]
+) -> None:
+    rig = Rig(max_num_seqs=4, hot_cache=hot_cache, prefill_chunk=37)
+    for number, one in enumerate(mixed_requests()):
+        rig.submit(one)
+        rig.submit(request(f"brief {number}", SELECTING[number % 3], 0.3, prompt=70, max_tokens=1 + number))
+        rig.step(3)
+        if number % 2:
+            rig.engine.abort(f"brief {number}")
+    rig.drain()
+    assert {name: rig.records[name].tokens for name in alone} == alone
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("num_prefill", [1, 60, 119, 120])
+def test_full_gives_the_same_tokens_when_part_of_the_prompt_is_decoded(
+    num_prefill: int, dense: list[int]
+) -> None:
+    rig = Rig()
+    assert rig.tokens(request("one", max_tokens=50, num_prefill=num_prefill)) == dense
+    assert rig.records["one"].usage.prompt_tokens == 120
+    assert rig.records["one"].usage.completion_tokens == 50
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+def test_prompt_tokens_that_are_decoded_see_the_selection(policy: str) -> None:
+    rig = Rig()
+    record = rig.run(request("one", policy, 20, num_prefill=100, max_tokens=10))[0]
+    assert len(record.tokens) == 10
+    # 20 forced steps and 9 of its own, each at the budget of the 100 tokens that were prefilled.
+    assert record.usage.attended_tokens == 20
+    assert record.usage.budget_tokens == 20
+    assert record.usage.offloaded_tokens == 129
+
+
+@pytest.mark.parametrize("policy", ["pqcache", "clusterkv"])
+def test_the_hot_caches_size_changes_traffic_and_no_token(policy: str) -> None:
+    one = request("one", policy, 0.25, max_tokens=100)
+    sizes = [HotCacheSize(), HotCacheSize(share=1.0), HotCacheSize(tokens=40), LEAST]
+    rigs = [Rig(hot_cache=size, tokens_per_slab=256) for size in sizes]
+    tokens = [rig.tokens(one) for rig in rigs]
+    assert tokens == [tokens[0]] * 4
+    usages = [rig.records["one"].usage for rig in rigs]
+    assert (usages[0].hit_rate, usages[0].bytes_moved) == (1.0, 0)
+    moved = [usage.bytes_moved for usage in usages]
+    assert moved == sorted(moved)
+    assert moved[1] < moved[3]
+    for rig, usage in zip(rigs, usages, strict=True):
+        num_sink, num_recent = 4, 13 if policy == "pqcache" else 0
+        num_rows = (30 - num_sink - num_recent) * NUM_KV_HEADS * 3 * 99
+        assert usage.bytes_moved == pytest.approx((1 - usage.hit_rate) * num_rows * 2 * 16 * 4)
+        stats = rig.engine.stats()
+        assert stats.fetched_bytes_total == usage.bytes_moved
+        assert stats.selected_rows_total == num_rows
+        assert usage.attended_tokens == 30
+
+
+@pytest.mark.parametrize("full_layers", [1, 2, 3, 9])
+@pytest.mark.parametrize("policy", SELECTING)
+def test_full_layers_are_dense_and_the_others_select(policy: str, full_layers: int, dense: list[int]) -> None:
+    rig = Rig(full_layers=full_layers, hot_cache=LEAST)
+    whole, part = rig.run(
+        request("whole", policy, 1.0, max_tokens=50), request("part", policy, 30, max_tokens=50)
+    )
+    assert whole.tokens == dense
+    num_dense = min(full_layers, 3)
+    if num_dense == 3:
+        assert part.tokens == dense
+    expected = (num_dense * (120 + 24) + (3 - num_dense) * 30) / 3
+    assert part.usage.attended_tokens == pytest.approx(expected)
+    rig.check_empty()
+
+
+def test_clusterkv_clusters_windows_of_320_under_its_defaults() -> None:
+    rig = Rig(policies=registry(), hot_cache=LEAST, tokens_per_slab=1024)
+    record = rig.run(request("one", "clusterkv", 60, prompt=200, max_tokens=345))[0]
+    assert sorted(begin for _, layer, begin in rig.store.segments if layer == 2) == [15, 200]
+    segment = rig.store.segments["one", 2, 200]
+    assert segment.arrays["labels"].shape == (NUM_KV_HEADS, 320)
+    assert segment.arrays["centroids"].shape[1] == 4
+    assert record.usage.attended_tokens == 60
+    assert record.usage.window_tokens == pytest.approx(sum(step % 320 for step in range(344)) / 344)
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+def test_measured_mass_and_recall_are_whole_for_a_whole_budget(full_layers: int) -> None:
+    rig = Rig(full_layers=full_layers, tokens_per_slab=256)
+    for policy in SELECTING:
+        usage = rig.run(request(policy, policy, 1.0, measure=True))[0].usage
+        assert usage.attention_mass == pytest.approx(1.0, abs=1e-5)
+        assert usage.recall_rate == 1.0
+
+
+def test_the_oracles_recall_is_whole_and_its_mass_the_largest() -> None:
+    rig = Rig(tokens_per_slab=256, hot_cache=LEAST)
+    usage = {p: rig.run(request(p, p, 30, measure=True, max_tokens=30))[0].usage for p in SELECTING}
+    assert usage["oracle"].recall_rate == 1.0
+    assert 0.3 < usage["oracle"].attention_mass < 1.0
+    for policy in ("pqcache", "clusterkv"):
+        assert 0.0 < usage[policy].recall_rate < 1.0
+        assert 0.0 < usage[policy].attention_mass < 1.0
+    assert usage["pqcache"].attention_mass < usage["oracle"].attention_mass
+    unmeasured = rig.run(request("plain", "oracle", 30))[0].usage
+    assert unmeasured.attention_mass is None
+    assert unmeasured.recall_rate is None
+
+
+def test_measuring_changes_neither_tokens_nor_traffic() -> None:
+    plain, measured = (
+        Rig(hot_cache=LEAST).run(request("one", "pqcache", 30, max_tokens=40, measure=measure))[0]
+        for measure in (False, True)
+    )
+    assert measured.tokens == plain.tokens
+    assert measured.usage.bytes_moved == plain.usage.bytes_moved
+    assert measured.usage.hit_rate == plain.usage.hit_rate
