@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import TextIO
 
 from kv_store.arena import available_bytes
 from kv_store.config import RUNTIMES, StoreConfig, idle_cores
@@ -70,6 +71,13 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, handle)
 
 
+def _take_stdout() -> TextIO:
+    """A stream to our stdout; whatever else is printed (Ray does so at will) goes to stderr from now on."""
+    stream = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return stream
+
+
 def run(config: StoreConfig, events: Events) -> None:
     """Serve until a signal or the parent's end. Raises ConfigError at start, KVStoreError when the store dies."""
     parent = os.getppid()
@@ -96,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, format="kv_store: %(levelname)s: %(message)s", level=logging.WARNING
     )
-    events: Events = JsonEvents() if options.json_events else TextEvents()
+    events: Events = JsonEvents(_take_stdout()) if options.json_events else TextEvents()
     try:
         run(_config(options), events)
     except ConfigError as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Protocol
+from typing import Protocol, TextIO
 
 
 class Events(Protocol):
@@ -18,7 +18,10 @@ class Events(Protocol):
 
 
 class JsonEvents:
-    """For a supervisor: stdout carries nothing else."""
+    """For a supervisor; `stream` carries nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._write({"event": "progress", "stage": stage, "done": done, "total": total})
@@ -31,7 +34,7 @@ class JsonEvents:
 
     def _write(self, event: dict[str, str | int]) -> None:
         try:
-            print(json.dumps(event), flush=True)
+            print(json.dumps(event), file=self._stream, flush=True)
         except BrokenPipeError:
             # The reader is gone and the parent watch ends this process; say it where somebody may still read.
             print("kv_store: nobody reads --json-events", file=sys.stderr)

@@ -1,5 +1,6 @@
 """`python -m kv_store` as its supervisor sees it: start, events, signals, nothing left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -72,6 +73,22 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def listening_addresses(pids: set[int]) -> set[str]:
+    """Local addresses, in the kernel's hexadecimal, of the TCP sockets on which these processes listen."""
+    owned = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                owned.add(os.readlink(link))
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
 def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
@@ -101,8 +118,11 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
         assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
         children = descendants(process.pid)
         assert len(children) > 3
+        assert listening_addresses(children) <= {"0100007F", "0000000000000000FFFF00000100007F"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
         assert not await_end(children)
         assert list(folder.iterdir()) == []
         assert shared_memory() <= before
@@ -180,7 +200,7 @@ def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(
 ) -> None:
     from kv_store.__main__ import main
 
-    arguments = command(folder, "process")[3:]
+    arguments = command(folder, "process")[3:-1]
     arguments = [value for value in arguments if value.split("=")[0] != flag.split("=")[0]]
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
