@@ -1,0 +1,429 @@
+"""Requests from admission to their end: room, seats, limits, aborts, and what the slots and the store hold."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import NUM_KV_HEADS, NUM_LAYERS, TOKEN_BYTES, Rig, make_model, random_prompt, request
+from naive_decoder import greedy
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import (
+    Budget,
+    CompleteEvent,
+    ErrorEvent,
+    FinishReason,
+    GenerationRequest,
+    ProgressEvent,
+    SamplingParams,
+    TokenEvent,
+)
+from gpu_worker.engine.sequence import Status
+from gpu_worker.engine.slot_pool import BLOCK_SIZE, physical_slots
+from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
+
+SELECTING = ["oracle", "pqcache", "clusterkv"]
+ALL = ["full", *SELECTING]
+LEAST = HotCacheSize(tokens=1)
+BLOCK_BYTES = BLOCK_SIZE * 2 * 16 * 4
+# One block for every layer and KV head.
+LAYER_HEADS = NUM_LAYERS * NUM_KV_HEADS
+
+
+def pool_of(blocks_per_head: int) -> int:
+    return blocks_per_head * LAYER_HEADS * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_events_come_in_order_and_say_what_was_done(policy: str) -> None:
+    rig = Rig(prefill_chunk=50)
+    record = rig.run(request("one", policy, 0.5, max_tokens=5))[0]
+    progress = [event.prefilled_tokens for event in record.events if isinstance(event, ProgressEvent)]
+    assert progress == sorted(progress)
+    assert len(progress) == 3 * NUM_LAYERS
+    assert progress[-1] == 120
+    kinds = [type(event) for event in record.events]
+    assert kinds == [ProgressEvent] * len(progress) + [TokenEvent] * 5 + [CompleteEvent]
+    usage = record.usage
+    assert record.complete.finish_reason is FinishReason.LENGTH
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.context_tokens) == (120, 5, 125)
+    assert usage.policy == policy
+    assert usage.offloaded_tokens == (0 if policy == "full" else 124)
+    assert min(usage.queue_ms, usage.prefill_ms, usage.index_wait_ms, usage.decode_ms) >= 0
+    stats = rig.engine.stats()
+    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (120, 5)
+    assert (stats.requests_finished_total, stats.requests_failed_total) == (1, 0)
+    assert stats.offloaded_bytes_total == usage.offloaded_tokens * TOKEN_BYTES
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_max_tokens_bounds_the_output(policy: str) -> None:
+    rig = Rig(max_model_len=140)
+    one, some, rest = rig.run(
+        request("one", policy, 0.5, max_tokens=1),
+        request("some", policy, 0.5, max_tokens=20),
+        request("rest", policy, 0.5, max_tokens=0),
+    )
+    assert [len(record.tokens) for record in (one, some, rest)] == [1, 20, 20]
+    assert one.usage.attended_tokens == 0
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_stop_tokens_end_the_answer_unless_ignored(policy: str) -> None:
+    plain = Rig().tokens(request("plain", policy, 0.5, max_tokens=30))
+    stop = plain[6]
+    first = plain.index(stop)
+    model = make_model(eos_token_ids=(stop,))
+    rig = Rig(model)
+    by_id, by_eos, ignoring = rig.run(
+        request("id", policy, 0.5, max_tokens=30, stop=(stop,)),
+        request("eos", policy, 0.5, max_tokens=30, ignore_eos=False),
+        request("ignoring", policy, 0.5, max_tokens=30),
+    )
+    for record in (by_id, by_eos):
+        assert record.tokens == plain[:first]
+        assert record.complete.finish_reason is FinishReason.STOP
+        assert record.complete.stop_token_id == stop
+        assert record.usage.completion_tokens == first + 1
+    assert ignoring.tokens == plain
+    assert ignoring.complete.stop_token_id is None
+    rig.check_empty()
+
+
+def test_a_stop_at_the_very_first_token_leaves_nothing() -> None:
+    first = Rig().tokens(request("plain", max_tokens=1))[0]
+    rig = Rig()
+    for policy in ALL:
+        record = rig.run(request(policy, policy, 0.5, stop=(first,)))[0]
+        assert record.tokens == []
+        assert record.complete.finish_reason is FinishReason.STOP
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"prompt": (1, 97)}, "prompt"),
+        ({"prompt": (1, -1)}, "prompt"),
+        ({"prompt": 1020, "max_tokens": 5}, "prompt"),
+        ({"prompt": 1024, "max_tokens": 0}, "prompt"),
+        ({"num_prefill": -1}, "num_prefill_tokens"),
+        ({"num_prefill": 121}, "num_prefill_tokens"),
+        ({"policy": "nothing"}, "carrel.policy"),
+        ({"budget": Budget()}, "carrel.budget"),
+        ({"budget": Budget(share=0.5, tokens=5)}, "carrel.budget"),
+        ({"budget": 0.0}, "carrel.budget"),
+        ({"budget": 1.5}, "carrel.budget"),
+        ({"budget": float("nan")}, "carrel.budget"),
+        ({"budget": 1}, "carrel.budget"),
+        ({"budget": -5}, "carrel.budget"),
+    ],
+)
+def test_a_bad_request_is_refused_and_names_its_field(change: dict, param: str) -> None:
+    rig = Rig()
+    bad = request("bad", **{"policy": "pqcache", **change})
+    for call in (rig.engine.validate, lambda one: rig.engine.submit(one, print)):
+        with pytest.raises(RequestError) as caught:
+            call(bad)
+        assert caught.value.param == param
+    assert not rig.engine.has_work
+    assert isinstance(caught.value, PromptTooLong) == (change.get("prompt") in (1020, 1024))
+
+
+def test_a_request_id_in_use_is_refused_until_it_is_free() -> None:
+    rig = Rig()
+    rig.submit(request("same", max_tokens=3))
+    rig.step()
+    with pytest.raises(RequestError, match="same"):
+        rig.engine.submit(request("same"), print)
+    rig.drain()
+    rig.run(request("same", "pqcache", 0.5, max_tokens=3))
+    rig.check_empty()
+
+
+def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
+    rig = Rig(max_num_seqs=2)
+    requests = [request(f"r{n}", ALL[n % 4], 0.4, prompt=40 + n, max_tokens=9) for n in range(7)]
+    rig.submit(*requests)
+    most = 0
+    order: list[str] = []
+    while rig.engine.has_work:
+        rig.step()
+        most = max(most, rig.engine.stats().running)
+        order += [name for name, record in rig.records.items() if record.events and name not in order]
+    assert most == 2
+    assert order == [one.request_id for one in requests]
+    assert all(len(record.tokens) == 9 for record in rig.records.values())
+    rig.check_empty()
+
+
+def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
+    for _ in range(500):
+        sequence = rig.engine._scheduler.find(name)
+        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
+            return
+        rig.step()
+    raise AssertionError(f"{name} never came to {status}")
+
+
+@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
+def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Status, policy: str) -> None:
+    rig = Rig(max_num_seqs=2, prefill_chunk=20)
+    other = request("other", "oracle", 0.3, prompt=50, max_tokens=40)
+    expected = Rig().tokens(other)
+    rig.submit(other)
+    wait_for(rig, "other", Status.DECODE, 3)
+    if stage is Status.WAITING:
+        rig.submit(request("blocker", max_tokens=8))
+        wait_for(rig, "blocker", Status.DECODE)
+    rig.store.holds_builds = stage is Status.INDEXING
+    rig.submit(request("victim", policy, 0.3, max_tokens=30))
+    if stage is Status.INDEXING and policy in ("full", "oracle"):
+        # Nothing is trained: these decode at once.
+        stage = Status.DECODE
+    wait_for(rig, "victim", stage, 5 if stage is Status.DECODE else 0)
+    if stage is Status.INDEXING:
+        rig.step(3)
+        assert rig.engine._scheduler.find("victim").status is Status.INDEXING
+    given = len(rig.records["victim"].tokens)
+    rig.engine.abort("victim")
+    record = rig.records["victim"]
+    assert record.complete.finish_reason is FinishReason.ABORT
+    assert record.usage.completion_tokens == given
+    assert "victim" not in rig.store.rows
+    num_events = len(record.events)
+    rig.engine.abort("victim")
+    rig.engine.abort("unknown")
+    rig.drain()
+    rig.store.finish_builds()
+    assert len(record.events) == num_events
+    assert rig.records["other"].tokens == expected
+    assert rig.engine.stats().requests_aborted_total == 1
+    rig.check_empty()
+
+
+def test_others_decode_while_an_index_is_trained() -> None:
+    rig = Rig()
+    rig.store.holds_builds = True
+    rig.submit(
+        request("slow", "pqcache", 0.3, max_tokens=10), request("fast", "full", prompt=30, max_tokens=10)
+    )
+    rig.step(60)
+    assert rig.records["fast"].is_over
+    assert not rig.records["slow"].is_over
+    assert rig.engine.has_work
+    rig.store.finish_builds()
+    rig.drain()
+    assert rig.records["slow"].tokens == Rig().tokens(request("slow", "pqcache", 0.3, max_tokens=10))
+    assert rig.records["slow"].usage.index_wait_ms > 0
+
+
+def test_prefill_quanta_leave_room_for_a_decode_step_each() -> None:
+    rig = Rig(prefill_chunk=10)
+    rig.submit(request("stream", prompt=20, max_tokens=100))
+    wait_for(rig, "stream", Status.DECODE)
+    rig.submit(request("long", "pqcache", 0.2, prompt=300, max_tokens=2))
+    for _ in range(30):
+        before = len(rig.records["stream"].tokens)
+        rig.step()
+        assert len(rig.records["stream"].tokens) == before + 1
+    assert not rig.records["long"].tokens
+    rig.drain()
+
+
+def test_closing_ends_every_request() -> None:
+    rig = Rig(max_num_seqs=2)
+    rig.submit(*[request(f"r{n}", policy, 0.4, max_tokens=50) for n, policy in enumerate(ALL)])
+    rig.step(12)
+    rig.engine.close()
+    assert not rig.engine.has_work
+    for record in rig.records.values():
+        assert record.complete.finish_reason is FinishReason.ABORT
+    rig.check_empty()
+
+
+def test_a_request_larger_than_the_slot_pool_is_refused_with_the_remedy() -> None:
+    rig = Rig(slot_bytes=pool_of(2))
+    fitting, too_long = rig.run(request("fits", max_tokens=8), request("long", max_tokens=9))
+    assert len(fitting.tokens) == 8
+    assert isinstance(too_long.error, CapacityError)
+    assert "--slot-memory" in str(too_long.error)
+    assert f"{LAYER_HEADS * BLOCK_BYTES} bytes" in str(too_long.error)
+    # What selects needs slots for what it attends only.
+    selecting = rig.run(request("pq", "pqcache", 0.3, prompt=400, max_tokens=9))[0]
+    assert len(selecting.tokens) == 9
+    assert selecting.usage.hit_rate < 1
+    selecting = rig.run(request("wide", "pqcache", 0.5, prompt=400, max_tokens=9))[0]
+    assert isinstance(selecting.error, CapacityError)
+    assert "--slot-memory" in str(selecting.error)
+    rig.check_empty()
+
+
+def test_an_engine_without_a_block_for_every_head_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--slot-memory"):
+        Rig(slot_bytes=pool_of(1) - 1)
+
+
+def test_requests_wait_for_slots_and_get_fewer_when_fewer_are_free() -> None:
+    expected = Rig().tokens(request("second", "pqcache", 0.1, prompt=300, max_tokens=30))
+    rig = Rig(slot_bytes=pool_of(8))
+    rig.submit(
+        request("first", prompt=300, max_tokens=84),
+        request("second", "pqcache", 0.1, prompt=300, max_tokens=30),
+    )
+    rig.submit(request("third", prompt=100, max_tokens=28))
+    wait_for(rig, "second", Status.DECODE, 3)
+    rig.step(3)
+    assert (rig.engine.stats().running, rig.engine.stats().waiting) == (2, 1)
+    # 6 of 8 blocks went to the first, 2 to the second, and the third waits.
+    assert rig.engine.stats().slots_used == 8 * LAYER_HEADS * BLOCK_SIZE
+    rig.drain()
+    assert rig.records["second"].tokens == expected
+    assert rig.records["second"].usage.hit_rate < 1
+    assert rig.records["third"].tokens == greedy(make_model(), random_prompt(100), 28)[0]
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -> None:
+    rig = Rig(hot_cache=LEAST, tokens_per_slab=32)
+    prompt = random_prompt(120)
+    rig.submit(request("one", policy, 0.3, max_tokens=100), request("other", "pqcache", 0.2, max_tokens=60))
+    hot_cache = rig.engine._caches.recall._hot_cache
+    checked = 0
+    while rig.engine.has_work:
+        rig.step()
+        sequence = rig.engine._scheduler.find("one")
+        if sequence is None or sequence.status is not Status.DECODE or sequence.num_tokens % 7:
+            continue
+        stored = rig.store.rows["one"][:, :, : sequence.num_tokens].view(np.float32)
+        assert np.isfinite(stored).all()
+        for layer in range(NUM_LAYERS):
+            for head in range(NUM_KV_HEADS):
+                slot_of = hot_cache._slot_of[sequence.seat, layer, head, : sequence.num_tokens]
+                positions = (slot_of >= 0).nonzero().flatten()
+                table = hot_cache._tables[sequence.seat, layer, head]
+                held = rig.engine._pool.rows[physical_slots(table, slot_of[positions].long())]
+                assert np.array_equal(held.numpy(), stored[layer, head, positions])
+                assert positions[:4].tolist() == [0, 1, 2, 3]
+                checked += len(positions)
+    assert checked > 1000
+    # The rows are those of a decoder that is given the same tokens.
+    tokens = rig.records["one"].tokens
+    whole = Rig(tokens_per_slab=32)
+    whole.submit(request("whole", policy, 1.0, prompt=prompt + tuple(tokens), max_tokens=20))
+    wait_for(whole, "whole", Status.DECODE, 15)
+    length = whole.engine._scheduler.find("whole").num_tokens
+    rows = greedy(make_model(), prompt + tuple(tokens), 20)[1]
+    stored = torch.from_numpy(whole.store.rows["whole"][:, :, :length].copy()).view(torch.float32)
+    torch.testing.assert_close(stored, torch.stack(rows)[:, :, :length], atol=1e-3, rtol=1e-3)
+
+
+def mixed(number: int, source: random.Random) -> GenerationRequest:
+    length = source.randrange(1, 200)
+    budget = source.choice([0.05, 0.3, 1.0, 2, 40, 5000])
+    return request(
+        f"m{number}",
+        source.choice(ALL),
+        budget,
+        prompt=random_prompt(length, number),
+        max_tokens=source.randrange(1, 30),
+        num_prefill=source.choice([0, 0, max(1, length // 2)]),
+    )
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+def test_a_hundred_random_admissions_aborts_and_ends_leak_nothing(full_layers: int) -> None:
+    source = random.Random(full_layers)
+    rig = Rig(
+        max_num_seqs=5, slot_bytes=pool_of(9), hot_cache=LEAST, capacity_tokens=700, full_layers=full_layers,
+        prefill_chunk=61, tokens_per_slab=32,
+    )  # fmt: skip
+    for number in range(100):
+        rig.submit(mixed(number, source))
+        rig.step(source.randrange(0, 12))
+        if source.random() < 0.35:
+            rig.engine.abort(f"m{source.randrange(number + 1)}")
+    rig.drain()
+    ends = [type(record.last) for record in rig.records.values()]
+    assert all(record.is_over for record in rig.records.values())
+    assert ends.count(CompleteEvent) > 80
+    for record in rig.records.values():
+        assert sum(isinstance(event, CompleteEvent | ErrorEvent) for event in record.events) == 1
+        if isinstance(record.last, ErrorEvent):
+            assert isinstance(record.error, CapacityError)
+    rig.check_empty()
+
+
+def tame_prompt(length: int, seed: int) -> tuple[int, ...]:
+    """A prompt without the last tokens of the vocabulary, one of which a test poisons."""
+    return tuple(token % 85 for token in random_prompt(length, seed))
+
+
+def rig_with_poisoned(token_id: int) -> Rig:
+    model = make_model()
+    model.decoder.embed_weight.data[token_id] = float("nan")
+    return Rig(model, tokens_per_slab=32)
+
+
+GOOD = [request(f"good {p}", p, 0.3, prompt=tame_prompt(80, 3), max_tokens=25) for p in ALL]
+
+
+@pytest.fixture(scope="module")
+def good_tokens() -> list[list[int]]:
+    return [Rig().tokens(one) for one in GOOD]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_invalid_logits_end_only_the_requests_they_belong_to(
+    policy: str, good_tokens: list[list[int]]
+) -> None:
+    poison = next(token for token in range(96, 84, -1) if not any(token in one for one in good_tokens))
+    rig = rig_with_poisoned(poison)
+    rig.submit(*GOOD)
+    wait_for(rig, GOOD[-1].request_id, Status.DECODE)
+    # One is poisoned in its prefill, one in a decode step, where it shares the batch.
+    prompt = tame_prompt(60, 4)
+    rig.submit(request("decoded", policy, 0.5, prompt=(*prompt, poison, 5), num_prefill=60))
+    rig.submit(request("prefilled", policy, 0.5, prompt=(*prompt[:30], poison, *prompt[30:])))
+    rig.drain()
+    for name in ("prefilled", "decoded"):
+        error = rig.records[name].error
+        assert isinstance(error, InvalidLogits)
+        assert error.request_ids == (name,)
+        assert rig.records[name].tokens == []
+    assert [rig.records[one.request_id].tokens for one in GOOD] == good_tokens
+    # Nor do the slots they leave behind spoil those who get them next.
+    assert [record.tokens for record in rig.run(*GOOD)] == good_tokens
+    rig.check_empty()
+
+
+def test_requests_of_one_batch_may_all_be_invalid() -> None:
+    rig = rig_with_poisoned(96)
+    rig.store.holds_builds = True
+    rig.submit(*[request(p, p, 0.5, prompt=(*range(40), 96, 5), num_prefill=40) for p in ALL])
+    rig.step(20)
+    rig.store.finish_builds()
+    rig.drain()
+    for policy in ALL:
+        assert rig.records[policy].error.request_ids == (policy,)
+    assert rig.engine.stats().requests_failed_total == 4
+    rig.check_empty()
+
+
+def test_a_seed_gives_the_same_answer_beside_others() -> None:
+    sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
+    one = GenerationRequest("one", random_prompt(60), sampling, "pqcache", Budget(share=0.5))
+    expected = Rig().tokens(one)
+    rig = Rig()
+    rig.submit(*[request(p, p, 0.4, max_tokens=30) for p in ALL])
+    rig.step(20)
+    assert rig.tokens(one) == expected
+    assert expected != Rig().tokens(request("one", "pqcache", 0.5, prompt=60, max_tokens=20))
