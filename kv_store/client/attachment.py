@@ -13,11 +13,13 @@ from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
+from kv_store.client.records import IndexSegment
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
 Reply = TypeVar("Reply")
+_BUILD_TIMEOUT_SECONDS = 600.0
 
 
 @contextlib.contextmanager
@@ -92,3 +94,13 @@ def attach(
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
     return Attachment(reply.epoch, geometry, rpc, mapped, lease)
+
+
+def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
+    """Wait for the trainers, then get at the arrays. Raises StoreError."""
+    reply = attached.call(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
+    refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
+    with attached.noting_loss():
+        arrays = attached.transport.arrays(reply.index_id, refs)
+    kind = wire.kind_from_message(reply.kind)
+    return IndexSegment(reply.index_id, kind, arrays, reply.training_seconds, reply.iterations)

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client import wire
-from kv_store.client.attachment import Attachment, attach, refusing_odd_fields
+from kv_store.client import requests, wire
+from kv_store.client.attachment import Attachment, attach, build_and_fetch, refusing_odd_fields
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
 from kv_store.client.records import IndexParams, IndexSegment, PrefixMatch, RowsWanted, StoreStats
@@ -19,7 +19,6 @@ from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
 
 _BUILD_THREADS = 16
-_BUILD_TIMEOUT_SECONDS = 600.0
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -201,19 +200,12 @@ class StoreClient:
         raises StoreFull, InvalidStoreRequest, NotInStore when the sequence was released meanwhile.
         """
         attached = self._attached
-        with refusing_odd_fields():
-            request = pb.BuildIndexRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                sequence_id=sequence_id,
-                layer=layer,
-                token_begin=token_begin,
-                token_end=token_end,
-                seed=seed,
-                prefill_seconds=prefill_seconds,
-            )
-        wire.set_params(request, params)
-        return self._builds.submit(_build, attached, request)
+        request = requests.build_index(
+            attached.epoch,
+            self._worker_id,
+            requests.Build(sequence_id, layer, token_begin, token_end, params, seed, prefill_seconds),
+        )
+        return self._builds.submit(build_and_fetch, attached, request)
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> Bytes:
         """Sealed rows of one layer, in the order asked for: uint8 [num_rows, row_bytes].
@@ -227,17 +219,7 @@ class StoreClient:
             raise InvalidStoreRequest(
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
-        with refusing_odd_fields():
-            items = [
-                pb.GatherItem(
-                    sequence_id=item.sequence_id,
-                    layer=layer,
-                    kv_head=item.kv_head,
-                    positions=item.positions.tolist(),
-                )
-                for item in wanted
-            ]
-            request = pb.GatherRequest(epoch=attached.epoch, worker_id=self._worker_id, items=items)
+        request = requests.gather(attached.epoch, self._worker_id, layer, wanted)
         with self._gather_lock, attached.noting_loss():
             return attached.transport.gather(request, num_rows)
 
@@ -247,19 +229,7 @@ class StoreClient:
         Ascending; -1 follows the last of a head with fewer candidates. Raises InvalidStoreRequest, NotInStore.
         """
         attached = self._attached
-        if queries.ndim != 3:
-            raise InvalidStoreRequest(
-                f"queries are {list(queries.shape)}, not [num_kv_heads, group_size, head_dim]"
-            )
-        with refusing_odd_fields():
-            request = pb.TopKRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                index_id=index_id,
-                queries=np.ascontiguousarray(queries, "<f4").tobytes(),
-                group_size=queries.shape[1],
-                k=k,
-            )
+        request = requests.top_k(attached.epoch, self._worker_id, index_id, queries, k)
         reply = attached.call(attached.rpc.stub.TopK, request)
         return np.array(reply.positions, np.int64).reshape(self._layout.num_kv_heads, k)
 
@@ -323,12 +293,3 @@ class StoreClient:
     def _detach(self) -> None:
         self._tables.clear()
         self._attached.close()
-
-
-def _build(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
-    reply = attached.call(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
-    refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
-    with attached.noting_loss():
-        arrays = attached.transport.arrays(reply.index_id, refs)
-    kind = wire.kind_from_message(reply.kind)
-    return IndexSegment(reply.index_id, kind, arrays, reply.training_seconds, reply.iterations)
