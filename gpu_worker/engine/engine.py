@@ -108,7 +108,7 @@ class Engine:
             return True
         try:
             if sequence.offloads:
-                self._offloader.open(sequence, sequence.num_prefill + 1)
+                self._open(sequence)
         except CapacityError as error:
             self._caches.release(sequence)
             if self._scheduler.offloading():
@@ -132,6 +132,15 @@ class Engine:
             self._pool.rows.device,
         )
         return True
+
+    def _open(self, sequence: Sequence) -> None:
+        """Start the sequence in the store; whose rows went with an earlier store ends now."""
+        try:
+            self._offloader.open(sequence, sequence.num_prefill + 1)
+        finally:
+            for other in self._scheduler.offloading():
+                if not self._offloader.holds(other):
+                    self._fail(other, StoreUnavailable("the KV store came back empty while the request ran"))
 
     def _prefill_quantum(self) -> bool:
         prefill = self._prefill

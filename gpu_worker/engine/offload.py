@@ -57,9 +57,13 @@ class Offloader:
         return self._client.transport
 
     def open(self, sequence: Sequence, num_tokens: int) -> None:
-        """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes."""
+        """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes.
+
+        After a failure of the store this attaches anew: then what earlier sequences held is lost (`holds`).
+        """
         if not self.is_reachable:
             self._call(self._client.reattach)
+            self._extents.clear()
             self.is_reachable = True
         self._call(lambda: self._client.open_sequence(sequence.sequence_id))
         self._extents[sequence.sequence_id] = _Extent()
@@ -68,6 +72,10 @@ class Offloader:
         except WorkerError:
             self.release(sequence)
             raise
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the store has the sequence's rows; false once it was attached anew."""
+        return sequence.sequence_id in self._extents
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> None:
         self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
@@ -156,7 +164,8 @@ class Offloader:
 
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
-        self._extents.pop(sequence.sequence_id, None)
+        if self._extents.pop(sequence.sequence_id, None) is None:
+            return
         try:
             self._call(lambda: self._client.release(sequence.sequence_id))
         except StoreUnavailable:

@@ -1,0 +1,222 @@
+"""When the store fails, is full, or comes back: who ends, who goes on, and what is left."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request
+from naive_decoder import greedy
+from strict_store import StrictStore
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.sequence import Status
+from gpu_worker.errors import CapacityError, StoreUnavailable
+from kv_store.client import StoreFull, StoreUnreachable
+
+SELECTING = ["oracle", "pqcache", "clusterkv"]
+LEAST = HotCacheSize(tokens=1)
+
+
+def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
+    for _ in range(500):
+        sequence = rig.engine._scheduler.find(name)
+        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
+            return
+        rig.step()
+    raise AssertionError(f"{name} never came to {status}")
+
+
+def fail(store: StrictStore) -> None:
+    store.failure = StoreUnreachable("the store is gone")
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+@pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
+def test_a_lost_store_ends_those_that_offload_and_nobody_else(stage: Status, policy: str) -> None:
+    rig = Rig(prefill_chunk=20, hot_cache=LEAST)
+    full = request("full", max_tokens=60)
+    rig.submit(full)
+    wait_for(rig, "full", Status.DECODE, 4)
+    if stage is not Status.WAITING:
+        rig.store.holds_builds = stage is Status.INDEXING and policy != "oracle"
+        rig.submit(request("victim", policy, 0.3, max_tokens=40))
+        wanted = Status.DECODE if stage is Status.INDEXING and policy == "oracle" else stage
+        wait_for(rig, "victim", wanted, 3 if wanted is Status.DECODE else 0)
+    fail(rig.store)
+    if stage is Status.WAITING:
+        rig.submit(request("victim", policy, 0.3, max_tokens=40))
+    rig.store.finish_builds()
+    rig.drain()
+    error = rig.records["victim"].error
+    assert isinstance(error, StoreUnavailable)
+    assert "the store is gone" in str(error)
+    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 60)[0]
+    stats = rig.engine.stats()
+    assert not stats.store_reachable
+    assert (stats.requests_failed_total, stats.requests_finished_total) == (1, 1)
+    # The store answers again: the next request attaches anew.
+    rig.store.failure = None
+    rig.store.holds_builds = False
+    again = rig.run(request("again", policy, 0.3, max_tokens=10))[0]
+    assert again.tokens == Rig().tokens(request("again", policy, 0.3, max_tokens=10))
+    assert rig.engine.stats().store_reachable
+    rig.check_empty()
+
+
+def test_every_offloading_request_of_a_batch_ends_and_full_ones_go_on() -> None:
+    rig = Rig(hot_cache=LEAST)
+    requests = [
+        request(f"{p} {n}", p, 0.3, prompt=90 + n, max_tokens=50) for n in range(2) for p in SELECTING
+    ]
+    rig.submit(*requests, request("full", max_tokens=50))
+    wait_for(rig, "full", Status.DECODE, 2)
+    fail(rig.store)
+    rig.step()
+    for one in requests:
+        assert isinstance(rig.records[one.request_id].error, StoreUnavailable)
+    rig.drain()
+    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 50)[0]
+
+
+def test_rows_that_cannot_be_recalled_end_the_step_but_not_the_full_requests() -> None:
+    rig = Rig(hot_cache=LEAST)
+    rig.submit(request("pq", "pqcache", 0.3, max_tokens=50), request("full", max_tokens=50))
+    wait_for(rig, "full", Status.DECODE, 2)
+    gather = rig.store.gather
+
+    def refuse(*arguments: object) -> None:
+        raise StoreUnreachable("no answer")
+
+    rig.store.gather = refuse  # type: ignore[method-assign,assignment]
+    rig.drain()
+    rig.store.gather = gather  # type: ignore[method-assign]
+    assert isinstance(rig.records["pq"].error, StoreUnavailable)
+    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 50)[0]
+    rig.check_empty()
+
+
+def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() -> None:
+    # "survivor" asks nothing of the store while it is away, but its rows are gone when another attaches anew.
+    rig = Rig(prefill_chunk=10)
+    rig.store.holds_builds = True
+    rig.submit(request("survivor", "pqcache", 0.3, max_tokens=30))
+    wait_for(rig, "survivor", Status.INDEXING)
+    fail(rig.store)
+    rig.submit(request("first", "oracle", 0.3, max_tokens=30))
+    rig.step(3)
+    assert isinstance(rig.records["first"].error, StoreUnavailable)
+    rig.store.failure = None
+    second = request("second", "oracle", 0.3, max_tokens=60)
+    third = request("third", "clusterkv", 0.3, max_tokens=60)
+    rig.submit(second)
+    wait_for(rig, "second", Status.DECODE, 5)
+    rig.store.finish_builds()
+    rig.store.holds_builds = False
+    rig.step(3)
+    assert isinstance(rig.records["survivor"].error, StoreUnavailable)
+    # Its end says nothing of the store that the others use.
+    assert rig.engine.stats().store_reachable
+    rig.submit(third)
+    rig.drain()
+    assert rig.store.num_attached == 2
+    assert rig.records["second"].tokens == Rig().tokens(second)
+    assert rig.records["third"].tokens == Rig().tokens(third)
+    rig.check_empty()
+
+
+def test_a_store_that_fails_between_opening_and_reserving_leaves_nothing() -> None:
+    rig = Rig()
+    reserve = rig.store.reserve
+
+    def refuse(*arguments: object) -> None:
+        raise StoreUnreachable("no answer")
+
+    rig.store.reserve = refuse  # type: ignore[method-assign]
+    record = rig.run(request("one", "pqcache", 0.3))[0]
+    assert isinstance(record.error, StoreUnavailable)
+    rig.store.reserve = reserve  # type: ignore[method-assign]
+    rig.check_empty()
+
+
+def test_a_store_that_is_too_small_refuses_and_names_the_missing_bytes() -> None:
+    rig = Rig(capacity_tokens=128)
+    # 121 tokens are two slabs of 64, 129 are three.
+    assert len(rig.run(request("fits", "pqcache", 0.3, max_tokens=5))[0].tokens) == 5
+    error = rig.run(request("long", "pqcache", 0.3, prompt=128))[0].error
+    assert isinstance(error, CapacityError)
+    assert f"{64 * TOKEN_BYTES // 3} bytes" in str(error)
+    assert len(rig.run(request("full", prompt=200, max_tokens=5))[0].tokens) == 5
+    rig.check_empty()
+
+
+def test_a_full_store_is_waited_for_while_another_request_will_free_room() -> None:
+    rig = Rig(capacity_tokens=192)
+    rig.submit(
+        request("holds", "pqcache", 0.3, max_tokens=20),
+        request("waits", "clusterkv", 0.3, max_tokens=6),
+        request("behind", prompt=30, max_tokens=6),
+    )
+    wait_for(rig, "holds", Status.DECODE, 10)
+    assert (rig.engine.stats().running, rig.engine.stats().waiting) == (1, 2)
+    assert not rig.records["waits"].events
+    rig.drain()
+    assert rig.records["waits"].tokens == Rig().tokens(request("w", "clusterkv", 0.3, max_tokens=6))
+    assert len(rig.records["behind"].tokens) == 6
+    rig.check_empty()
+
+
+def test_a_request_that_waits_for_the_store_can_be_aborted() -> None:
+    rig = Rig(capacity_tokens=192)
+    rig.submit(
+        request("holds", "pqcache", 0.3, max_tokens=20), request("waits", "clusterkv", 0.3, max_tokens=6)
+    )
+    wait_for(rig, "holds", Status.DECODE, 10)
+    rig.engine.abort("waits")
+    rig.drain()
+    assert len(rig.records["holds"].tokens) == 20
+    rig.check_empty()
+
+
+def test_a_store_that_fills_up_while_decoding_ends_only_the_one_that_grows() -> None:
+    rig = Rig(capacity_tokens=256)
+    # Both hold two slabs; the first to need a third finds none.
+    early = request("early", "pqcache", 0.3, prompt=120, max_tokens=40)
+    late = request("late", "oracle", 0.3, prompt=110, max_tokens=12)
+    rig.submit(early, late)
+    rig.drain()
+    error = rig.records["early"].error
+    assert isinstance(error, CapacityError)
+    assert "bytes are missing" in str(error)
+    assert 5 <= len(rig.records["early"].tokens) < 40
+    assert rig.records["late"].tokens == Rig().tokens(late)
+    assert rig.engine.stats().store_reachable
+    rig.check_empty()
+
+
+def test_an_index_that_cannot_be_placed_ends_its_request() -> None:
+    rig = Rig()
+    rig.store.holds_builds = True
+    rig.submit(request("one", "pqcache", 0.3), request("full", max_tokens=30))
+    wait_for(rig, "one", Status.INDEXING)
+    for held, _ in rig.store.held_builds:
+        held.set_exception(StoreFull("77 bytes are missing"))
+    rig.drain()
+    assert isinstance(rig.records["one"].error, CapacityError)
+    assert "77 bytes" in str(rig.records["one"].error)
+    assert len(rig.records["full"].tokens) == 30
+    rig.check_empty()
+
+
+def test_a_window_that_cannot_be_trained_ends_its_request_only() -> None:
+    rig = Rig()
+    rig.submit(request("one", "clusterkv", 0.3, max_tokens=80), request("two", "pqcache", 0.3, max_tokens=80))
+    wait_for(rig, "two", Status.DECODE, 5)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise StoreFull("no room")
+
+    rig.store.build_index = refuse  # type: ignore[method-assign,assignment]
+    rig.drain()
+    assert isinstance(rig.records["one"].error, CapacityError)
+    assert len(rig.records["one"].tokens) == 41
+    assert rig.records["two"].tokens == Rig().tokens(request("two", "pqcache", 0.3, max_tokens=80))
+    rig.check_empty()
