@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -15,6 +16,14 @@ from typing import IO
 
 TAIL_LINES = 20
 MAX_LINE_CHARS = 65536
+# becomes the child after asking the kernel for SIGKILL (PR_SET_PDEATHSIG, 1) when its parent dies; exec keeps that
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,11 @@ Message = Line | Signalled
 
 
 class Child:
-    """A running process in a session of its own; every Carrel process ends by itself when its parent is gone.
+    """A running process in a session of its own, killed by the kernel when the supervisor dies.
 
-    Made without a `preexec_fn`: Python would fork, and gRPC, which the supervisor uses, aborts in a forked child.
+    Must be made on the main thread: the kernel's parent-death signal belongs to the thread that started the child.
+    A launcher asks for it and not a `preexec_fn`, with which Python would fork: gRPC, which the supervisor uses,
+    aborts in a forked child. `spec.argv[0]` is an absolute path.
     Its lines go to `inbox`; the caller ends it with `terminate` or `kill`.
     """
 
@@ -60,7 +71,7 @@ class Child:
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
         self._popen = subprocess.Popen(
-            spec.argv,
+            (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

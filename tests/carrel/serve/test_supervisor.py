@@ -196,8 +196,8 @@ harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.get
     ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     # the kernel sends the signal at once; the process needs a moment to be gone
-    psutil.wait_procs(find_marked(harness.mark), timeout=30)
-    deadline = time.monotonic() + 30
+    psutil.wait_procs(find_marked(harness.mark), timeout=5)
+    deadline = time.monotonic() + 5
     while find_marked(harness.mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert find_marked(harness.mark) == []
