@@ -125,6 +125,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--max-num-seqs", type=_least(1), default=None, metavar="N")
     own.add_argument("--threads", type=_least(1), default=None, metavar="N", help="of the worker, on a CPU")
     own.add_argument(
+        "--slot-memory",
+        type=num_bytes,
+        default=None,
+        metavar="SIZE",
+        help="device memory for the KV cache (default: the worker's own)",
+    )
+    own.add_argument(
         "--arena-bytes",
         type=num_bytes,
         default=None,
@@ -194,6 +201,7 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Abstr
         dtype=arguments.dtype,
         max_num_seqs=arguments.max_num_seqs,
         threads=arguments.threads,
+        slot_memory=arguments.slot_memory,
     )
     return local_worker(options, lambda text: notes.print(text, highlight=False))
 
@@ -235,7 +243,10 @@ def _open_report(arguments: argparse.Namespace, source: Source) -> Report:
 
 def _show(report: Report) -> None:
     results = report.results()
-    Console(width=None).print(rich_table(results))
+    console = Console()
+    # elsewhere it would be squeezed into 80 columns, and Markdown says the same
+    if console.is_terminal:
+        console.print(rich_table(results))
     print(markdown_table(results), end="\n\n")
     for verdict in verdicts(results):
         print(verdict)

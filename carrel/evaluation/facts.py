@@ -98,7 +98,7 @@ def draw_set(kinds: Sequence[str], rng: Random, words: Pools, near_miss: float =
     """One fact of each of `kinds`, all keys different.
 
     With probability `near_miss` a name shares a word (a hex key: its first half) with the last one of its form, so
-    that part of a name does not find the answer. Raises ValueError on an unknown kind.
+    that part of a name does not find the answer. Answers share no words, as far as the pools allow. Raises ValueError on an unknown kind.
     """
     namer = _Namer(rng, words, near_miss)
     return [_draw(kind, rng, namer) for kind in kinds]
@@ -117,6 +117,7 @@ class _Namer:
     def __init__(self, rng: Random, words: Pools, near_miss: float) -> None:
         self.rng, self.words, self.near_miss = rng, words, near_miss
         self.used: set[str] = set()
+        self.used_words: set[str] = set()
         self.last: dict[str, tuple[str, str]] = {}
 
     def pair(self, form: str, firsts: Sequence[str], seconds: Sequence[str]) -> str:
@@ -140,6 +141,23 @@ class _Namer:
 
     def thing(self) -> str:
         return self.pair("thing", self.words.materials, self.words.things)
+
+    def other_person(self) -> str:
+        return self.fresh_pair(self.words.first_names, self.words.surnames)
+
+    def other_thing(self) -> str:
+        return self.fresh_pair(self.words.materials, self.words.things)
+
+    def fresh_pair(self, firsts: Sequence[str], seconds: Sequence[str]) -> str:
+        """Two words for an answer: not near another answer, as long as unused words last."""
+        for tries in range(40):
+            first, second = self.rng.choice(firsts), self.rng.choice(seconds)
+            taken = {first, second} & self.used_words
+            if first != second and (not taken or tries > 20) and f"{first} {second}" not in self.used:
+                break
+        self.used_words |= {first, second}
+        self.used.add(f"{first} {second}")
+        return f"{first} {second}"
 
     def hex_key(self) -> str:
         while True:
@@ -169,21 +187,17 @@ def _draw(kind: str, rng: Random, namer: _Namer) -> Fact:
         slots = {"what": rng.choice(NUMBER_NAMES), "name": f"the {namer.animal()}", "value": namer.number()}
         return _fact(kind, (rng.choice(NUMBER_SENTENCES),), rng.choice(NUMBER_QUESTIONS), slots)
     if kind == "cellar":
-        slots = {"name": namer.person(), "value": with_article(namer.thing()), "where": rng.choice(CELLAR_PLACES)}
+        slots = {"name": namer.person(), "value": with_article(namer.other_thing()), "where": rng.choice(CELLAR_PLACES)}
         return _fact(kind, (rng.choice(CELLAR_SENTENCES),), rng.choice(CELLAR_QUESTIONS), slots)
     if kind == "hex":
         value = namer.value("0123456789abcdef", rng.choice(namer.words.hex_digits))
         slots = {"name": namer.hex_key(), "value": value}
         return _fact(kind, ('{{"{name}": "{value}"}}',), rng.choice(HEX_QUESTIONS), slots)
     if kind == "neighbour":
-        asked, other = namer.person(), namer.person()
-        sentence = rng.choice(NEIGHBOUR_SENTENCES)
-        # being neighbours is symmetric: now and then the one asked about is named last
-        if rng.random() < 0.25:
-            sentence = sentence.replace("{name}", "{}").replace("{value}", "{name}").replace("{}", "{value}")
-        return _fact(kind, (sentence,), rng.choice(NEIGHBOUR_QUESTIONS), {"name": asked, "value": other})
+        slots = {"name": namer.person(), "value": namer.other_person()}
+        return _fact(kind, (rng.choice(NEIGHBOUR_SENTENCES),), rng.choice(NEIGHBOUR_QUESTIONS), slots)
     if kind == "chain":
-        slots = {"name": namer.thing(), "person": namer.person(), "value": rng.choice(namer.words.towns)}
+        slots = {"name": namer.thing(), "person": namer.other_person(), "value": rng.choice(namer.words.towns)}
         sentences = ("The {name} belongs to {person}.", "{person} lives in the town of {value}.")
         return _fact(kind, sentences, rng.choice(CHAIN_QUESTIONS), slots)
     if kind == "passkey":

@@ -38,6 +38,7 @@ class LocalOptions:
     dtype: str | None = None
     max_num_seqs: int | None = None
     threads: int | None = None
+    slot_memory: int | None = None
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--dtype": options.dtype,
         "--max-num-seqs": options.max_num_seqs,
         "--threads": options.threads,
+        "--slot-memory": options.slot_memory,
     }
     ray = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
     return (

@@ -47,7 +47,11 @@ Ueda Ulrich Valdez Varga Vargas Vogel Voss Wagner Walsh Webb Weber West Wolff Wr
 MATERIALS = """
 copper wooden brass iron glass leather paper stone clay wicker velvet marble ivory steel tin cotton woollen bamboo
 crystal porcelain silken lacquered painted gilded rusted broken polished carved folded dented hollow ancient enormous
-cracked tiny crooked polka plastic rubber bronze granite linen oak pewter straw birch ebony walnut feathered woven
+cracked tiny crooked mottled plastic rubber bronze granite linen oak pewter straw birch ebony walnut feathered woven
+aluminium cardboard ceramic chrome concrete crooked damaged elegant enamelled felt flimsy fragile frayed heavy huge
+knitted laminated narrow nylon ornate padded pearl pierced plaster plated portable quilted rough round rounded satin
+scratched sharp shiny slate smooth soft square stained sticky suede tarnished thick thin twisted upholstered varnished
+wax weathered wide worn wrinkled zinc
 """
 THINGS = """
 kettle anchor anvil apron axe barrel basket bell bench blanket boat bottle bowl box bracelet broom brush bucket button
