@@ -255,5 +255,4 @@ class Generation:
     request_id: str
     model: str
     created: int
-    num_choices: int
     events: AsyncGenerator[Event, None]

@@ -150,9 +150,7 @@ class ChatService:
             raise UnknownModel(model, self.model_name)
 
     def _generation(self, plan: _Plan) -> Generation:
-        return Generation(
-            plan.request_id, self.model_name, int(time.time()), plan.num_choices, self._counted(plan)
-        )
+        return Generation(plan.request_id, self.model_name, int(time.time()), self._counted(plan))
 
     async def _counted(self, plan: _Plan) -> AsyncGenerator[Event, None]:
         """The request's events, with its place held, its metrics kept and one log line at its end."""

@@ -21,9 +21,11 @@ class StopMatcher:
         if not self._stops:
             return text
         self._held += text
-        starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
-        if starts:
-            safe, self._held = self._held[: min(starts)], ""
+        # the one that ends first: so it would be if the text came character by character
+        found = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if found:
+            _, start = min(found)
+            safe, self._held = self._held[:start], ""
             self.has_stopped = True
             return safe
         split = len(self._held) - self._num_ambiguous()

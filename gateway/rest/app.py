@@ -12,9 +12,9 @@ from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.rest.endpoints import create_router
-from gateway.rest.errors import on_http_error, on_service_error, on_unexpected_error
+from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
-from gateway.rest.middleware import AuthMiddleware, RequestIdMiddleware
+from gateway.rest.middleware import AuthMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
 from gateway.rest.openapi import add_schemas
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.service import ChatService
@@ -40,7 +40,6 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    app.add_exception_handler(Exception, on_unexpected_error)
     # the last one added is the first one met
     app.add_middleware(AuthMiddleware, keys=KeyRing(config.api_keys))
     if config.allowed_origins:
@@ -51,6 +50,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id"],
         )
+    app.add_middleware(UnexpectedErrorMiddleware)
     app.add_middleware(RequestIdMiddleware)
     return app
 

@@ -38,20 +38,22 @@ class Answer:
     usage: Usage
 
 
-async def collect(events: AsyncGenerator[Event, None], num_choices: int) -> Answer:
+async def collect(events: AsyncGenerator[Event, None]) -> Answer:
     """Read all events and close them. Raises what the service raises."""
-    choices = [ChoiceText(index) for index in range(num_choices)]
+    # filled by the events: how many choices were asked for is only checked on the way
+    choices: dict[int, ChoiceText] = {}
     usage = Usage(0, 0, 0.0, None)
     async with aclosing(events):
         async for event in events:
             match event:
                 case TextDelta(index=index, text=text, logprobs=logprobs):
-                    choices[index].pieces.append(text)
-                    choices[index].logprobs.extend(logprobs)
+                    choice = choices.setdefault(index, ChoiceText(index))
+                    choice.pieces.append(text)
+                    choice.logprobs.extend(logprobs)
                 case ChoiceFinished(index=index, finish_reason=reason):
-                    choices[index].finish_reason = reason
+                    choices.setdefault(index, ChoiceText(index)).finish_reason = reason
                 case Completed(usage=usage):
                     pass
                 case Prefilling():
                     pass
-    return Answer(choices, usage)
+    return Answer([choices[index] for index in sorted(choices)], usage)

@@ -129,8 +129,8 @@ class Endpoints:
         whole: Callable[[Answer], dict[str, Any]],
     ) -> Response:
         if not body.stream:
-            work = collect(generation.events, generation.num_choices)
-            return JSONResponse(whole(await while_connected(request.receive, work)))
+            answer = await while_connected(request.receive, collect(generation.events))
+            return JSONResponse(whole(answer))
         feed = Feed(generation.events)
         try:
             # an early failure still gets its own status; a long prefill gets its 200 and heartbeats

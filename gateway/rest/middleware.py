@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
 from gateway.request_ids import public_id
-from gateway.rest.errors import error_response
+from gateway.rest.errors import error_response, internal_error_response
 
 # exactly these paths are open; everything else, known or not, needs a key
 UNGUARDED_PATHS = frozenset({"/health", "/ready"})
+
+log = logging.getLogger(__name__)
 
 
 class RequestIdMiddleware:
@@ -48,3 +52,26 @@ class AuthMiddleware:
             await error_response(Unauthorized())(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+class UnexpectedErrorMiddleware:
+    """Turns a bug into one log entry and a plain 500; the connection stays usable."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            if scope["type"] != "http" or has_started:
+                raise
+            log.exception("request %s failed", scope["state"]["request_id"])
+            await internal_error_response()(scope, receive, send)

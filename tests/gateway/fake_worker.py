@@ -49,7 +49,9 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     code, details, metadata = script.fail_with
                     await context.abort(code, details, trailing_metadata=metadata)
                 if at == 0:
-                    yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=len(request.prompt_token_ids)))
+                    yield pb.GenerateResponse(
+                        progress=pb.Progress(prefilled_tokens=len(request.prompt_token_ids))
+                    )
                 if at == script.hang_at:
                     await aborted.wait()
                 if script.token_s:
@@ -81,11 +83,17 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
     async def GetInfo(self, request, context):
         policies = ("full", "pqcache")
         return pb.GetInfoResponse(
-            version="1", model="tiny", vocab_size=self._vocab_size, max_model_len=self._max_model_len, policies=policies
+            version="1",
+            model="tiny",
+            vocab_size=self._vocab_size,
+            max_model_len=self._max_model_len,
+            policies=policies,
         )
 
     async def Stats(self, request, context):
-        return pb.StatsResponse(running=1, fetched_bytes_total=11, store_reachable=self._script().store_reachable)
+        return pb.StatsResponse(
+            running=1, fetched_bytes_total=11, store_reachable=self._script().store_reachable
+        )
 
 
 async def start_worker(worker: FakeWorker, address: str) -> grpc.aio.Server:

@@ -82,7 +82,9 @@ def test_carrel_options_reach_the_worker_and_come_back(client: openai.OpenAI, st
 
 
 @pytest.mark.parametrize(("budget", "share"), [(1, 1.0), (1.0, 1.0), (0.1, 0.1)])
-def test_budget_up_to_one_is_a_share(client: openai.OpenAI, stack: Stack, budget: float, share: float) -> None:
+def test_budget_up_to_one_is_a_share(
+    client: openai.OpenAI, stack: Stack, budget: float, share: float
+) -> None:
     script = stack.say("the")
     client.chat.completions.create(model="tiny", messages=HELLO, extra_body={"carrel": {"budget": budget}})
     assert script.requests[0].budget.share == share

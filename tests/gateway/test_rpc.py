@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import grpc
+import httpx
+import pytest
+from gateway_stack import MAX_MODEL_LEN, Stack
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gateway.v1 import chat_pb2 as pb
+from gateway.v1 import chat_pb2_grpc
+
+MESSAGES = [pb.Message(role="user", content="hello")]
+
+
+@pytest.fixture
+def channel(stack: Stack) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(stack.grpc_target) as channel:
+        yield channel
+
+
+@pytest.fixture
+def chat(channel: grpc.Channel) -> chat_pb2_grpc.ChatStub:
+    return chat_pb2_grpc.ChatStub(channel)
+
+
+def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
+    script = stack.say("the fox 🦊 你好 xw tail")
+    carrel = pb.CarrelOptions(policy="pqcache", budget_tokens=64)
+    request = pb.ChatRequest(
+        request_id="my-id", messages=MESSAGES, seed=4, top_k=3, stop=[" xw"], carrel=carrel
+    )
+    events = list(chat.Complete(request, timeout=20))
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "seed": 4,
+        "top_k": 3,
+        "stop": " xw",
+        "carrel": {"policy": "pqcache", "budget": 64},
+    }
+    rest = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=20).json()
+    assert {event.request_id for event in events} == {"my-id"}
+    assert "".join(event.delta.content for event in events) == rest["choices"][0]["message"]["content"]
+    complete = events[-1].complete
+    assert complete.finish_reason == rest["choices"][0]["finish_reason"] == "stop"
+    for name in ("prompt_tokens", "total_tokens"):
+        assert getattr(complete.usage, name) == rest["usage"][name]
+    assert complete.usage.carrel.policy == rest["usage"]["carrel"]["policy"] == "pqcache"
+    assert complete.usage.carrel.budget_tokens == 64
+    over_grpc, over_rest = script.requests
+    over_grpc.request_id = over_rest.request_id = ""
+    assert over_grpc == over_rest
+
+
+def test_models_and_health(chat: chat_pb2_grpc.ChatStub, channel: grpc.Channel) -> None:
+    models = chat.ListModels(pb.ListModelsRequest(), timeout=20).models
+    assert [(model.id, model.max_model_len) for model in models] == [("tiny", MAX_MODEL_LEN)]
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "carrel.gateway.v1.Chat"):
+        reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=20)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_chat(channel: grpc.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    reply = next(stub.ServerReflectionInfo(iter([asked]), timeout=20))
+    names = {service.name for service in reply.list_services_response.service}
+    assert "carrel.gateway.v1.Chat" in names
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "param"),
+    [
+        (pb.ChatRequest(), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
+        (pb.ChatRequest(messages=MESSAGES, model="gpt-4"), grpc.StatusCode.NOT_FOUND, "model"),
+        (pb.ChatRequest(messages=MESSAGES, temperature=-1), grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
+        (pb.ChatRequest(messages=MESSAGES, top_p=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+        (pb.ChatRequest(messages=MESSAGES, max_tokens=500), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
+        (
+            pb.ChatRequest(messages=[pb.Message(role="pirate", content="x")]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "messages",
+        ),
+        (
+            pb.ChatRequest(messages=[pb.Message(role="user", content="\x00")]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "messages",
+        ),
+        *[
+            (pb.ChatRequest(messages=MESSAGES, carrel=carrel), grpc.StatusCode.INVALID_ARGUMENT, param)
+            for carrel, param in [
+                (pb.CarrelOptions(policy="magic"), "carrel.policy"),
+                (pb.CarrelOptions(budget_share=0), "carrel.budget"),
+                (pb.CarrelOptions(budget_share=1.5), "carrel.budget"),
+                (pb.CarrelOptions(budget_share=float("nan")), "carrel.budget"),
+                (pb.CarrelOptions(budget_tokens=0), "carrel.budget"),
+                (pb.CarrelOptions(budget_tokens=1), "carrel.budget"),
+            ]
+        ],
+    ],
+)
+def test_bad_requests(
+    chat: chat_pb2_grpc.ChatStub, stack: Stack, request_: pb.ChatRequest, code: grpc.StatusCode, param: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(chat.Complete(request_, timeout=20))
+    assert caught.value.code() == code
+    assert dict(caught.value.trailing_metadata())["carrel-param"] == param
+    assert stack.script.requests == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL],
+)
+def test_worker_errors_before_and_within_the_stream(
+    chat: chat_pb2_grpc.ChatStub, stack: Stack, code: grpc.StatusCode
+) -> None:
+    stack.say("the fox", fail_at=0, fail_with=(code, "details", ()))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=20))
+    assert caught.value.code() == code
+    stack.say("the fox", fail_at=2, fail_with=(code, "details", ()))
+    events = list(chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=20))
+    assert events[0].delta.content
+    assert events[-1].error.code == (500 if code == grpc.StatusCode.INTERNAL else 503)
+
+
+def test_cancelled_call_frees_the_worker(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
+    script = stack.say("the quick fox", hang_at=2)
+    call = chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=20)
+    assert next(call).delta.content
+    call.cancel()
+    deadline = time.monotonic() + 10
+    while script.num_cancelled != 1 or stack.service.admission.num_running:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_unexpected_error_is_sanitised(
+    chat: chat_pb2_grpc.ChatStub, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(stack.service, "check_model", broken)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=20))
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in caught.value.details()
+
+
+def test_every_method_but_health_needs_a_key(locked_stack: Stack) -> None:
+    locked_stack.say("the")
+    with grpc.insecure_channel(locked_stack.grpc_target) as channel:
+        chat = chat_pb2_grpc.ChatStub(channel)
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        calls = (
+            lambda metadata: list(
+                chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=20, metadata=metadata)
+            ),
+            lambda metadata: chat.ListModels(pb.ListModelsRequest(), timeout=20, metadata=metadata),
+            lambda metadata: next(
+                reflection.ServerReflectionInfo(iter([asked]), timeout=20, metadata=metadata)
+            ),
+        )
+        for call in calls:
+            for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "right-key"),)):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(metadata)
+                assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert call((("authorization", "Bearer right-key"),))
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=20).status

@@ -1,0 +1,195 @@
+"""Detokenizer, stop strings, budgets and configuration on their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
+
+from gateway.carrel_options import read_budget
+from gateway.config import GatewayConfig, parse_config
+from gateway.detokenizer import Detokenizer
+from gateway.errors import ConfigError
+from gateway.records import Budget
+from gateway.stop import StopMatcher
+from gateway.tokenizer import Tokenizer, load_tokenizer
+
+TEXTS = [
+    "the quick brown fox",
+    "emoji 🦊🦊👩‍👩‍👧‍👦 and 你好，世界 end",
+    "  leading and trailing  ",
+    "ünïcödé \n\n tabs\t and € signs",
+    "🦊",
+    "\N{REPLACEMENT CHARACTER} kept \N{REPLACEMENT CHARACTER}",
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return load_tokenizer(model_dir, None)
+
+
+def stream(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    return [*[detokenizer.push(token_id) for token_id in token_ids], detokenizer.flush()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("prompt", ["", "the", "你", "<|bos|><|user|>"])
+def test_pieces_add_up_to_the_text(tokenizer: Tokenizer, text: str, prompt: str) -> None:
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    pieces = stream(
+        Detokenizer(tokenizer.decode, prompt_ids), tokenizer.encode(text, add_special_tokens=False)
+    )
+    assert "".join(pieces) == text
+
+
+def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
+    text = "a🦊b你c"
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(token_ids) > len(text)
+    pieces = stream(Detokenizer(tokenizer.decode, ()), token_ids)
+    assert [piece for piece in pieces if piece] == list(text)
+
+
+def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
+    token_ids = [*tokenizer.encode("the fox", add_special_tokens=False), 1]
+    assert "".join(stream(Detokenizer(tokenizer.decode, ()), token_ids)) == "the fox"
+
+
+def test_garbage_costs_the_same_at_any_length(tokenizer: Tokenizer) -> None:
+    longest = 0
+
+    def decode(token_ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return tokenizer.decode(token_ids)
+
+    half = tokenizer.encode("🦊", add_special_tokens=False)[0]
+    detokenizer = Detokenizer(decode, ())
+    pieces = stream(detokenizer, [half] * 2000)
+    assert longest < 50
+    assert set("".join(pieces)) == {"\N{REPLACEMENT CHARACTER}"}
+    detokenizer = Detokenizer(decode, ())
+    pieces = stream(detokenizer, [*[half] * 40, *tokenizer.encode(" then 你好", add_special_tokens=False)])
+    assert "".join(pieces).endswith(" then 你好")
+
+
+def test_random_tokens_add_up_while_bytes_are_valid(tokenizer: Tokenizer) -> None:
+    rng = random.Random(5)
+    for _ in range(50):
+        text = "".join(rng.choice("ab 🦊你é\n€") for _ in range(rng.randrange(1, 40)))
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        assert "".join(stream(Detokenizer(tokenizer.decode, ()), token_ids)) == text
+
+
+def test_spaces_survive_a_decoder_that_strips_them() -> None:
+    vocab = {"▁the": 0, "▁fox": 1, "es": 2, "<0xE4>": 3, "<0xBD>": 4, "<0xA0>": 5}
+    raw = RawTokenizer(models.BPE(vocab, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    raw.decoder = decoders.Sequence(steps)
+    token_ids = [0, 1, 2, 3, 4, 5, 1, 3, 4, 5, 3, 4, 5]
+    pieces = stream(Detokenizer(lambda ids: raw.decode(ids), [0]), token_ids)
+    assert "".join(pieces) == " the foxes你 fox你你"
+
+
+def reference(text: str, stops: Sequence[str]) -> str:
+    for end in range(len(text) + 1):
+        matched = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if matched:
+            return text[: end - max(matched)]
+    return text
+
+
+def test_stop_strings_across_any_cut() -> None:
+    rng = random.Random(3)
+    for _ in range(2000):
+        text = "".join(rng.choice("aab🦊") for _ in range(rng.randrange(0, 20)))
+        stops = tuple("".join(rng.choice("aab🦊") for _ in range(rng.randrange(1, 5))) for _ in range(2))
+        matcher = StopMatcher(stops)
+        out, at = "", 0
+        while at < len(text) and not matcher.has_stopped:
+            size = rng.randrange(1, 4)
+            out += matcher.push(text[at : at + size])
+            at += size
+            # what is out never has to be taken back
+            assert reference(text, stops).startswith(out)
+        seen = text[:at]
+        out += matcher.flush()
+        assert matcher.has_stopped == any(stop in seen for stop in stops)
+        assert out == reference(seen, stops)
+
+
+def test_without_stop_strings_nothing_waits() -> None:
+    matcher = StopMatcher(())
+    assert matcher.push("abc") == "abc"
+    assert matcher.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "budget"),
+    [
+        (1, Budget(share=1.0)),
+        (1.0, Budget(share=1.0)),
+        (0.25, Budget(share=0.25)),
+        (2, Budget(tokens=2)),
+        (2048.0, Budget(tokens=2048)),
+    ],
+)
+def test_budgets(value: float, budget: Budget) -> None:
+    assert read_budget(value) == budget
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), float("inf"), -0.1, True, "1", None, [1]])
+def test_bad_budgets(value: object) -> None:
+    with pytest.raises(ValueError, match="share of the context"):
+        read_budget(value)
+
+
+def test_open_addresses_need_a_key() -> None:
+    for host in ("0.0.0.0", "::", "10.1.2.3", "example.org"):
+        with pytest.raises(ConfigError, match="--allow-open"):
+            GatewayConfig(model="m", worker="w", host=host)
+        GatewayConfig(model="m", worker="w", host=host, is_open_allowed=True)
+        GatewayConfig(model="m", worker="w", host=host, api_keys=("k",))
+    for host in ("127.0.0.1", "::1", "localhost"):
+        GatewayConfig(model="m", worker="w", host=host)
+
+
+def test_options_come_before_variables() -> None:
+    environment = {
+        "CARREL_PORT": "9000",
+        "CARREL_GRPC_PORT": "0",
+        "CARREL_API_KEY": "a, b",
+        "CARREL_MODEL": "m",
+    }
+    config = parse_config(["--worker", "w", "--port", "9001", "--disable-docs"], environment)
+    assert (config.model, config.port, config.grpc_port) == ("m", 9001, 0)
+    assert config.api_keys == ("a", "b")
+    assert not config.has_docs
+    assert "'a'" not in repr(config)
+    assert parse_config(["--worker", "w", "--api-key", "c", "--api-key", "d"], environment).api_keys == (
+        "c",
+        "d",
+    )
+    assert parse_config(["--worker", "w"], {**environment, "CARREL_ALLOW_OPEN": "yes"}).is_open_allowed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--worker"),
+        (["--worker", "w", "--port", "70000"], "--port 70000"),
+        (["--worker", "w", "--port", "8001"], "--grpc-port"),
+        (["--worker", "w", "--max-concurrent", "0"], "--max-concurrent"),
+        (["--worker", "w", "--request-timeout", "nan"], "--request-timeout"),
+        (["--worker", "w", "--log-level", "loud"], "--log-level"),
+        (["--worker", "w", "--api-key", "a\nb"], "API key"),
+    ],
+)
+def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_config(["--model", "m", *arguments], {})
