@@ -217,3 +217,21 @@ print(sorted({"torch", "triton", "faiss", "ray"} & set(sys.modules)))
         [sys.executable, "-c", script, str(model_dir)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_without_a_worker(model_dir: Path, tmp_path: Path) -> None:
+    process, url = start(model_dir, f"unix:{tmp_path}/nothing.sock")
+    try:
+        for path in ("/health", "/ready", "/v1/models"):
+            response = httpx.get(url + path, timeout=10)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "worker_unavailable"
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=10)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        metrics = httpx.get(f"{url}/metrics", timeout=10)
+        assert 'outcome="WorkerUnavailable"' in metrics.text
+        process.send_signal(signal.SIGTERM)
+    finally:
+        status, errors = finish(process)
+    assert status == 0, errors
