@@ -305,6 +305,7 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
             continue
         stored = rig.store.rows["one"][:, :, : sequence.num_tokens].view(np.float32)
         assert np.isfinite(stored).all()
+        assert min(rig.store.sealed_at["one"]) >= sequence.num_tokens // 32 * 32
         for layer in range(NUM_LAYERS):
             for head in range(NUM_KV_HEADS):
                 slot_of = hot_cache._slot_of[sequence.seat, layer, head, : sequence.num_tokens]

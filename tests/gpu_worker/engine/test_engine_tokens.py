@@ -215,6 +215,15 @@ def test_the_hot_caches_size_changes_traffic_and_no_token(policy: str) -> None:
         assert usage.attended_tokens == 30
 
 
+@pytest.mark.parametrize(("policy", "budget"), [("pqcache", 63), ("pqcache", 64), ("clusterkv", 88)])
+def test_the_least_slots_suffice_at_the_edge_of_a_block(policy: str, budget: int) -> None:
+    # Sinks, window, new token and selection fill one or two blocks of 64, or need one slot more.
+    one = request("one", policy, budget, prompt=220, max_tokens=45)
+    least, roomy = Rig(hot_cache=LEAST), Rig()
+    assert least.tokens(one) == roomy.tokens(one)
+    assert least.records["one"].usage.hit_rate < 1
+
+
 @pytest.mark.parametrize("full_layers", [1, 2, 3, 9])
 @pytest.mark.parametrize("policy", SELECTING)
 def test_full_layers_are_dense_and_the_others_select(policy: str, full_layers: int, dense: list[int]) -> None:
