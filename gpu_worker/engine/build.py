@@ -66,6 +66,11 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         load_format="dummy" if config.load_format == "dummy" else "safetensors",
         progress=lambda done, total: report("load weights", done, total),
     )
+    if model.config.head_dim % config.pq_num_subvectors:
+        raise ConfigError(
+            f"--pq-subvectors {config.pq_num_subvectors} does not divide the model's head size "
+            f"{model.config.head_dim}; give one that does"
+        )
     max_model_len = _max_model_len(config, model.config)
     options = EngineOptions(
         max_model_len=max_model_len,

@@ -1,0 +1,46 @@
+"""What start-up refuses before it looks for a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine.build import build_engine
+from gpu_worker.errors import ConfigError
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pq_num_subvectors": 3}, "--pq-subvectors 3 .* 16"),
+        ({"policy": "nothing"}, "--policy 'nothing'"),
+        ({"max_model_len": 129}, "--max-model-len 129 .* 128"),
+    ],
+)
+def test_options_that_contradict_the_model_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    config = WorkerConfig(
+        str(tmp_path), "unix:/unused", "unix:/nowhere", device="cpu", load_format="dummy", **changes
+    )
+    with pytest.raises(ConfigError, match=message):
+        build_engine(config, lambda *progress: None)
