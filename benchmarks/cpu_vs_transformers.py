@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "cpu_vs_transformers.json"
 BASELINE = "transformers generate"
 PROCESS_TIMEOUT_S = 1200
+BUSY_LOAD = 0.5
 # of Carrel's dense policy against the baseline
 TARGETS = {"ttft": 1.3, "step": 1.2}
 
@@ -129,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = {
         length: make_prompts(model, options.books, length, count, options.seed) for length in options.lengths
     }
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        print(f"the load average is {load:.1f}: other processes will spoil the times", file=sys.stderr)
     runs = measure(options.rivals, model, prompts, options.rounds, options.steps, options.threads)
     about = describe("cpu")
     about["command"] = " ".join(["python -m benchmarks.cpu_vs_transformers", *(argv or sys.argv[1:])])
@@ -137,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prompts": "held-out books" if options.books else "random tokens",
         "threads": options.threads,
         "steps": options.steps,
+        "load_average_before": load,
     }
     content = {"about": about, **report(runs)}
     write_json(options.json, content)
