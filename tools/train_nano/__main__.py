@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use instead of training one")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 3), help="data processes")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in the work folder")
+    parser.add_argument("--init", type=Path, help="model directory whose weights to start from")
+    parser.add_argument("--first-phase", type=int, default=1, help="phase to start at, from 1 (with --init)")
     parser.add_argument("--share", type=float, default=1.0, help="share of the recipe's steps to run (default: 1)")
     parser.add_argument("--smoke", action="store_true", help="a tiny run of every part, for a CPU")
     parser.add_argument("--evaluate-only", action="store_true", help="score the model in OUT and write its card")
@@ -79,7 +81,9 @@ def _train(args: argparse.Namespace, recipe: Recipe, work: Path, device: torch.d
     dev_books = [tokenize_book(codec, corpus.read_book(path), 1_000_000) for path in dev_paths]
 
     torch.manual_seed(recipe.seed)
-    trainer = Trainer(recipe, Llama(recipe.model), device, work)
+    model = Llama(recipe.model) if args.init is None else export.load_model(args.init).float()
+    trainer = Trainer(recipe, model, device, work)
+    trainer.progress.phase = args.first_phase - 1
     if args.resume:
         trainer.resume()
 

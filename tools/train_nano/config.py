@@ -26,7 +26,8 @@ class Phase:
     """A stretch of training at one context length, ended by its steps or its seconds, whichever come first.
 
     `plain` and `packed` are the shares of sequences that hold plain book text and several short documents; the
-    others hold one document as long as the context. `text_weight` is the loss weight of book text (answers: 4).
+    others hold one document as long as the context. `text_weight` is the loss weight of book text (answers: 4);
+    `lr` the share of the full learning rates at the phase's start and end.
     """
 
     context: int
@@ -35,6 +36,7 @@ class Phase:
     plain: float
     packed: float
     text_weight: float
+    lr: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,19 @@ class Recipe:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     phases: tuple[Phase, ...] = (
-        Phase(1024, 1000, 180, plain=0.30, packed=0.70, text_weight=1.0),
-        Phase(4096, 1100, 260, plain=0.25, packed=0.30, text_weight=0.5),
-        Phase(16384, 1100, 420, plain=0.20, packed=0.30, text_weight=0.5),
-        Phase(32768, 450, 300, plain=0.15, packed=0.35, text_weight=0.5),
+        Phase(1024, 1200, 220, plain=0.30, packed=0.70, text_weight=1.0, lr=(1.0, 1.0)),
+        Phase(4096, 1700, 300, plain=0.25, packed=0.30, text_weight=0.5, lr=(1.0, 1.0)),
+        Phase(16384, 1400, 470, plain=0.20, packed=0.30, text_weight=0.5, lr=(1.0, 0.6)),
+        Phase(32768, 500, 300, plain=0.15, packed=0.35, text_weight=0.5, lr=(0.6, 0.02)),
+        Phase(1024, 800, 110, plain=0.10, packed=0.70, text_weight=0.5, lr=(0.6, 0.5)),
+        Phase(4096, 900, 150, plain=0.10, packed=0.40, text_weight=0.5, lr=(0.5, 0.35)),
+        Phase(16384, 490, 170, plain=0.10, packed=0.35, text_weight=0.5, lr=(0.35, 0.12)),
+        Phase(32768, 185, 110, plain=0.10, packed=0.35, text_weight=0.5, lr=(0.12, 0.01)),
     )
     tokens_per_step: int = 262_144
     muon_lr: float = 0.02
     adamw_lr: float = 2e-3
     warmup_steps: int = 100
-    decay_from: float = 0.6
-    final_lr_share: float = 0.02
     answer_weight: float = 4.0
     aside_weight: float = 0.2
     seed: int = 1
@@ -72,7 +76,7 @@ class Recipe:
         model = replace(self.model, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3)
         model = replace(model, num_key_value_heads=1, head_dim=64)
         phases = tuple(
-            replace(phase, context=context, num_steps=6)
-            for phase, context in zip(self.phases, (512, 1024, 2048, 4096), strict=True)
+            replace(phase, context=context, num_steps=4)
+            for phase, context in zip(self.phases, (512, 1024, 2048, 4096) * 2, strict=True)
         )
         return replace(self, model=model, phases=phases, tokens_per_step=4096, warmup_steps=3)

@@ -124,8 +124,8 @@ class SampleBuilder:
         most = min(len(facts), max(1, size // 128), 6 if size < 4096 else 20)
         asked: list[Fact | None] = list(rng.sample(facts, rng.randint(1, most))) if facts else []
         # None stands for a quotation, whose question is known once the document is
-        if not facts or rng.random() < 0.36:
-            asked += [None] * (1 if size < 1024 else rng.randint(1, 2))
+        if not facts or rng.random() < 0.45:
+            asked += [None] * (1 if size < 768 else rng.randint(1, 3))
         rng.shuffle(asked)
         leads = [rng.choice(LEADS) if rng.random() < 0.08 else "" for _ in asked]
         is_chat = rng.random() < 0.7
@@ -153,7 +153,7 @@ class SampleBuilder:
     def _facts(self, size: int, rng: Random) -> list[Fact]:
         """One to 32 facts, fewer in short documents; sometimes none."""
         kind = rng.random()
-        if kind < 0.07:
+        if kind < 0.1:
             return []
         most = max(1, min(32, size // 64))
         # few and many facts alike: half the documents by even odds for every doubling of their number

@@ -57,6 +57,7 @@ class Trainer:
         ]
         self.base_lrs = [recipe.muon_lr, recipe.adamw_lr]
         self.progress = Progress()
+        self.num_steps = 0  # since the optimisers were made or restored
         self.head_loss: Callable[..., Tensor] = head_loss
         if device.type == "cuda":
             self.head_loss = torch.compile(head_loss, dynamic=False)
@@ -145,14 +146,9 @@ class Trainer:
         return losses.detach()
 
     def _lr_share(self, place: int) -> float:
-        """Warm-up, then constant, then linear decay; a phase counts by its share of the time limit."""
-        recipe, phases = self.recipe, self.recipe.phases
-        if place == 0 and self.progress.step < recipe.warmup_steps:
-            return (self.progress.step + 1) / recipe.warmup_steps
-        phase = phases[place]
-        share = max(self.progress.step / phase.num_steps, self.progress.seconds / phase.max_seconds)
-        done = sum(p.max_seconds for p in phases[:place]) + phase.max_seconds * share
-        done /= sum(p.max_seconds for p in phases)
-        if done < recipe.decay_from:
-            return 1.0
-        return max(recipe.final_lr_share, 1 - (1 - recipe.final_lr_share) * (done - recipe.decay_from) / (1 - recipe.decay_from))
+        """Warm-up of fresh optimisers, then linear from phase start to phase end."""
+        phase, progress = self.recipe.phases[place], self.progress
+        done = max(progress.step / phase.num_steps, progress.seconds / phase.max_seconds)
+        share = phase.lr[0] + (phase.lr[1] - phase.lr[0]) * min(1.0, done)
+        self.num_steps += 1
+        return share * min(1.0, self.num_steps / self.recipe.warmup_steps)
