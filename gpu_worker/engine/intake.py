@@ -36,6 +36,8 @@ class Intake:
             raise RequestError("the prompt holds no token; send at least one", "prompt")
         if not all(0 <= token_id < self._vocab_size for token_id in request.prompt_token_ids):
             raise RequestError(f"a prompt token id lies outside [0, {self._vocab_size})", "prompt")
+        if request.sampling.max_tokens < 0:
+            raise RequestError(f"max_tokens is {request.sampling.max_tokens}; give 0 or more", "max_tokens")
         if num_prompt + max(1, request.sampling.max_tokens) > self._max_model_len:
             raise PromptTooLong(num_prompt, max(1, request.sampling.max_tokens), self._max_model_len)
         if not 0 <= request.num_prefill_tokens <= num_prompt:

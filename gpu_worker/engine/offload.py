@@ -15,9 +15,21 @@ from torch import Tensor
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
 from gpu_worker.policies.base import IndexJob
-from kv_store.client import IndexSegment, RowsWanted, StoreClient, StoreError, StoreFull
+from kv_store.client import (
+    HandoffRefused,
+    IndexSegment,
+    RowsWanted,
+    StaleEpoch,
+    StoreClient,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
 
 Result = TypeVar("Result")
+
+# After one of these the attachment is gone, with all that it held; any other error concerns one request.
+LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +192,8 @@ class Offloader:
         except StoreFull as error:
             raise CapacityError(f"the KV store is full: {error}") from error
         except StoreError as error:
-            self.is_reachable = False
+            if isinstance(error, LOST):
+                self.is_reachable = False
             raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ class Probe:
     def __init__(self, offloader: Offloader, scale: float) -> None:
         self._offloader = offloader
         self._scale = scale
+        # Keys seen so far, [H_kv, n, d] of each layer: fetching all of them at every step would dwarf the step.
+        self._keys: WeakKeyDictionary[Sequence, dict[int, Tensor]] = WeakKeyDictionary()
 
     def measure(
         self,
@@ -32,15 +36,24 @@ class Probe:
         the exact top k candidates that `selected` found, the mean over KV heads (1 where nothing was selected).
         """
         num_kv_heads, head_dim = newest.shape[0], query.shape[-1]
-        past = self._offloader.inspect(sequence, layer, num_kv_heads)
-        keys = torch.cat([past, newest[:, None]], dim=1)[None, ..., :head_dim]
-        num_tokens = torch.tensor([keys.shape[2]], device=keys.device)
-        weights = exact_weights(query[None], keys, num_tokens, self._scale)[0]
+        keys = torch.cat(
+            [self._past(sequence, layer, num_kv_heads, head_dim), newest[:, None, :head_dim]], dim=1
+        )
+        self._keys[sequence][layer] = keys
+        num_tokens = torch.tensor([keys.shape[1]], device=keys.device)
+        weights = exact_weights(query[None], keys[None], num_tokens, self._scale)[0]
         group_size = query.shape[0] // num_kv_heads
         mass = weights.gather(1, positions.clamp(min=0)).masked_fill(positions < 0, 0).sum(dim=1) / group_size
         sequence.meter.num_measured += 1
         sequence.meter.attention_mass += float(mass.mean())
         sequence.meter.recall_rate += self._recall(weights, sequence, selected)
+
+    def _past(self, sequence: Sequence, layer: int, num_kv_heads: int, head_dim: int) -> Tensor:
+        """Keys of the tokens before the new one."""
+        known = self._keys.setdefault(sequence, {}).get(layer)
+        if known is not None and known.shape[1] == sequence.num_tokens:
+            return known
+        return self._offloader.inspect(sequence, layer, num_kv_heads)[..., :head_dim]
 
     def _recall(self, weights: Tensor, sequence: Sequence, selected: Tensor) -> float:
         begin, end = sequence.plan.num_sink, sequence.window_begin

@@ -21,7 +21,8 @@ class Budget:
         """Budget in tokens for a prompt of this length; at least the prompt's length means 'attend everything'."""
         if self.tokens is not None:
             return self.tokens
-        return max(2, int((self.share or 1.0) * num_prompt_tokens))
+        # Binary fractions fall just below: 0.29 of 100 is 29.
+        return max(2, int((self.share or 1.0) * num_prompt_tokens + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Clock:
     indexed: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One request in the engine. `seat` is its row in every batched tensor, -1 before admission.
 

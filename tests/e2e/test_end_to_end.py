@@ -192,7 +192,9 @@ def test_answers_bytes_and_budgets_by_rest_and_grpc_at_once() -> None:
             texts.append([reply.text for reply in replies])
             children, run = server.descendants(), server.run
             assert server.stop() == 0, server.log.read_text()[-3000:]
-            assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+            assert not [
+                child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+            ]
             assert not run.exists()
     assert texts[0] == texts[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,19 +17,21 @@ from gpu_worker.policies.base import CacheShape
 
 @dataclass(frozen=True, slots=True)
 class HotCacheSize:
-    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto,
-    as many as memory allows up to the whole context."""
+    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
+
+    Auto is the whole context where that is at most half of what is free, else that half: the next request finds room.
+    """
 
     share: float | None = None
     tokens: int | None = None
 
-    def num_slots(self, num_prompt_tokens: int, num_free_slots: int) -> int:
-        """C in slots for each layer and head."""
+    def num_slots(self, num_prompt_tokens: int, capacity: int, num_free_slots: int) -> int:
+        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold."""
         if self.tokens is not None:
             return self.tokens
         if self.share is not None:
-            return -int(-self.share * num_prompt_tokens // 1)
-        return num_free_slots
+            return math.ceil(self.share * num_prompt_tokens)
+        return min(capacity, num_free_slots // 2)
 
 
 class HotCache:

@@ -19,7 +19,6 @@ from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, physical_slots
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.kernels.attention import attend_slots
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.base import CacheShape, Candidates, RecallPolicy
 
@@ -61,11 +60,10 @@ class RecallCache(Cache):
             return sequence.capacity
         fixed = plan.num_sink + policy.max_window(plan) + 1
         needed = fixed + (plan.num_selected or 0)
-        wanted = fixed + self._hot_cache_size.num_slots(plan.num_prompt_tokens, num_free_slots - fixed)
-        aligned = -(-max(needed, wanted) // BLOCK_SIZE) * BLOCK_SIZE
-        if aligned > num_free_slots >= needed:
-            aligned = num_free_slots // BLOCK_SIZE * BLOCK_SIZE
-        return min(sequence.capacity, max(aligned, needed))
+        wanted = fixed + self._hot_cache_size.num_slots(
+            plan.num_prompt_tokens, sequence.capacity, num_free_slots
+        )
+        return min(sequence.capacity, max(needed, wanted))
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
@@ -176,8 +174,9 @@ class RecallCache(Cache):
         )
         num_missed = missed.sum(dim=(1, 2)).tolist()
         for row, sequence in enumerate(sequences):
-            sequence.meter.selected_rows += selected[row].numel()
-            sequence.meter.hit_rows += selected[row].numel() - num_missed[row]
+            if sequence.plan.selects:
+                sequence.meter.selected_rows += selected[row].numel()
+                sequence.meter.hit_rows += selected[row].numel() - num_missed[row]
         if not any(num_missed):
             return
         wanted = [

@@ -33,7 +33,8 @@ def attend_blocks(query: Tensor, pool: Tensor, block_tables: Tensor, lengths: Te
     blocks = pool.view(-1, BLOCK_SIZE, 2 * head_dim)
     used = torch.arange(num_blocks, device=query.device) * BLOCK_SIZE < lengths[..., None]
     rows = blocks.index_select(0, block_tables.where(used, 0).flatten())
-    rows = rows.view(batch, num_kv_heads, num_blocks * BLOCK_SIZE, 2 * head_dim)
+    # To the longest length: a batch of equal lengths, or of one, then needs no mask.
+    rows = rows.view(batch, num_kv_heads, num_blocks * BLOCK_SIZE, 2 * head_dim)[:, :, : int(lengths.max())]
     beyond = torch.arange(rows.shape[2], device=query.device) >= lengths[..., None]
     return _attend(query, rows, beyond, scale, None)
 
@@ -46,11 +47,12 @@ def _attend(query: Tensor, rows: Tensor, masked: Tensor, scale: float, bias: Ten
     num_kv_heads = rows.shape[1]
     grouped = query.view(batch, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
     keys, values = rows[..., :head_dim].float(), rows[..., head_dim:].float()
-    # A masked slot may hold anything, NaN included: 0 * NaN would reach the output.
-    values = values.masked_fill(masked[..., None], 0.0) if bool(masked.any()) else values
     scores = grouped @ keys.transpose(-1, -2) * scale
     if bias is not None:
         scores = scores + bias[:, :, None]
-    scores = scores.masked_fill(masked[:, :, None], float("-inf"))
+    if bool(masked.any()):
+        scores = scores.masked_fill(masked[:, :, None], float("-inf"))
+        # A masked slot may hold anything, NaN included: 0 * NaN would reach the output.
+        values = values.masked_fill(masked[..., None], 0.0)
     output = scores.softmax(dim=-1) @ values
     return output.view(batch, num_heads, head_dim).to(query.dtype)
