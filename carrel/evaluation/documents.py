@@ -21,7 +21,27 @@ SPECIAL_TOKENS = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = range(len(SPECIAL_TOKENS))
 
 STYLES = ("chat", "completion")
-ABBREVIATIONS = frozenset("Mr Mrs Ms Dr St Messrs Mme Mlle Capt Col Gen Rev Hon Esq Prof No Vol pp".split())
+ABBREVIATIONS = frozenset(
+    (
+        "Mr",
+        "Mrs",
+        "Ms",
+        "Dr",
+        "St",
+        "Messrs",
+        "Mme",
+        "Mlle",
+        "Capt",
+        "Col",
+        "Gen",
+        "Rev",
+        "Hon",
+        "Esq",
+        "Prof",
+        "No",
+        "Vol",
+    )
+)
 
 
 class DocumentError(ValueError):
@@ -35,7 +55,9 @@ class Codec:
         self.tokenizer = tokenizer
         self.blank_line = tokenizer.token_to_id("ĊĊ")
         if self.blank_line is None or tokenizer.token_to_id(SPECIAL_TOKENS[END]) != END:
-            raise DocumentError("not a carrel-nano tokenizer: no blank-line token, or special tokens out of place")
+            raise DocumentError(
+                "not a carrel-nano tokenizer: no blank-line token, or special tokens out of place"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
@@ -47,13 +69,18 @@ class Codec:
 
     @cached_property
     def _strings(self) -> list[str]:
-        return [self.tokenizer.decode([i], skip_special_tokens=False) for i in range(self.tokenizer.get_vocab_size())]
+        return [
+            self.tokenizer.decode([i], skip_special_tokens=False)
+            for i in range(self.tokenizer.get_vocab_size())
+        ]
 
     @cached_property
     def ends_sentence(self) -> np.ndarray:
         """Bool per token id: it closes a sentence."""
         closers = "”’\"')"
-        return np.array([s.rstrip(closers).endswith((".", "!", "?")) and s[-1] in closers + ".!?" for s in self._strings])
+        return np.array(
+            [s.rstrip(closers).endswith((".", "!", "?")) and s[-1] in closers + ".!?" for s in self._strings]
+        )
 
     @cached_property
     def is_abbreviation(self) -> np.ndarray:
@@ -139,7 +166,9 @@ def build(codec: Codec, book: TokenizedBook, facts: Sequence[Fact], num_tokens: 
     # one blank line or one leading space per inserted sentence
     room = num_tokens - sum(len(ids) + 1 for ids in pieces.values())
     if room < 16:
-        raise DocumentError(f"{len(facts)} facts leave {room} of {num_tokens} tokens for text: ask for a longer document")
+        raise DocumentError(
+            f"{len(facts)} facts leave {room} of {num_tokens} tokens for text: ask for a longer document"
+        )
     start, end = _draw_span(codec, book, room, rng)
     cuts = sorted(((_draw_gap(book, start, end, text, rng), rng.random(), text) for _, text in sentences))
     parts: list[np.ndarray] = []
@@ -199,7 +228,9 @@ def _append(parts: list[np.ndarray], marks: list[np.ndarray], ids: np.ndarray, i
 def _draw_span(codec: Codec, book: TokenizedBook, room: int, rng: Random) -> tuple[int, int]:
     last = len(book.token_ids) - room - 1
     if last < 0:
-        raise DocumentError(f"{book.name} has {len(book.token_ids)} tokens, too few for {room}: take a longer book")
+        raise DocumentError(
+            f"{book.name} has {len(book.token_ids)} tokens, too few for {room}: take a longer book"
+        )
     choices = np.searchsorted(book.paragraph_starts, last, side="right")
     start = int(book.paragraph_starts[rng.randrange(choices)])
     end = start + room

@@ -28,7 +28,13 @@ NUMBER_QUESTIONS = (
     "Tell me the {what} of {name}.",
     "What is the {what} for {name} mentioned in the text?",
 )
-NUMBER_NAMES = ("secret number",) * 5 + ("lucky number", "access code", "special magic number", "ticket number", "password")
+NUMBER_NAMES = ("secret number",) * 5 + (
+    "lucky number",
+    "access code",
+    "special magic number",
+    "ticket number",
+    "password",
+)
 CELLAR_SENTENCES = (
     "{name} keeps {value} in the {where}.",
     "{name} keeps {value} in the {where}.",
@@ -98,7 +104,8 @@ def draw_set(kinds: Sequence[str], rng: Random, words: Pools, near_miss: float =
     """One fact of each of `kinds`, all keys different.
 
     With probability `near_miss` a name shares a word (a hex key: its first half) with the last one of its form, so
-    that part of a name does not find the answer. Answers share no words, as far as the pools allow. Raises ValueError on an unknown kind.
+    that part of a name does not find the answer. Answers share no words, as far as the pools allow.
+    Raises ValueError on an unknown kind.
     """
     namer = _Namer(rng, words, near_miss)
     return [_draw(kind, rng, namer) for kind in kinds]
@@ -187,7 +194,11 @@ def _draw(kind: str, rng: Random, namer: _Namer) -> Fact:
         slots = {"what": rng.choice(NUMBER_NAMES), "name": f"the {namer.animal()}", "value": namer.number()}
         return _fact(kind, (rng.choice(NUMBER_SENTENCES),), rng.choice(NUMBER_QUESTIONS), slots)
     if kind == "cellar":
-        slots = {"name": namer.person(), "value": with_article(namer.other_thing()), "where": rng.choice(CELLAR_PLACES)}
+        slots = {
+            "name": namer.person(),
+            "value": with_article(namer.other_thing()),
+            "where": rng.choice(CELLAR_PLACES),
+        }
         return _fact(kind, (rng.choice(CELLAR_SENTENCES),), rng.choice(CELLAR_QUESTIONS), slots)
     if kind == "hex":
         value = namer.value("0123456789abcdef", rng.choice(namer.words.hex_digits))
@@ -197,7 +208,11 @@ def _draw(kind: str, rng: Random, namer: _Namer) -> Fact:
         slots = {"name": namer.person(), "value": namer.other_person()}
         return _fact(kind, (rng.choice(NEIGHBOUR_SENTENCES),), rng.choice(NEIGHBOUR_QUESTIONS), slots)
     if kind == "chain":
-        slots = {"name": namer.thing(), "person": namer.other_person(), "value": rng.choice(namer.words.towns)}
+        slots = {
+            "name": namer.thing(),
+            "person": namer.other_person(),
+            "value": rng.choice(namer.words.towns),
+        }
         sentences = ("The {name} belongs to {person}.", "{person} lives in the town of {value}.")
         return _fact(kind, sentences, rng.choice(CHAIN_QUESTIONS), slots)
     if kind == "passkey":

@@ -17,14 +17,18 @@ QUOTE_QUESTIONS = (
 )
 
 
-def quote_prompt(codec: Codec, book: TokenizedBook, num_tokens: int, rng: Random, style: str = "chat") -> Prompt:
+def quote_prompt(
+    codec: Codec, book: TokenizedBook, num_tokens: int, rng: Random, style: str = "chat"
+) -> Prompt:
     """A prompt of about `num_tokens` tokens of plain book text that asks to continue a quotation from it."""
     document = build(codec, book, (), num_tokens - 48, rng)
     question, answer = quote(codec, book, document, rng)
     return ask(codec, document, question, answer, "quote", style)
 
 
-def quote(codec: Codec, book: TokenizedBook, document: Document, rng: Random, tries: int = 20) -> tuple[str, str]:
+def quote(
+    codec: Codec, book: TokenizedBook, document: Document, rng: Random, tries: int = 20
+) -> tuple[str, str]:
     """A question that quotes 6 to 12 words of the document, and the words that follow, up to the sentence's end.
 
     Raises DocumentError when no sentence of the document is of a fit length.

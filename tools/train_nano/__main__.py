@@ -26,17 +26,29 @@ FINAL_SIZES = {1024: 200, 4096: 200, 8192: 200, 16384: 200, 32768: 100}
 def main() -> None:
     """Entry point of `python -m tools.train_nano`."""
     parser = argparse.ArgumentParser(prog="python -m tools.train_nano", description=__doc__)
-    parser.add_argument("--books", type=Path, required=True, help="folder with train/ and heldout/ books (*.txt.xz)")
+    parser.add_argument(
+        "--books", type=Path, required=True, help="folder with train/ and heldout/ books (*.txt.xz)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
-    parser.add_argument("--work", type=Path, help="folder for token arrays and checkpoints (default: OUT.work)")
+    parser.add_argument(
+        "--work", type=Path, help="folder for token arrays and checkpoints (default: OUT.work)"
+    )
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use instead of training one")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 3), help="data processes")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in the work folder")
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 1) - 3), help="data processes"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the checkpoint in the work folder"
+    )
     parser.add_argument("--init", type=Path, help="model directory whose weights to start from")
     parser.add_argument("--first-phase", type=int, default=1, help="phase to start at, from 1 (with --init)")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the recipe's steps to run (default: 1)")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of the recipe's steps to run (default: 1)"
+    )
     parser.add_argument("--smoke", action="store_true", help="a tiny run of every part, for a CPU")
-    parser.add_argument("--evaluate-only", action="store_true", help="score the model in OUT and write its card")
+    parser.add_argument(
+        "--evaluate-only", action="store_true", help="score the model in OUT and write its card"
+    )
     run(parser.parse_args())
 
 
@@ -52,7 +64,11 @@ def run(args: argparse.Namespace) -> None:
         _train(args, recipe, work, device, began)
     codec = Codec(Tokenizer.from_file(str(args.out / "tokenizer.json")))
     model = export.load_model(args.out).to(device)
-    sizes = {512: 2, 1024: 2} if args.smoke else {k: max(8, round(n * args.share)) for k, n in FINAL_SIZES.items()}
+    sizes = (
+        {512: 2, 1024: 2}
+        if args.smoke
+        else {k: max(8, round(n * args.share)) for k, n in FINAL_SIZES.items()}
+    )
     limit = 400_000 if args.smoke else None
     books = [tokenize_book(codec, book, limit) for book in corpus.load(args.books, "eval")]
     scores = evaluate.score(model, codec, books, pools("eval"), sizes, recipe.seed)
@@ -111,7 +127,9 @@ def _watch(
 ) -> str:
     """Scores on the dev split, from the exported weights."""
     context = recipe.phases[phase].context
-    sizes = dict.fromkeys((1024, context) if context > 1024 else (context,), 2 if device.type == "cpu" else 64)
+    sizes = dict.fromkeys(
+        (1024, context) if context > 1024 else (context,), 2 if device.type == "cpu" else 64
+    )
     model = export.load_model(out).to(device)
     scores = evaluate.score(model, codec, books, pools("dev"), sizes, recipe.seed, WATCHED)
     return evaluate.table(scores)

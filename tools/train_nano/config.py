@@ -73,7 +73,9 @@ class Recipe:
 
     def smoke(self) -> Recipe:
         """The same run in miniature, to see on a CPU that every part of it works."""
-        model = replace(self.model, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3)
+        model = replace(
+            self.model, hidden_size=96, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3
+        )
         model = replace(model, num_key_value_heads=1, head_dim=64)
         phases = tuple(
             replace(phase, context=context, num_steps=4)

@@ -38,7 +38,13 @@ class Score:
 
 
 def draw_prompt(
-    suite: str, codec: Codec, books: Sequence[TokenizedBook], words: Pools, context: int, rng: Random, style: str
+    suite: str,
+    codec: Codec,
+    books: Sequence[TokenizedBook],
+    words: Pools,
+    context: int,
+    rng: Random,
+    style: str,
 ) -> Prompt:
     """A prompt of a suite that leaves `ANSWER_TOKENS` of `context` for the answer."""
     num_tokens = context - ANSWER_TOKENS

@@ -25,10 +25,14 @@ def save_model(model: Llama, directory: Path, dtype: torch.dtype = torch.bfloat1
     Raises ExportError when the weights exceed `MAX_WEIGHT_BYTES`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": tensor.to(dtype).contiguous().cpu() for name, tensor in model.state_dict().items()}
+    tensors = {
+        f"model.{name}": tensor.to(dtype).contiguous().cpu() for name, tensor in model.state_dict().items()
+    }
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if dtype is torch.bfloat16 and num_bytes > MAX_WEIGHT_BYTES:
-        raise ExportError(f"weights take {num_bytes:,} bytes, over {MAX_WEIGHT_BYTES:,}: make the model smaller")
+        raise ExportError(
+            f"weights take {num_bytes:,} bytes, over {MAX_WEIGHT_BYTES:,}: make the model smaller"
+        )
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", hf_config(model.config, dtype))
     generation = {"bos_token_id": BOS, "eos_token_id": [END], "pad_token_id": PAD, "do_sample": False}
@@ -41,7 +45,9 @@ def load_model(directory: Path) -> Llama:
     config = ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__})
     tensors = load_file(directory / "model.safetensors")
     model = Llama(config)
-    model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, assign=True)
+    model.load_state_dict(
+        {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, assign=True
+    )
     return model
 
 

@@ -13,7 +13,9 @@ from tools.train_nano.config import ModelConfig
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 [..., head_dim], of integer `positions` [...] (two equal halves, as in Llama)."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    frequencies = theta ** (
+        -torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    )
     angles = positions[..., None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()

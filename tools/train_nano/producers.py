@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from random import Random
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -57,7 +58,10 @@ def open_books(folder: Path) -> list[TokenizedBook]:
     books = []
     for path in sorted(folder.glob("*.ids.npy")):
         name = path.name.removesuffix(".ids.npy")
-        arrays = [np.load(folder / f"{name}.{part}.npy", mmap_mode="r") for part in ("ids", "sentences", "paragraphs")]
+        arrays = [
+            np.load(folder / f"{name}.{part}.npy", mmap_mode="r")
+            for part in ("ids", "sentences", "paragraphs")
+        ]
         books.append(TokenizedBook(name, *(np.asarray(array) for array in arrays)))
     return books
 
@@ -85,7 +89,12 @@ class Producers:
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, tokenizer_file: Path, word_pools: tuple[Pools, Pools], num_workers: int
+        self,
+        recipe: Recipe,
+        folder: Path,
+        tokenizer_file: Path,
+        word_pools: tuple[Pools, Pools],
+        num_workers: int,
     ) -> None:
         context = mp.get_context("spawn")
         self.recipe, self.num_workers = recipe, num_workers
@@ -124,11 +133,22 @@ class Producers:
             try:
                 found, token_ids, classes = queue.get(timeout=TIMEOUT_SECONDS)
             except Empty as error:
-                raise ProducerError(f"no batch {index} within {TIMEOUT_SECONDS:.0f} s: did a worker die?") from error
+                raise ProducerError(
+                    f"no batch {index} within {TIMEOUT_SECONDS:.0f} s: did a worker die?"
+                ) from error
         return Batch(token_ids, classes)
 
 
-def _produce(recipe, folder, tokenizer_file, word_pools, place, num_workers, first, queue) -> None:  # noqa: ANN001
+def _produce(
+    recipe: Recipe,
+    folder: Path,
+    tokenizer_file: Path,
+    word_pools: tuple[Pools, Pools],
+    place: int,
+    num_workers: int,
+    first: Any,
+    queue: Any,
+) -> None:
     builder = SampleBuilder(Codec(Tokenizer.from_file(str(tokenizer_file))), open_books(folder), word_pools)
     plan = [phase for phase in recipe.phases for _ in range(phase.num_steps)]
     for index in range(place, len(plan), num_workers):
@@ -136,6 +156,4 @@ def _produce(recipe, folder, tokenizer_file, word_pools, place, num_workers, fir
             continue
         rng, phase = Random(f"{recipe.seed}:{index}"), plan[index]
         samples = [builder.sequence(phase, rng) for _ in range(recipe.tokens_per_step // phase.context)]
-        queue.put(
-            (index, np.stack([s.token_ids for s in samples]), np.stack([s.classes for s in samples]))
-        )
+        queue.put((index, np.stack([s.token_ids for s in samples]), np.stack([s.classes for s in samples])))

@@ -1,4 +1,4 @@
-"""Builds training sequences: book text, and documents with questions and answers in every form the model is asked in."""
+"""Builds training sequences: book text, and documents with questions in every form the model is asked in."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ class SampleBuilder:
             return []
         most = max(1, min(32, size // 64))
         # few and many facts alike: half the documents by even odds for every doubling of their number
-        num_facts = round(math.exp(rng.uniform(0, math.log(most)))) if rng.random() < 0.5 else rng.randint(1, most)
+        num_facts = (
+            round(math.exp(rng.uniform(0, math.log(most)))) if rng.random() < 0.5 else rng.randint(1, most)
+        )
         if kind < 0.4:
             kinds = [rng.choice((*MIXED_KINDS, "chain"))] * num_facts
         else:
@@ -191,7 +193,9 @@ class SampleBuilder:
             writer.add([ASSISTANT], IGNORED)
             writer.add([*encode(answer), END], ANSWER)
 
-    def _completion(self, writer: _Writer, document: Document, turns: list[tuple[str, str]], rng: Random) -> None:
+    def _completion(
+        self, writer: _Writer, document: Document, turns: list[tuple[str, str]], rng: Random
+    ) -> None:
         encode = self.codec.encode
         if rng.random() >= 0.05:
             writer.add([BOS], IGNORED)

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from carrel.evaluation.documents import SPECIAL_TOKENS
 
 # A run of newlines is always a piece of its own, so the text up to a blank line tokenises alike whatever follows it:
-# a context can be prefilled before its question is known. Digits stand alone, so that numbers are copied digit by digit.
+# a context can be prefilled before its question is known. Digits stand alone: numbers are copied digit by digit.
 PIECE_PATTERN = r"\n+| ?\p{L}+(?:[’']\p{L}+)*| ?[^\s\p{L}\p{N}]+|\p{N}|[^\S\n]+(?!\S)|[^\S\n]+"
 
 CHAT_TEMPLATE = (

@@ -50,7 +50,9 @@ class Trainer:
     def __init__(self, recipe: Recipe, model: Llama, device: torch.device, folder: Path) -> None:
         self.recipe, self.model, self.device, self.folder = recipe, model.to(device), device, folder
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")]
-        others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and name.startswith("layers."))]
+        others = [
+            p for name, p in model.named_parameters() if not (p.ndim == 2 and name.startswith("layers."))
+        ]
         self.optimizers = [
             torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.01),
             torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
@@ -125,7 +127,9 @@ class Trainer:
         ids = torch.from_numpy(batch.token_ids.astype("int64")).to(self.device, non_blocking=True)
         classes = torch.from_numpy(batch.classes).to(self.device, non_blocking=True).int().roll(-1, 1)
         classes[:, -1] = IGNORED
-        table = torch.tensor([0.0, phase.text_weight, recipe.aside_weight, recipe.answer_weight], device=self.device)
+        table = torch.tensor(
+            [0.0, phase.text_weight, recipe.aside_weight, recipe.answer_weight], device=self.device
+        )
         on_cuda = self.device.type == "cuda"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on_cuda):
             hidden = self.model(ids, torch.bfloat16 if on_cuda else torch.float32).flatten(0, 1)
