@@ -31,16 +31,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.1)
     parser.add_argument("--out", type=Path, default=DOCUMENT.with_name("request.json"))
     arguments = parser.parse_args()
+    content = f"{document()}\n\n{QUESTION}"
     body = {
         "model": "carrel-nano",
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
         "carrel": {"policy": arguments.policy, "budget": arguments.budget},
-        "messages": [{"role": "user", "content": f"{document()}\n\n{QUESTION}"}],
+        "messages": [{"role": "user", "content": content}],
     }
     arguments.out.write_text(json.dumps(body, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(f"{arguments.out}: {len(body['messages'][0]['content'])} characters")
+    print(f"{arguments.out}: {len(content)} characters")
 
 
 if __name__ == "__main__":

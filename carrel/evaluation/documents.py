@@ -53,11 +53,12 @@ class Codec:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.blank_line = tokenizer.token_to_id("ĊĊ")
-        if self.blank_line is None or tokenizer.token_to_id(SPECIAL_TOKENS[END]) != END:
+        blank_line = tokenizer.token_to_id("ĊĊ")
+        if blank_line is None or tokenizer.token_to_id(SPECIAL_TOKENS[END]) != END:
             raise DocumentError(
                 "not a carrel-nano tokenizer: no blank-line token, or special tokens out of place"
             )
+        self.blank_line: int = blank_line
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
@@ -231,7 +232,7 @@ def _draw_span(codec: Codec, book: TokenizedBook, room: int, rng: Random) -> tup
         raise DocumentError(
             f"{book.name} has {len(book.token_ids)} tokens, too few for {room}: take a longer book"
         )
-    choices = np.searchsorted(book.paragraph_starts, last, side="right")
+    choices = int(np.searchsorted(book.paragraph_starts, last, side="right"))
     start = int(book.paragraph_starts[rng.randrange(choices)])
     end = start + room
     # cut between words, and leave the blank line to the caller

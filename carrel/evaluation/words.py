@@ -128,7 +128,8 @@ def pools(split: str) -> Pools:
         words = [word for word in dict.fromkeys(text.split()) if word.lower() not in taken]
         taken.update(word.lower() for word in words)
         parts.append(tuple(word for place, word in enumerate(words) if _split_of(place) == split))
-    return Pools(*parts, split=split)
+    adjectives, animals, first_names, surnames, materials, things, towns = parts
+    return Pools(adjectives, animals, first_names, surnames, materials, things, towns, split=split)
 
 
 def _split_of(place: int) -> str:

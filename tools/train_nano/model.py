@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -126,11 +128,15 @@ class Llama(nn.Module):
         """Rotary tables of `positions`."""
         return rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
 
+    def blocks(self) -> Iterator[Block]:
+        """The layers, by their own type."""
+        return (cast(Block, layer) for layer in self.layers)
+
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Final hidden states [B, T, hidden] of token ids [B, T], with a residual stream of `dtype`."""
         cos, sin = self.tables(torch.arange(ids.shape[1], device=ids.device))
         x = self.embed_tokens(ids).to(dtype)
-        for layer in self.layers:
+        for layer in self.blocks():
             x = layer(x, cos, sin)
         return self.norm(x)
 
@@ -146,7 +152,7 @@ class Llama(nn.Module):
         cos, sin = self.tables(torch.arange(ids.shape[1], device=ids.device))
         cache = KVCache([], [], lengths.clone())
         x = self.embed_tokens(ids)
-        for layer in self.layers:
+        for layer in self.blocks():
             q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
             heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + layer.self_attn.merge(heads)
@@ -163,7 +169,7 @@ class Llama(nn.Module):
         capacity = cache.keys[0].shape[2]
         visible = torch.arange(capacity, device=ids.device) <= cache.lengths[:, None]
         x = self.embed_tokens(ids)[:, None]
-        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+        for layer, keys, values in zip(self.blocks(), cache.keys, cache.values, strict=True):
             q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
             keys[rows, :, cache.lengths] = k[:, :, 0]
             values[rows, :, cache.lengths] = v[:, :, 0]
