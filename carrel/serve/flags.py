@@ -65,6 +65,13 @@ def positive_int(text: str) -> int:
     return number
 
 
+def natural_int(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError("expected a whole number from 0 up")
+    return number
+
+
 def num_bytes(text: str) -> int:
     """A number of bytes: "1073741824", "512M", "1.5GiB"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)

@@ -12,6 +12,7 @@ from carrel.serve.flags import (
     Flag,
     auto_or_share_or_tokens,
     flag,
+    natural_int,
     num_bytes,
     one_of,
     positive_int,
@@ -44,7 +45,7 @@ class ServeOptions:
         {WORKER: "--dtype"},
         metavar="TYPE",
     )
-    device: str | None = flag(None, "cuda, cuda:N or cpu", to={WORKER: "--device"}, metavar="DEVICE")
+    device: str | None = flag(None, "auto, cuda, cuda:N or cpu", to={WORKER: "--device"}, metavar="DEVICE")
     max_model_len: int | None = flag(
         None,
         "longest prompt and answer together, in tokens",
@@ -69,6 +70,13 @@ class ServeOptions:
         {WORKER: "--budget"},
         metavar="SHARE|N",
     )
+    full_layers: int | None = flag(
+        None,
+        "first layers that attend to everything, whatever the policy",
+        natural_int,
+        {WORKER: "--full-layers"},
+        metavar="N",
+    )
     hot_cache: str | None = flag(
         None,
         "tokens per KV head and layer kept on the device: a share, a number, or auto (all that fit)",
@@ -81,8 +89,8 @@ class ServeOptions:
     )
     transport: str | None = flag(
         None,
-        "how rows come from the arena: auto, zero_copy, shm or grpc",
-        one_of("auto", "zero_copy", "shm", "grpc"),
+        "how rows come from the arena: shm or grpc",
+        one_of("shm", "grpc"),
         {WORKER: "--transport"},
         metavar="NAME",
     )

@@ -11,6 +11,7 @@ from carrel.errors import OptionError
 from carrel.serve.flags import GATEWAY, STORE, WORKER, num_bytes
 from carrel.serve.options import ServeOptions, child_arguments, flags
 from carrel.serve.resolve import resolve
+from gpu_worker.arguments import parse_arguments
 
 
 @pytest.fixture
@@ -94,6 +95,20 @@ def test_every_flag_goes_to_its_processes_and_to_no_other() -> None:
     ]
     assert "--policy" not in child_arguments(options, GATEWAY)
     assert child_arguments(options, GATEWAY)[:2] == ["--host", "::1"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_choices_of_the_worker_reach_it(transport: str) -> None:
+    options = resolve({"transport": transport, "full_layers": "2"}, {}).options
+    assert child_arguments(options, WORKER)[:4] == ["--full-layers", "2", "--transport", transport]
+    # the worker itself takes the words
+    parse_arguments(["m", "--listen", "unix:/w", "--store", "unix:/s", *child_arguments(options, WORKER)])
+
+
+@pytest.mark.parametrize(("name", "text"), [("transport", "zero_copy"), ("full_layers", "-1")])
+def test_what_the_worker_would_refuse_is_refused_at_once(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match="expected"):
+        resolve({name: text}, {})
 
 
 def test_switches(config: Path) -> None:
