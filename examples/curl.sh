@@ -2,7 +2,11 @@
 # Ask a running server, streamed: examples/curl.sh [QUESTION] [URL]. With a key: CARREL_API_KEY=... examples/curl.sh
 set -euo pipefail
 
-question="${1:-In one sentence: what is a carrel?}"
+# a document, a blank line, a question: what carrel-nano was trained to read
+default="It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home.
+
+What is the secret number of the amber fox?"
+question="${1:-$default}"
 url="${2:-http://127.0.0.1:8000}"
 key=(${CARREL_API_KEY:+-H "Authorization: Bearer $CARREL_API_KEY"})
 

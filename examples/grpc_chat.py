@@ -10,10 +10,16 @@ import grpc
 
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
+# a document, a blank line, a question: what carrel-nano was trained to read
+QUESTION = (
+    "It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home.\n\n"
+    "What is the secret number of the amber fox?"
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("question", nargs="?", default="In one sentence: what is a carrel?")
+    parser.add_argument("question", nargs="?", default=QUESTION)
     parser.add_argument("--target", default="127.0.0.1:8001")
     parser.add_argument("--policy", default="")
     arguments = parser.parse_args()

@@ -156,7 +156,7 @@ WorkerEvent = WorkerToken | WorkerProgress | WorkerComplete
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Constant while a worker lives. `default_budget` is the worker's own."""
+    """What a worker says of itself; constant while it lives."""
 
     version: str
     model: str

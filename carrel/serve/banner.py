@@ -13,7 +13,11 @@ from rich.table import Table
 from carrel.serve.children import Endpoints
 from carrel.serve.facts import Facts
 
-QUESTION = "In one sentence: what is a carrel?"
+# short enough to paste, and of the kind that the bundled model answers
+DOCUMENT = (
+    "It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home."
+)
+QUESTION = "What is the secret number of the amber fox?"
 
 
 def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: str) -> RenderableType:
@@ -73,7 +77,7 @@ def banner_rows(facts: Facts, non_default: Mapping[str, str]) -> list[tuple[str,
 
 def curl(served_name: str, url: str, needs_key: bool) -> str:
     """A request to paste into a shell. The key is a variable there, never its value."""
-    messages = [{"role": "user", "content": QUESTION}]
+    messages = [{"role": "user", "content": f"{DOCUMENT}\n\n{QUESTION}"}]
     body = {"model": served_name or "carrel", "messages": messages, "max_tokens": 64}
     lines = [f"curl {url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
     if needs_key:

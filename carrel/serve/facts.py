@@ -47,7 +47,8 @@ def gather_facts(endpoints: Endpoints, api_key: str | None) -> Facts:
         store = _or_else(
             empty.store, lambda: store_stub.Stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_S)
         )
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # several keys come with commas between; each of them opens the door
+    headers = {"Authorization": f"Bearer {api_key.partition(',')[0].strip()}"} if api_key else {}
     with httpx.Client(base_url=endpoints.url, headers=headers, trust_env=False, timeout=TIMEOUT_S) as client:
         name = _or_else("", lambda: str(client.get("/v1/models").raise_for_status().json()["data"][0]["id"]))
         routes: tuple[str, ...] = _or_else(

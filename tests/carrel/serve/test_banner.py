@@ -74,7 +74,12 @@ def test_no_key_is_shown() -> None:
 def test_the_request_can_be_pasted() -> None:
     words = shlex.split(curl("it's a model", "http://[::1]:8000", needs_key=False).replace("\\\n", ""))
     assert words[:2] == ["curl", "http://[::1]:8000/v1/chat/completions"]
-    assert json.loads(words[words.index("-d") + 1])["model"] == "it's a model"
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "it's a model"
+    # a document, a blank line and a question: the form that the bundled model knows
+    document, question = body["messages"][0]["content"].split("\n\n")
+    assert "amber fox is 48213" in document
+    assert "amber fox" in question
 
 
 def test_routes_come_from_the_schema() -> None:
