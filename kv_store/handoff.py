@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import threading
 
 from kv_store.arena import Arena
@@ -14,18 +15,29 @@ from kv_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_SECONDS = 2.0
+_RETRY_SECONDS = 0.1
 
 
 def claim_socket_path(path: str) -> None:
-    """Make way for a new Unix socket. Raises ConfigError when a live process listens there."""
+    """Make way for a new Unix socket. Raises ConfigError for a live process's socket, or a file that is none."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"socket {path}: a file that is no socket lies there; choose another path")
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ConfigError(f"socket {path}: {exc}") from exc
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
-        except OSError:
+        except ConnectionRefusedError:
+            # A dead process's.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             return
+        except OSError as exc:
+            raise ConfigError(f"socket {path}: {exc}") from exc
     raise ConfigError(f"socket {path}: another store listens there; stop it or choose another folder")
 
 
@@ -52,8 +64,11 @@ class HandoffServer:
         while not self._closing.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as exc:
+                if not self._closing.wait(_RETRY_SECONDS):
+                    # Out of descriptors, say: the next worker may be luckier.
+                    _log.warning("arena handoff: %s", exc)
+                continue
             with connection:
                 try:
                     self._hand_out(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.gather import CHUNK_BYTES
 from kv_store.index import ArraySpec, FitOptions, Index, IterationBound, make_index
+from kv_store.sequences import Sequence
 from kv_store.state import StoredIndex, StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
 from kv_store.trainers.task import view_array
@@ -70,6 +72,10 @@ class IndexBuilder:
             raise InvalidArgument(
                 f"max_iterations is {request.params.max_iterations}, it must be from 0 to {_MAX_ITERATIONS}"
             )
+        if not 0.0 <= request.prefill_seconds < math.inf:
+            raise InvalidArgument(
+                f"prefill_seconds is {request.prefill_seconds}, it must be finite and not negative"
+            )
         index = make_index(request.params)
         state = self._state
         with state.lock:
@@ -93,13 +99,11 @@ class IndexBuilder:
             )
             state.allocator.retain(source)
         try:
-            outcome = self._train(task)
+            outcome = self._train(sequence, task)
             with state.lock:
                 self._bound.observe(index.kind, task.num_tokens, outcome.iterations, outcome.seconds)
                 state.training_seconds += outcome.seconds
-                # The sequence may have ended, and its name been taken again, while the trainer worked.
-                if state.sequences.find(worker_id, request.sequence_id) is not sequence:
-                    raise NotFound(f"sequence {request.sequence_id!r} ended while its index was trained")
+                self._check_alive(sequence)
                 index_id = next(self._ids)
                 state.allocator.retain(segment)
                 state.indexes[index_id] = StoredIndex(
@@ -182,8 +186,25 @@ class IndexBuilder:
         )
         return FitOptions(iterations, request.seed, self._max_points_per_centroid)
 
-    def _train(self, task: TrainTask) -> TrainOutcome:
+    def _train(self, sequence: Sequence, task: TrainTask) -> TrainOutcome:
+        state = self._state
         try:
-            return self._trainers.submit(task).result()
+            with state.lock:
+                # Checked first: whoever ends the sequence from here on cancels the training too.
+                self._check_alive(sequence)
+                training = self._trainers.submit(task)
+                sequence.trainings.add(training)
+            try:
+                return training.result()
+            finally:
+                with state.lock:
+                    sequence.trainings.discard(training)
         except (CancelledError, RuntimeError) as exc:
+            with state.lock:
+                self._check_alive(sequence)
             raise TrainingFailed("the store is shutting down") from exc
+
+    def _check_alive(self, sequence: Sequence) -> None:
+        """Raises NotFound once the sequence has ended, also when another has taken its name."""
+        if self._state.sequences.find(sequence.worker_id, sequence.sequence_id) is not sequence:
+            raise NotFound(f"sequence {sequence.sequence_id!r} ended while its index was trained")

@@ -45,8 +45,13 @@ class RowWriter:
             last = (target.token_begin + target.num_tokens - 1) >> shift
             slabs = sequence.table[target.layer, first : last + 1].copy()
             spans = list(_spans(sequence, geometry, target))
-        with state.holding(slabs):
+            # Within the same hold of the lock: a Release in between would give the slabs to someone else.
+            state.allocator.retain(slabs)
+        try:
             self._fill(spans, pieces)
+        finally:
+            with state.lock:
+                state.allocator.release(slabs)
 
     def _fill(self, spans: list[tuple[int, int]], pieces: Iterable[bytes]) -> None:
         data = self._state.arena.data

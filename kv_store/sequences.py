@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ class Sequence:
         self.prefix_hashes: tuple[bytes, ...] = ()
         self.num_prefix_tokens = 0
         self.index_ids: list[int] = []
+        # Index trainings that have not ended.
+        self.trainings: set[Future[Any]] = set()
 
     @property
     def slabs_per_layer(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kv_store.arena import Arena
@@ -16,7 +15,7 @@ from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
 from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
-from kv_store.slabs import SlabAllocator, SlabIds
+from kv_store.slabs import SlabAllocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class StoredIndex:
 
 
 class StoreState:
-    """Every method expects the caller to hold `lock`, save `holding`, which takes it."""
+    """Every method expects the caller to hold `lock`."""
 
     def __init__(
         self, arena: Arena, slab_bytes: int, lease_seconds: float, clock: Callable[[], float]
@@ -116,6 +115,9 @@ class StoreState:
         self.allocator.release(sequence.slab_list())
         for index_id in sequence.index_ids:
             self.allocator.release(self.indexes.pop(index_id).slabs)
+        # What a trainer has not begun is given up, and the slabs it would have read; what it has begun ends first.
+        for training in sequence.trainings:
+            training.cancel()
 
     def drop_worker(self, worker: Worker) -> None:
         """Forget a worker and everything it holds."""
@@ -130,14 +132,3 @@ class StoreState:
         if index is None or index.worker_id != worker_id:
             raise NotFound(f"worker {worker_id!r} holds no index {index_id}")
         return index
-
-    @contextlib.contextmanager
-    def holding(self, slab_ids: SlabIds) -> Iterator[None]:
-        """Keep distinct, held slabs from being handed out anew while their bytes are copied without the lock."""
-        with self.lock:
-            self.allocator.retain(slab_ids)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.allocator.release(slab_ids)

@@ -1,5 +1,6 @@
 """The arena socket: what a receiver must refuse, and what a giver must survive."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -164,6 +165,36 @@ def test_a_second_store_does_not_take_a_live_socket(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another store"):
         HandoffServer(arena, path)
     server.close()
-    (tmp_path / "stale").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(tmp_path / "stale"))
     HandoffServer(arena, str(tmp_path / "stale")).close()
+    arena.close()
+
+
+def test_a_file_that_is_no_socket_is_spared(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    arena = Arena(SIZE)
+    with pytest.raises(ConfigError, match="no socket"):
+        HandoffServer(arena, str(tmp_path / "notes"))
+    arena.close()
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = socket.socket.accept
+    failures = [OSError(errno.EMFILE, "no descriptor is left")]
+
+    def fail_once(listener: socket.socket) -> object:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_once)
+    arena = Arena(SIZE)
+    server = HandoffServer(arena, str(tmp_path / "a.sock"))
+    assert receive_arena(str(tmp_path / "a.sock"), arena.handle, 10.0).size == SIZE
+    assert not failures
+    server.close()
     arena.close()

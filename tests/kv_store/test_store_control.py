@@ -1,6 +1,7 @@
 """The store's rules without gRPC: two phases, leases, epochs, eviction."""
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -104,6 +105,41 @@ def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
     with pytest.raises(InvalidArgument, match="immutable"):
         writer.put(state.epoch, "w", PutTarget("a", 0, 31, 1), one)
     writer.put(state.epoch, "w", PutTarget("a", 0, 40, 1), one)
+
+
+class ReleasesOnce:
+    """The state's lock, with a Release that comes in as soon as it is let go of."""
+
+    def __init__(self, state: StoreState, release: Callable[[], None]) -> None:
+        self._lock = state.lock
+        self._release: Callable[[], None] | None = release
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 32)
+    taken: list[int] = []
+
+    def release() -> None:
+        store.release(state.epoch, "w", "a")
+        taken.extend(open_with(store, state.epoch, "b", 32).ravel().tolist())
+
+    state.lock = ReleasesOnce(state, release)  # type: ignore[assignment]
+    RowWriter(state).put(state.epoch, "w", PutTarget("a", 0, 0, 32), [b"\1" * (32 * 128)])
+    assert taken
+    written = state.arena.data.reshape(-1, SLAB_BYTES).any(axis=1)
+    assert not written[taken].any()
+    store.release(state.epoch, "w", "b")
+    assert store.stats().reserved_bytes == 0
 
 
 @pytest.mark.parametrize("sent", [0, 127, 129, 256])

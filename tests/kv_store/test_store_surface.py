@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from store_samples import LAYOUT, random_rows
 
-from kv_store.client import PQParams, StoreClient, wire
+from kv_store.client import InvalidStoreRequest, NotInStore, PQParams, StoreClient, wire
 from kv_store.local import LocalStore
 from kv_store.trainers.base import TrainerPool
 from kv_store.trainers.task import TrainOutcome, TrainTask
@@ -172,6 +172,21 @@ class StuckTrainers(TrainerPool):
             future.cancel()
 
 
+def test_a_build_whose_time_is_no_number_leaves_no_slab(connect: Callable[..., StoreClient]) -> None:
+    client = connect()
+    base = client.stats().reserved_bytes
+    client.open_sequence("a")
+    client.reserve("a", 40)
+    client.put("a", 0, 0, random_rows(LAYOUT, 40))
+    client.seal("a", 40)
+    client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(10.0)
+    for seconds in (float("nan"), float("inf"), -1.0):
+        error = client.build_index("a", 0, 0, 40, PQParams(2, 4), prefill_seconds=seconds).exception(10.0)
+        assert isinstance(error, InvalidStoreRequest)
+    client.release("a")
+    assert client.stats().reserved_bytes == base
+
+
 def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = StuckTrainers()
     monkeypatch.setattr("kv_store.server.make_trainers", lambda *arguments: trainers)
@@ -182,17 +197,19 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         client.reserve("a", 40)
         client.put("a", 0, 0, random_rows(LAYOUT, 40))
         client.seal("a", 40)
-        pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(16)]
+        begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
         assert trainers.asked.wait(5.0)
+        trainers.futures[0].set_running_or_notify_cancel()
+        pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(12)]
         client.heartbeat()
         client.release("a")
-        assert not any(future.done() and future.exception() is None for future in pending)
-        # Slabs under training are not free before the trainer lets go of them.
-        assert client.stats().reserved_bytes > base
-        for future in list(trainers.futures):
-            future.set_result(TrainOutcome(0.1, 1))
+        # What no trainer has begun is given up at once; slabs under training wait for the trainer.
         for future in pending:
-            assert future.exception(10.0) is not None
+            assert isinstance(future.exception(10.0), NotInStore)
+        assert not begun.done()
+        assert client.stats().reserved_bytes > base
+        trainers.futures[0].set_result(TrainOutcome(0.1, 1))
+        assert isinstance(begun.exception(10.0), NotInStore)
         assert client.stats().reserved_bytes == base
         assert client.stats().num_indexes == 0
         client.close()
