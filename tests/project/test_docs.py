@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from carrel.commands import COMMANDS, chat, serve
+from gateway.config import GatewayConfig
+from gateway.rest.endpoints import create_router
+from gateway.rest.errors import TYPES
+from gateway.rest.schemas import CarrelBody, GenerationBody
+from gateway.rest.usage import CARREL_FIELDS, TIMING_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +35,19 @@ def test_the_cli_page_names_every_option(command: object) -> None:
 def test_the_cli_page_names_every_command() -> None:
     page = (ROOT / "docs/cli.md").read_text()
     assert [name for name in COMMANDS if f"`carrel {name}" not in page] == []
+
+
+def test_the_api_page_names_every_route_field_and_error() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    routes = [
+        getattr(route, "path", "")
+        for route in create_router(GatewayConfig(model="m", worker="w"), Mock()).routes
+    ]
+    fields = [*CARREL_FIELDS, *TIMING_FIELDS, *CarrelBody.model_fields, *GenerationBody.model_fields]
+    rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]
+    wanted = [*(path.replace("{model_id:path}", "ID") for path in routes), *fields, *rows]
+    # `user` is taken and ignored
+    assert [name for name in wanted if name not in page and name != "user"] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:
