@@ -1,4 +1,4 @@
-"""One decode step: one new token for every sequence of the batch (DESIGN section 7)."""
+"""One decode step: one new token for every sequence of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer-major prefill: all chunks of one layer, then the next layer (DESIGN section 6)."""
+"""Layer-major prefill: all chunks of one layer, then the next layer."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Sequence:
         return self.request.request_id
 
     def usage(self) -> Usage:
-        """The report of DESIGN section 9. Means are over KV heads, layers and decode steps."""
+        """The account of the request. Means are over KV heads, layers and decode steps."""
         meter, now = self.meter, time.monotonic()
         steps = max(1, meter.num_layer_steps)
         clock = self.clock

@@ -1,4 +1,4 @@
-"""Dense attention: the reference for quality and for speed (ALGORITHMS 2.1)."""
+"""Dense attention: the reference for quality and for speed."""
 
 from __future__ import annotations
 

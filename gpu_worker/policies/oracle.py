@@ -1,4 +1,4 @@
-"""Oracle: exact top-k by attention weight, the ceiling of every selecting method (ALGORITHMS 2.2)."""
+"""Oracle: exact top-k by attention weight, the ceiling of every selecting method."""
 
 from __future__ import annotations
 
