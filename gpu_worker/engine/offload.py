@@ -71,19 +71,29 @@ class Offloader:
     def open(self, sequence: Sequence, num_tokens: int) -> None:
         """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes.
 
-        After a failure of the store this attaches anew: then what earlier sequences held is lost (`holds`).
+        After a failure or a restart of the store this attaches anew: then what earlier sequences held is lost
+        (`holds`).
         """
-        if not self.is_reachable:
-            self._call(self._client.reattach)
-            self._extents.clear()
-            self.is_reachable = True
-        self._call(lambda: self._client.open_sequence(sequence.sequence_id))
+        self._call(lambda: self._begin(sequence.sequence_id))
         self._extents[sequence.sequence_id] = _Extent()
         try:
             self._reserve(sequence, num_tokens)
         except WorkerError:
             self.release(sequence)
             raise
+
+    def _begin(self, sequence_id: str) -> None:
+        if self.is_reachable:
+            try:
+                self._client.open_sequence(sequence_id)
+                return
+            except StaleEpoch:
+                # It answers, as a new start that holds nothing of ours; this request has lost nothing.
+                self.is_reachable = False
+        self._client.reattach()
+        self._extents.clear()
+        self.is_reachable = True
+        self._client.open_sequence(sequence_id)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the store has the sequence's rows; false once it was attached anew."""
@@ -138,9 +148,12 @@ class Offloader:
     def segment(self, trained: TrainedLayer, timeout_seconds: float) -> IndexSegment | None:
         """The trained segment, or None if it is not ready within the time."""
         try:
-            return self._call(lambda: trained.future.result(timeout_seconds))
+            segment = self._call(lambda: trained.future.result(timeout_seconds))
         except FutureTimeout:
-            return None
+            segment = None
+        # Once the lease is lost no index comes any more, and the slabs of one that came may be another's.
+        self._call(self._client.check)
+        return segment
 
     def fetch(self, layer: int, wanted: list[tuple[Sequence, int, Tensor]]) -> Tensor:
         """Rows of (sequence, KV head, positions int64 [n]) in this order: [sum of n, 2d] on the device."""

@@ -1,4 +1,4 @@
-"""The hot cache: which tokens lie in a sequence's slots, layer by layer and head by head (DESIGN section 5)."""
+"""The hot cache: which tokens lie in a sequence's slots, layer by layer and head by head."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ class HotCacheSize:
     """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
 
     Auto is the whole context where that is at most half of what is free, else that half: the next request finds room.
+    Where sinks and window leave less than that half, it is what they leave.
     """
 
     share: float | None = None
     tokens: int | None = None
 
-    def num_slots(self, num_prompt_tokens: int, capacity: int, num_free_slots: int) -> int:
-        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold."""
+    def num_slots(
+        self, num_prompt_tokens: int, capacity: int, num_fixed_slots: int, num_free_slots: int
+    ) -> int:
+        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold.
+
+        num_fixed_slots: for sinks, window and the new token. num_free_slots: for all of them and C.
+        """
         if self.tokens is not None:
             return self.tokens
         if self.share is not None:
             return math.ceil(self.share * num_prompt_tokens)
-        return min(capacity, num_free_slots // 2)
+        return min(capacity, num_free_slots // 2, max(0, num_free_slots - num_fixed_slots))
 
 
 class HotCache:

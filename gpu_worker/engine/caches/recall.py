@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import cast
 
@@ -24,6 +25,8 @@ from gpu_worker.policies.base import CacheShape, Candidates, RecallPolicy
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.
 INDEX_TIMEOUT_SECONDS = 600.0
+# Between two looks at whether the store is still there.
+INDEX_WAIT_SECONDS = 0.5
 
 
 def recall_policy(sequence: Sequence) -> RecallPolicy:
@@ -61,7 +64,7 @@ class RecallCache(Cache):
         fixed = plan.num_sink + policy.max_window(plan) + 1
         needed = fixed + (plan.num_selected or 0)
         wanted = fixed + self._hot_cache_size.num_slots(
-            plan.num_prompt_tokens, sequence.capacity, num_free_slots
+            plan.num_prompt_tokens, sequence.capacity, fixed, num_free_slots
         )
         return min(sequence.capacity, max(needed, wanted))
 
@@ -72,7 +75,7 @@ class RecallCache(Cache):
         self._hot_cache.store(sequence, layer, rows)
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
-        """Take a trained index over if it is ready within the time."""
+        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
         segment = self._offloader.segment(trained, timeout_seconds)
         if segment is None:
             return False
@@ -97,9 +100,11 @@ class RecallCache(Cache):
             return
         self._offloader.seal(sequence, end)
         trained = [self._offloader.build(sequence, layer, job) for layer in layers]
+        deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
         for index in trained:
-            if not self.load(sequence, index, INDEX_TIMEOUT_SECONDS):
-                raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
+            while not self.load(sequence, index, INDEX_WAIT_SECONDS):
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
 
     def append(self, layer: int, group: Group, rows: Tensor) -> None:
         positions = group.positions[:, None, None].expand(-1, rows.shape[1], 1)

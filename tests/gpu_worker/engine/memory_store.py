@@ -24,6 +24,8 @@ class MemoryStore:
         self.sealed: dict[str, int] = {}
         self.num_gathers = 0
         self.failure: Exception | None = None
+        # What the heartbeat has learnt, known without asking.
+        self.lost: Exception | None = None
 
     def _check(self) -> None:
         if self.failure:
@@ -100,8 +102,13 @@ class MemoryStore:
         self._check()
         self.rows.pop(sequence_id, None)
 
+    def check(self) -> None:
+        if self.lost:
+            raise self.lost
+
     def reattach(self) -> None:
         self._check()
+        self.lost = None
 
     def close(self) -> None:
         self.rows.clear()

@@ -266,6 +266,14 @@ def test_a_request_larger_than_the_slot_pool_is_refused_with_the_remedy() -> Non
     rig.check_empty()
 
 
+def test_a_wide_window_takes_from_the_hot_cache_before_a_request_is_refused() -> None:
+    # 2 sinks, 40 of window, the new token, 8 selected: 51 slots, more than half of which are not the hot cache's.
+    narrow = request("narrow", "clusterkv", 10, max_tokens=50)
+    rig = Rig(slot_bytes=pool_of(1))
+    assert rig.tokens(narrow) == Rig().tokens(narrow)
+    rig.check_empty()
+
+
 def test_an_engine_without_a_block_for_every_head_is_refused() -> None:
     with pytest.raises(ConfigError, match="--slot-memory"):
         Rig(slot_bytes=pool_of(1) - 1)

@@ -10,7 +10,7 @@ from strict_store import StrictStore
 from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.sequence import Status
 from gpu_worker.errors import CapacityError, StoreUnavailable
-from kv_store.client import StoreFull, StoreUnreachable
+from kv_store.client import StaleEpoch, StoreFull, StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 LEAST = HotCacheSize(tokens=1)
@@ -219,4 +219,57 @@ def test_a_window_that_cannot_be_trained_ends_its_request_only() -> None:
     assert isinstance(rig.records["one"].error, CapacityError)
     assert len(rig.records["one"].tokens) == 41
     assert rig.records["two"].tokens == Rig().tokens(request("two", "pqcache", 0.3, max_tokens=80))
+    rig.check_empty()
+
+
+def restart(store: StrictStore) -> None:
+    """Every call is refused until the client attaches anew."""
+    store.failure = StaleEpoch("the store was restarted")
+    reattach = store.reattach
+
+    def attach_to_the_new_one() -> None:
+        store.failure = None
+        reattach()
+
+    store.reattach = attach_to_the_new_one  # type: ignore[method-assign]
+
+
+def test_a_request_that_comes_after_a_restart_has_lost_nothing() -> None:
+    rig = Rig()
+    running = request("running", "pqcache", 0.3, max_tokens=60)
+    rig.submit(running)
+    wait_for(rig, "running", Status.DECODE, 3)
+    restart(rig.store)
+    one = request("one", "pqcache", 0.3)
+    record = rig.run(one)[0]
+    assert record.tokens == Rig().tokens(one)
+    assert isinstance(rig.records["running"].error, StoreUnavailable)
+    assert rig.engine.stats().store_reachable
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("lost", [StaleEpoch("restarted"), StoreUnreachable("silent for a lease")])
+def test_no_index_is_waited_for_or_taken_once_the_lease_is_lost(lost: Exception) -> None:
+    rig = Rig()
+    rig.store.holds_builds = True
+    rig.submit(request("waits", "pqcache", 0.3), request("full", max_tokens=30))
+    wait_for(rig, "waits", Status.INDEXING)
+    rig.store.lost = lost
+    rig.step(2)
+    assert isinstance(rig.records["waits"].error, StoreUnavailable)
+    rig.drain()
+    assert len(rig.records["full"].tokens) == 30
+    rig.check_empty()
+
+
+def test_a_window_is_not_waited_for_once_the_lease_is_lost() -> None:
+    rig = Rig()
+    rig.submit(request("one", "clusterkv", 0.3, max_tokens=80), request("full", max_tokens=60))
+    wait_for(rig, "one", Status.DECODE, 5)
+    # The window's index never comes, and nobody says so but the heartbeat.
+    rig.store.holds_builds = True
+    rig.store.lost = StoreUnreachable("silent for a lease")
+    rig.drain()
+    assert isinstance(rig.records["one"].error, StoreUnavailable)
+    assert len(rig.records["full"].tokens) == 60
     rig.check_empty()
