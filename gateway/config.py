@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NoReturn
 
 from gateway.errors import ConfigError
 
@@ -94,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> GatewayConfig:
-    """Read options and variables. Raises ConfigError; argparse ends the process itself for an unknown option."""
+    """Read options and variables. Raises ConfigError, also for an unknown option."""
     parser = _parser(_defaults(environment))
     found = vars(parser.parse_args(arguments))
     for name in ("model", "worker"):
@@ -115,9 +116,15 @@ def _defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("CARREL_") and value}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see python -m gateway --help")
+
+
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m gateway",
+        allow_abbrev=False,
         description="OpenAI-compatible REST and chat gRPC in front of one worker. Every option but the switches "
         "can be set as CARREL_NAME too.",
     )

@@ -19,6 +19,9 @@ import pytest
 from fake_worker import FakeWorker, Script, start_worker
 from gateway_stack import write_tokenizer
 
+from gateway.config import parse_config
+from gateway.errors import ConfigError
+
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 PYTHON = [sys.executable, "-m", "gateway"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,3 +238,18 @@ def test_without_a_worker(model_dir: Path, tmp_path: Path) -> None:
     finally:
         status, errors = finish(process)
     assert status == 0, errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--nope"], {}, "unrecognized arguments: --nope"),
+        (["--max-concurrent", "many"], {}, "--max-concurrent: invalid int value: 'many'"),
+        ([], {"CARREL_MAX_CONCURRENT": "many"}, "--max-concurrent: invalid int value: 'many'"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_a_config_error(
+    arguments: list[str], environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(["--model", "m", "--worker", "w", *arguments], environment)
