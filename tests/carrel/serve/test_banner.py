@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 
@@ -85,6 +87,23 @@ def test_the_request_can_be_pasted() -> None:
 def test_routes_come_from_the_schema() -> None:
     schema = {"paths": {"/health": {"get": {}}, "/v1/models": {"get": {}, "post": {}}}}
     assert read_routes(schema) == ("GET /health", "GET /v1/models", "POST /v1/models")
+
+
+def test_of_several_keys_one_is_used(tmp_path: Path) -> None:
+    class Models(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == "Bearer first" else 401)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "tiny"}], "paths": {}}')
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing on stderr."""
+
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        facts = gather_facts(Endpoints(tmp_path, "127.0.0.1", server.server_port, 1), "first, second")
+        server.shutdown()
+    assert facts.served_name == "tiny"
 
 
 def test_processes_that_do_not_answer_leave_the_banner_empty(tmp_path: Path) -> None:
