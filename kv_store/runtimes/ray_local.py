@@ -22,6 +22,7 @@ from kv_store.arena import check_room
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError, KVStoreError
 from kv_store.events import Events
+from kv_store.handoff import claim_socket_path
 from kv_store.runtimes.base import Runtime
 
 _OBJECT_STORE_BYTES = 80_000_000
@@ -38,6 +39,9 @@ class RayRuntime(Runtime):
 
     def __init__(self, config: StoreConfig, events: Events) -> None:
         check_room(config.arena_bytes)
+        # Before anything of ours is to be cleaned up: the paths may be another store's.
+        for path in _socket_paths(config):
+            claim_socket_path(str(path))
         self._config = config
         self._events = events
         with contextlib.ExitStack() as stack:
@@ -107,9 +111,12 @@ class RayRuntime(Runtime):
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._actor.stop.remote(), timeout=_STOP_TIMEOUT_SECONDS)
         ray.kill(self._actor)
-        paths = (self._config.socket_path, Path(self._config.arena_socket))
-        for path in filter(None, paths):
+        for path in _socket_paths(self._config):
             path.unlink(missing_ok=True)
+
+
+def _socket_paths(config: StoreConfig) -> list[Path]:
+    return [path for path in (config.socket_path, Path(config.arena_socket)) if path is not None]
 
 
 def _private_folder(config: StoreConfig) -> str:

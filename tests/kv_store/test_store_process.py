@@ -211,3 +211,21 @@ def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 1
     assert named in errors[0]
+
+
+def test_a_second_store_leaves_a_running_ones_sockets_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kv_store.__main__ import main
+
+    process = start(folder, "process")
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(command(folder, "ray")[3:-1]) == 2
+        assert "another store" in capsys.readouterr().err
+        connect(folder).close()
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+        process.terminate()
+        process.wait(10)
