@@ -55,7 +55,9 @@ def apply_penalties(logits: torch.Tensor, params: SamplingParams, counts: TokenC
     seen, num_generated = counts.on(logits.device)
     if params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
-        penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+        # A tiny penalty must not make an infinity: the softmax of one is NaN.
+        divided = (logits / penalty).clamp(max=torch.finfo(logits.dtype).max)
+        penalised = torch.where(logits > 0, divided, logits * penalty)
         logits.copy_(torch.where(seen, penalised, logits))
     if params.presence_penalty != 0.0:
         logits.sub_((num_generated > 0).float(), alpha=params.presence_penalty)

@@ -127,6 +127,15 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     assert Sampler().sample(logits_of(negative), [request])[0].token_id == 5
 
 
+def test_a_tiny_repetition_penalty_overflows_to_no_token_outside_the_vocabulary():
+    # A quotient beyond float32 must stay a number: NaN would let the draw run off the end of a vocabulary of 5.
+    params = SamplingParams(repetition_penalty=1e-45, seed=1)
+    sampled = Sampler().sample(
+        torch.tensor([[1.0, 2.0, -1.0, 0.5, 0.0]]), [SamplerState(params, (0, 1), 5, (), "r")]
+    )
+    assert sampled[0].token_id in (0, 1)
+
+
 def test_presence_and_frequency_count_the_output_only():
     row = [-9.0] * VOCAB_SIZE
     row[1], row[2] = 2.0, 1.1
