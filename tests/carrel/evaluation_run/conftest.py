@@ -11,7 +11,7 @@ from random import Random
 
 import grpc
 import pytest
-from fake_worker import FakeWorker, serve
+from answering_worker import FakeWorker, serve
 
 from carrel.evaluation.suite import Suite, load_suite
 
