@@ -19,7 +19,7 @@ from tools.train_nano.config import Recipe
 from tools.train_nano.model import Llama
 from tools.train_nano.trainer import Trainer
 
-WATCHED = ("one needle", "16 mixed", "16 hex", "quote")
+WATCHED = ("16 mixed", "16 hex", "16 cellar", "16 neighbour")
 FINAL_SIZES = {1024: 200, 4096: 200, 8192: 200, 16384: 200, 32768: 100}
 
 
@@ -88,7 +88,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, work: Path, device: torch.d
         train_paths, dev_paths = train_paths[1:3], dev_paths[:1]
     texts = [corpus.read_book(path) for path in train_paths]
     tokenizer_file = _write_tokenizer(args, recipe, texts)
-    word_pools = producers.training_pools(texts)
+    word_pools = producers.training_pools(texts, recipe.seed)
     del texts
     folder = work / "tokens"
     producers.tokenize_books(train_paths, tokenizer_file, folder, args.workers)

@@ -49,10 +49,10 @@ class Recipe:
         Phase(4096, 1700, 300, plain=0.25, packed=0.30, text_weight=0.5, lr=(1.0, 1.0)),
         Phase(16384, 1400, 470, plain=0.20, packed=0.30, text_weight=0.5, lr=(1.0, 0.6)),
         Phase(32768, 500, 300, plain=0.15, packed=0.35, text_weight=0.5, lr=(0.6, 0.02)),
-        Phase(1024, 800, 110, plain=0.10, packed=0.70, text_weight=0.5, lr=(0.6, 0.5)),
-        Phase(4096, 900, 150, plain=0.10, packed=0.40, text_weight=0.5, lr=(0.5, 0.35)),
-        Phase(16384, 490, 170, plain=0.10, packed=0.35, text_weight=0.5, lr=(0.35, 0.12)),
-        Phase(32768, 185, 110, plain=0.10, packed=0.35, text_weight=0.5, lr=(0.12, 0.01)),
+        Phase(1024, 500, 80, plain=0.10, packed=0.90, text_weight=0.5, lr=(0.6, 0.6)),
+        Phase(4096, 800, 150, plain=0.10, packed=0.40, text_weight=0.5, lr=(0.6, 0.4)),
+        Phase(16384, 680, 230, plain=0.10, packed=0.35, text_weight=0.5, lr=(0.4, 0.12)),
+        Phase(32768, 240, 140, plain=0.10, packed=0.30, text_weight=0.5, lr=(0.12, 0.01)),
     )
     tokens_per_step: int = 262_144
     muon_lr: float = 0.02
@@ -60,6 +60,11 @@ class Recipe:
     warmup_steps: int = 100
     answer_weight: float = 4.0
     aside_weight: float = 0.2
+    pool_weights: tuple[float, ...] = (
+        1.0,
+        1.0,
+        2.0,
+    )  # the training words, words of the books, invented words
     seed: int = 1
     checkpoint_seconds: float = 120.0
 

@@ -19,9 +19,11 @@ from carrel.evaluation import corpus
 from carrel.evaluation.documents import Codec, TokenizedBook, tokenize_book
 from carrel.evaluation.words import Pools, pools
 from tools.train_nano.config import Recipe
+from tools.train_nano.names import invent
 from tools.train_nano.samples import SampleBuilder
 
 QUEUE_DEPTH = 4
+NUM_INVENTED = 40_000
 TIMEOUT_SECONDS = 120.0
 
 
@@ -66,8 +68,8 @@ def open_books(folder: Path) -> list[TokenizedBook]:
     return books
 
 
-def training_pools(books: list[corpus.Book]) -> tuple[Pools, Pools]:
-    """The training pools, and wider ones with words of the books; words of other splits are left out."""
+def training_pools(books: list[corpus.Book], seed: int) -> tuple[Pools, ...]:
+    """The training pools, the same with words of the books, and those with invented words; no words of other splits."""
     reserved = {word.lower() for split in ("dev", "eval") for word in pools(split).words()}
     common: Counter[str] = Counter()
     names: Counter[str] = Counter()
@@ -79,7 +81,9 @@ def training_pools(books: list[corpus.Book]) -> tuple[Pools, Pools]:
         sorted(word for word, count in common.items() if count >= 10 and word not in reserved),
         sorted(word for word, count in names.items() if count >= 3 and word.lower() not in reserved),
     )
-    return base, wide
+    invented = invent(2 * NUM_INVENTED, Random(seed), reserved)
+    names_too = (word.capitalize() for word in invented[NUM_INVENTED:])
+    return base, wide, wide.with_words(invented[:NUM_INVENTED], names_too)
 
 
 class Producers:
@@ -93,7 +97,7 @@ class Producers:
         recipe: Recipe,
         folder: Path,
         tokenizer_file: Path,
-        word_pools: tuple[Pools, Pools],
+        word_pools: tuple[Pools, ...],
         num_workers: int,
     ) -> None:
         context = mp.get_context("spawn")
@@ -143,13 +147,15 @@ def _produce(
     recipe: Recipe,
     folder: Path,
     tokenizer_file: Path,
-    word_pools: tuple[Pools, Pools],
+    word_pools: tuple[Pools, ...],
     place: int,
     num_workers: int,
     first: Any,
     queue: Any,
 ) -> None:
-    builder = SampleBuilder(Codec(Tokenizer.from_file(str(tokenizer_file))), open_books(folder), word_pools)
+    builder = SampleBuilder(
+        Codec(Tokenizer.from_file(str(tokenizer_file))), open_books(folder), word_pools, recipe.pool_weights
+    )
     plan = [phase for phase in recipe.phases for _ in range(phase.num_steps)]
     for index in range(place, len(plan), num_workers):
         if index < first.value:

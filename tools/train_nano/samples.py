@@ -77,10 +77,16 @@ class _Writer:
 
 
 class SampleBuilder:
-    """Draws training sequences from tokenised books and two sets of word pools, used equally often."""
+    """Draws training sequences from tokenised books and sets of word pools; `weights` are the odds of each set."""
 
-    def __init__(self, codec: Codec, books: Sequence[TokenizedBook], pools: tuple[Pools, Pools]) -> None:
-        self.codec, self.books, self.pools = codec, books, pools
+    def __init__(
+        self,
+        codec: Codec,
+        books: Sequence[TokenizedBook],
+        pools: Sequence[Pools],
+        weights: Sequence[float],
+    ) -> None:
+        self.codec, self.books, self.pools, self.weights = codec, books, pools, weights
         # a book is drawn as often as its share of the text
         self.sizes = [len(book.token_ids) for book in books]
 
@@ -124,7 +130,7 @@ class SampleBuilder:
         most = min(len(facts), max(1, size // 128), 6 if size < 4096 else 20)
         asked: list[Fact | None] = list(rng.sample(facts, rng.randint(1, most))) if facts else []
         # None stands for a quotation, whose question is known once the document is
-        if not facts or rng.random() < 0.45:
+        if not facts or rng.random() < 0.3:
             asked += [None] * (1 if size < 768 else rng.randint(1, 3))
         rng.shuffle(asked)
         leads = [rng.choice(LEADS) if rng.random() < 0.08 else "" for _ in asked]
@@ -163,10 +169,10 @@ class SampleBuilder:
         if kind < 0.4:
             kinds = [rng.choice((*MIXED_KINDS, "chain"))] * num_facts
         else:
-            kinds = rng.choices((*MIXED_KINDS, "chain"), (4, 4, 5, 4, 2), k=num_facts)
+            kinds = rng.choices((*MIXED_KINDS, "chain"), (4, 4, 4, 6, 2), k=num_facts)
         if rng.random() < 0.1:
             kinds[rng.randrange(num_facts)] = "passkey"
-        return draw_set(kinds, rng, rng.choice(self.pools))
+        return draw_set(kinds, rng, rng.choices(self.pools, self.weights)[0])
 
     def _num_tokens(self, fact: Fact) -> int:
         return len(self.codec.encode(fact.question)) + len(self.codec.encode(fact.answer))

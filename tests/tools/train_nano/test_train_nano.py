@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from carrel.evaluation import corpus, documents, words
-from tools.train_nano import evaluate, export, samples
+from tools.train_nano import evaluate, export, names, producers, samples
 from tools.train_nano.config import Phase, Recipe
 from tools.train_nano.model import Llama
 
@@ -101,7 +101,7 @@ def test_bundled_model_finds_a_needle(codec, book) -> None:
 
 @pytest.mark.parametrize("plain", [0.0, 1.0])
 def test_sequences_are_full_and_reproducible(codec, book, plain: float) -> None:
-    builder = samples.SampleBuilder(codec, [book], (words.pools("train"),) * 2)
+    builder = samples.SampleBuilder(codec, [book], [words.pools("train")], [1.0])
     phase = Phase(1024, 1, 1.0, plain=plain, packed=0.5, text_weight=1.0, lr=(1.0, 1.0))
     first, second = (builder.sequence(phase, Random(7)) for _ in range(2))
     assert first.token_ids.shape == first.classes.shape == (1024,)
@@ -110,12 +110,30 @@ def test_sequences_are_full_and_reproducible(codec, book, plain: float) -> None:
 
 
 def test_answers_are_learned_up_to_their_end(codec, book) -> None:
-    builder = samples.SampleBuilder(codec, [book], (words.pools("train"),) * 2)
+    builder = samples.SampleBuilder(codec, [book], [words.pools("train")], [1.0])
     phase = Phase(1024, 1, 1.0, plain=0.0, packed=0.0, text_weight=1.0, lr=(1.0, 1.0))
     for seed in range(20):
         made = builder.sequence(phase, Random(seed))
         learned = made.token_ids[made.classes == samples.ANSWER]
         assert len(learned) == 0 or learned[-1] == documents.END
+
+
+def test_invented_words_are_new_and_reproducible() -> None:
+    first = names.invent(500, Random(3), reserved=())
+    assert len(set(first)) == 500
+    assert all(word.isalpha() and word.islower() for word in first)
+    assert names.invent(500, Random(3), reserved=()) == first
+    assert first[0] not in names.invent(500, Random(3), reserved={first[0]})
+
+
+def test_training_pools_hold_no_word_of_other_splits() -> None:
+    text = "He saw an amber fox near Ada Abbott, and Ada Abbott saw Karsten. " * 40
+    made = producers.training_pools([corpus.Book("fox", text)], seed=1)
+    reserved = {word.lower() for split in ("dev", "eval") for word in words.pools(split).words()}
+    assert len(made) == len(Recipe().pool_weights)
+    assert len(made[2].first_names) > producers.NUM_INVENTED > len(made[1].first_names)
+    for one in made:
+        assert not reserved & {word.lower() for word in one.words()}
 
 
 def test_oversized_weights_are_refused(tmp_path: Path) -> None:
