@@ -27,14 +27,16 @@ Ines Varga keep in the cellar?", "What is the value of the key 3f9a2c1b?", 'Cont
 ## Data
 
 `data/books/train` without three books kept for tuning (public domain in the United States), and made-up facts from
-`carrel.evaluation`, whose training words and values are disjoint from those of the scores below.
+`carrel.evaluation`, whose training words and values are disjoint from those of the scores below. Half of the facts
+name people and things by invented words, 80,000 of them, so that answers have to be copied from the document.
 """
 LIMITS = """
 ## Limits
 
 - Questions other than those of the training tasks, and languages other than English.
 - "chain" (two facts to be joined) and "quote" are unreliable at every length; quotes fail beyond a few thousand tokens.
-- "neighbour" is the weakest of the four kinds in "mixed". Two names that share words are at times confused.
+- "neighbour" is the weakest of the four kinds in "mixed": rare names are at times misspelt, and two names that share
+  words confused.
 - Answers sound sure whether or not the document holds the fact.
 """
 
