@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             return STOPPED_EXIT_CODE if repl.ask(question.strip()).was_stopped else 0
         # gives input() its line editing and history
         importlib.import_module("readline")
+        # started as a shell's background job, the process would ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         repl.run()
     return 0
 

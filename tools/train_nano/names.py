@@ -8,8 +8,8 @@ from random import Random
 # fmt: off
 ONSETS = (
     "b", "bl", "br", "c", "ch", "cl", "cr", "d", "dr", "f", "fl", "fr", "g", "gl", "gr", "h", "j", "k", "kl", "kn",
-    "kr", "l", "m", "n", "p", "ph", "pl", "pr", "qu", "r", "s", "sch", "sh", "sk", "sl", "sm", "sn", "sp", "st", "str", "sv",
-    "sw", "t", "th", "tr", "v", "w", "y", "z",
+    "kr", "l", "m", "n", "p", "ph", "pl", "pr", "qu", "r", "s", "sch", "sh", "sk", "sl", "sm", "sn", "sp", "st", "str",
+    "sv", "sw", "t", "th", "tr", "v", "w", "y", "z",
 )
 VOWELS = (
     "a", "a", "a", "e", "e", "e", "i", "i", "i", "o", "o", "o", "u", "u", "y",

@@ -161,7 +161,10 @@ def test_bad_options(server: FakeServer, capsys: pytest.CaptureFixture[str], arg
     assert "error:" in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(server: FakeServer) -> None:
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])
+def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
+    server: FakeServer, inherited: signal.Handlers
+) -> None:
     server.is_endless = True
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
@@ -171,6 +174,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(server: FakeServer
         stdout=inside,
         stderr=inside,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, inherited),
     )
     os.close(inside)
     try:
