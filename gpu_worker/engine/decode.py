@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches import CacheSet
-from gpu_worker.engine.offload import Offloader
+from gpu_worker.engine.caches import CacheSet, GroupStep
+from gpu_worker.engine.offload import Offloader, host_bytes
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import WorkerError
 from gpu_worker.models import Decoder
@@ -50,36 +50,59 @@ class DecodeStep:
         hidden, rows = self._forward(sequences)
         for sequence in sequences:
             sequence.num_tokens += 1
-        offloading = [sequence for sequence in sequences if sequence.offloads]
-        places = {sequence: place for place, sequence in enumerate(sequences)}
-        _each(
-            offloading,
-            lambda sequence: self._offloader.put_token(
-                sequence, sequence.num_tokens - 1, rows[:, places[sequence]]
-            ),
-            failed,
-        )
-        lost = {sequence for sequence, _ in failed}
-        kept = [sequence for sequence in sequences if sequence not in lost]
-        logits = self._decoder.logits(hidden[[places[sequence] for sequence in kept]]) if kept else hidden[:0]
+        kept = self._offload(sequences, rows, failed)
+        if len(kept) < len(sequences):
+            hidden = hidden[[sequences.index(sequence) for sequence in kept]]
+        logits = self._decoder.logits(hidden) if kept else hidden
         return StepResult(kept, logits, failed)
 
     def _forward(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Last hidden states [B, hidden] and every layer's new rows [L, B, H_kv, 2d]."""
-        decoder, device = self._decoder, self._device
-        positions = torch.tensor([sequence.num_tokens for sequence in sequences], device=device)
-        hidden = decoder.embed(torch.tensor([sequence.next_token for sequence in sequences], device=device))
+        decoder = self._decoder
+        # One transfer for all three.
+        seats, token_ids, positions = torch.tensor(
+            [(sequence.seat, sequence.next_token, sequence.num_tokens) for sequence in sequences],
+            device=self._device,
+        ).unbind(1)
+        hidden = decoder.embed(token_ids)
         new_rows = []
-        for layer, groups in enumerate(self._caches.groups(sequences, positions)):
+        by_layer = self._caches.begin_step(sequences, seats, positions)
+        for layer, steps in enumerate(by_layer):
             query, key, value = decoder.project_qkv(layer, hidden, positions)
             rows = torch.cat([key, value], dim=-1).to(self._row_dtype)
-            attention = torch.empty_like(query)
-            for cache, group in groups:
-                cache.append(layer, group, rows[group.rows])
-                attention[group.rows] = cache.attend(layer, group, query[group.rows])
-            hidden = decoder.finish_layer(layer, hidden, attention)
+            hidden = decoder.finish_layer(layer, hidden, _attend(layer, steps, query, rows))
             new_rows.append(rows)
+        for step in dict.fromkeys(step for steps in by_layer for step in steps):
+            step.finish()
         return hidden, torch.stack(new_rows)
+
+    def _offload(
+        self, sequences: list[Sequence], rows: Tensor, failed: list[tuple[Sequence, WorkerError]]
+    ) -> list[Sequence]:
+        """Write the new rows [L, B, H_kv, 2d] to the arena; the sequences that did not fail."""
+        if not any(sequence.offloads for sequence in sequences):
+            return sequences
+        data = host_bytes(rows)
+        places = {sequence: place for place, sequence in enumerate(sequences)}
+
+        def put(sequence: Sequence) -> None:
+            if sequence.offloads:
+                self._offloader.put_token(sequence, sequence.num_tokens - 1, data[:, places[sequence]])
+
+        return _each(sequences, put, failed)
+
+
+def _attend(layer: int, steps: list[GroupStep], query: Tensor, rows: Tensor) -> Tensor:
+    """Attention of the whole batch, [B, H_q, d], from the groups it falls into."""
+    attention = torch.empty_like(query)
+    for step in steps:
+        group = step.group
+        step.append(layer, group.part_of(rows))
+        attended = step.attend(layer, group.part_of(query))
+        if group.rows is None:
+            return attended
+        attention[group.rows] = attended
+    return attention
 
 
 def _each(

@@ -106,7 +106,7 @@ class Offloader:
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Write and seal a prefilled layer. rows: [H_kv, n, 2d]."""
-        data = _bytes(rows)
+        data = host_bytes(rows)
         self._call(lambda: self._client.put(sequence.sequence_id, layer, 0, data))
         self._call(
             lambda: self._client.seal(
@@ -116,11 +116,10 @@ class Offloader:
         self._extents[sequence.sequence_id].sealed = rows.shape[1]
         self.offloaded_bytes += data.nbytes
 
-    def put_token(self, sequence: Sequence, position: int, rows: Tensor) -> None:
-        """Write one token of every layer, and seal at every full slab. rows: [L, H_kv, 2d]."""
+    def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
+        """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
         if position >= self._extents[sequence.sequence_id].reserved:
             self._reserve(sequence, position + 1)
-        data = _bytes(rows)
         for layer in range(self._num_layers):
             at_layer = data[layer][:, None]
             self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
@@ -155,15 +154,12 @@ class Offloader:
         self._call(self._client.check)
         return segment
 
-    def fetch(self, layer: int, wanted: list[tuple[Sequence, int, Tensor]]) -> Tensor:
-        """Rows of (sequence, KV head, positions int64 [n]) in this order: [sum of n, 2d] on the device."""
+    def fetch(self, layer: int, wanted: list[tuple[Sequence, int, np.ndarray]]) -> Tensor:
+        """Rows of (sequence, KV head, positions int64 [n > 0]) in this order: [sum of n, 2d] on the device."""
         for sequence, _, positions in wanted:
-            if positions.numel() and int(positions.max()) >= self._extents[sequence.sequence_id].sealed:
+            if positions.max() >= self._extents[sequence.sequence_id].sealed:
                 self.seal(sequence, sequence.num_tokens)
-        items = [
-            RowsWanted(sequence.sequence_id, head, positions.cpu().numpy())
-            for sequence, head, positions in wanted
-        ]
+        items = [RowsWanted(sequence.sequence_id, head, positions) for sequence, head, positions in wanted]
         rows = self._gather(layer, items)
         row_bytes = rows.shape[1] * rows.element_size()
         for sequence, _, positions in wanted:
@@ -210,7 +206,8 @@ class Offloader:
             raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
 
 
-def _bytes(rows: Tensor) -> np.ndarray:
+def host_bytes(rows: Tensor) -> np.ndarray:
+    """Rows [..., 2d] as the arena holds them: uint8 [..., row_bytes]."""
     return rows.contiguous().view(torch.uint8).cpu().numpy()
 
 

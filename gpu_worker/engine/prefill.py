@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.caches.recall import recall_policy
+from gpu_worker.engine.caches.selection import recall_policy
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.kernels.prefill_attention import attend_chunk

@@ -13,13 +13,36 @@ from gpu_worker.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sequences of a decode batch that share a cache. rows: their places in the batch, int64 [B]. seats:
-    int64 [B]. positions: int64 [B], of the new token."""
+    """The sequences of a decode batch that share a cache. rows: their places in the batch, int64 [B]; None: all of
+    it. seats: int64 [B]. positions: int64 [B], of the new token."""
 
     sequences: list[Sequence]
-    rows: Tensor
+    rows: Tensor | None
     seats: Tensor
     positions: Tensor
+
+    def part_of(self, batch: Tensor) -> Tensor:
+        """The group's rows of a tensor of the whole batch."""
+        return batch if self.rows is None else batch[self.rows]
+
+
+class GroupStep(ABC):
+    """One decode step of one group. What is the same in all its layers is worked out when it is made, so that a layer
+    neither builds tensors from lists nor asks the device for anything, but for what must be fetched."""
+
+    group: Group
+
+    @abstractmethod
+    def append(self, layer: int, rows: Tensor) -> None:
+        """Write the new tokens' rows [B, H_kv, 2d]."""
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """Attention of the new tokens, themselves included: query [B, H_q, d] to the same shape."""
+
+    def finish(self) -> None:
+        """After the last layer, before the new tokens count as past."""
+        return None
 
 
 class Cache(ABC):
@@ -41,12 +64,8 @@ class Cache(ABC):
         """Keep what is attended of a prefilled layer. rows: [H_kv, n, 2d]; not kept by reference."""
 
     @abstractmethod
-    def append(self, layer: int, group: Group, rows: Tensor) -> None:
-        """Write the new tokens' rows [B, H_kv, 2d]."""
-
-    @abstractmethod
-    def attend(self, layer: int, group: Group, query: Tensor) -> Tensor:
-        """Attention of the new tokens, themselves included: query [B, H_q, d] to the same shape."""
+    def begin_step(self, group: Group, layers: range) -> GroupStep:
+        """Start a decode step in these layers; every sequence has room for its new token."""
 
     @abstractmethod
     def release(self, sequence: Sequence, layer: int) -> None:

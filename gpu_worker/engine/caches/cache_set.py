@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches.base import Cache, Group
+from gpu_worker.engine.caches.base import Cache, Group, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.recall import RecallCache
 from gpu_worker.engine.sequence import Sequence
@@ -64,30 +64,42 @@ class CacheSet:
         return True
 
     def advance(self, sequence: Sequence) -> None:
-        """Make room for the sequence's next token in every layer."""
+        """Let the window move on for the sequence's next token in every layer."""
         num_dense = self.num_dense_layers(sequence)
         if num_dense < self._shape.num_layers:
             self.recall.advance(sequence, range(num_dense, self._shape.num_layers))
 
-    def groups(self, sequences: list[Sequence], positions: Tensor) -> list[list[tuple[Cache, Group]]]:
-        """For each layer, the caches in use with their part of the batch."""
-        caches = [self.of(sequence) for sequence in sequences]
-        return [
-            self._groups_at(layer, sequences, caches, positions) for layer in range(self._shape.num_layers)
-        ]
+    def begin_step(
+        self, sequences: list[Sequence], seats: Tensor, positions: Tensor
+    ) -> list[list[GroupStep]]:
+        """For each layer, the steps of the groups that the batch falls into. All sequences have advanced."""
+        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
+        steps: list[list[GroupStep]] = []
+        for layers in (first, rest):
+            if layers:
+                at_layers = self._begin_step(layers, sequences, seats, positions)
+                steps += [at_layers] * len(layers)
+        return steps
 
-    def _groups_at(
-        self, layer: int, sequences: list[Sequence], caches: list[list[Cache]], positions: Tensor
-    ) -> list[tuple[Cache, Group]]:
-        groups: list[tuple[Cache, Group]] = []
+    def _begin_step(
+        self, layers: range, sequences: list[Sequence], seats: Tensor, positions: Tensor
+    ) -> list[GroupStep]:
+        steps: list[GroupStep] = []
         for cache in (self._dense, self.recall):
-            places = [place for place, of_layer in enumerate(caches) if of_layer[layer] is cache]
+            places = [
+                place
+                for place, sequence in enumerate(sequences)
+                if (layers.start < self.num_dense_layers(sequence)) is (cache is self._dense)
+            ]
             if places:
                 members = [sequences[place] for place in places]
-                seats = torch.tensor([member.seat for member in members], device=positions.device)
-                rows = torch.tensor(places, device=positions.device)
-                groups.append((cache, Group(members, rows, seats, positions[rows])))
-        return groups
+                if len(places) < len(sequences):
+                    rows = torch.tensor(places, device=positions.device)
+                    group = Group(members, rows, seats[rows], positions[rows])
+                else:
+                    group = Group(members, None, seats, positions)
+                steps.append(cache.begin_step(group, layers))
+        return steps
 
     def release(self, sequence: Sequence) -> None:
         for layer, cache in enumerate(self.of(sequence)):

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import cast
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from gpu_worker.engine.caches.base import Cache, Group
 from gpu_worker.engine.caches.hot_cache import HotCache, HotCacheSize
 from gpu_worker.engine.caches.index_book import IndexBook
+from gpu_worker.engine.caches.recall_step import RecallStep
+from gpu_worker.engine.caches.selection import Selection, recall_policy
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.kernels.attention import attend_slots
-from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import CacheShape, Candidates, RecallPolicy
+from gpu_worker.policies.base import CacheShape
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.
 INDEX_TIMEOUT_SECONDS = 600.0
 # Between two looks at whether the store is still there.
 INDEX_WAIT_SECONDS = 0.5
-
-
-def recall_policy(sequence: Sequence) -> RecallPolicy:
-    """The policy of a sequence that this cache serves; CacheSet gives it no other."""
-    return cast(RecallPolicy, sequence.policy)
 
 
 class RecallCache(Cache):
@@ -47,8 +37,7 @@ class RecallCache(Cache):
         offloader: Offloader,
         hot_cache_size: HotCacheSize,
     ) -> None:
-        self._scale = shape.scale
-        self._num_kv_heads = shape.num_kv_heads
+        self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
         self._offloader = offloader
@@ -83,6 +72,7 @@ class RecallCache(Cache):
         return True
 
     def advance(self, sequence: Sequence, layers: range) -> None:
+        """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
         policy, begin = recall_policy(sequence), sequence.window_begin
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
         if end > begin and sequence.plan.selects:
@@ -92,7 +82,6 @@ class RecallCache(Cache):
                 keys = self._hot_cache.keys(sequence.seat, layers, begin, end)
                 self._indexes.extend(policy, sequence.seat, layers, begin, keys)
         sequence.window_begin = end
-        self._hot_cache.place(sequence, layers, end)
 
     def _train(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
         job = recall_policy(sequence).index_job(sequence.plan, begin, end)
@@ -106,107 +95,19 @@ class RecallCache(Cache):
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
 
-    def append(self, layer: int, group: Group, rows: Tensor) -> None:
-        positions = group.positions[:, None, None].expand(-1, rows.shape[1], 1)
-        self._pool.rows[self._hot_cache.slots_of(group.seats, layer, positions)[..., 0]] = rows
-
-    def attend(self, layer: int, group: Group, query: Tensor) -> Tensor:
-        selected = self._select(layer, group, query)
-        self._make_resident(layer, group, selected)
-        positions = self._attended(group, selected)
-        slots = self._hot_cache.slots_of(group.seats, layer, positions)
-        for row, sequence in enumerate(group.sequences):
-            if sequence.request.measure:
-                self._probe.measure(
-                    sequence,
-                    layer,
-                    query[row],
-                    self._pool.rows[slots[row, :, -1]],
-                    positions[row],
-                    selected[row],
-                )
-        return attend_slots(query, self._pool.rows, slots, self._scale)
+    def begin_step(self, group: Group, layers: range) -> RecallStep:
+        self._hot_cache.place(group.sequences, group.positions, layers)
+        selection = Selection(self._shape, self._indexes, self._hot_cache, self._pool, group)
+        return RecallStep(
+            group,
+            layers,
+            selection,
+            self._hot_cache,
+            self._pool,
+            self._offloader,
+            self._probe,
+            self._shape.scale,
+        )
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)
-
-    def _select(self, layer: int, group: Group, query: Tensor) -> list[Tensor]:
-        """Each sequence's selected positions, ascending: int64 [H_kv, k]."""
-        selected: list[Tensor] = [query.new_empty(0)] * len(group.sequences)
-        by_policy: dict[str, list[int]] = {}
-        for row, sequence in enumerate(group.sequences):
-            if sequence.plan.selects:
-                by_policy.setdefault(sequence.policy.name, []).append(row)
-            else:
-                middle = torch.arange(sequence.plan.num_sink, sequence.window_begin, device=query.device)
-                selected[row] = middle.expand(self._num_kv_heads, -1)
-        for rows in by_policy.values():
-            sequences = [group.sequences[row] for row in rows]
-            candidates = self._candidates(layer, sequences, group, rows, query)
-            scores = self._indexes.score(recall_policy(sequences[0]), candidates)
-            counts = [sequence.plan.num_selected or 0 for sequence in sequences]
-            chosen = top_k(scores, torch.tensor(counts, device=query.device))
-            for row, positions, count in zip(rows, chosen, counts, strict=True):
-                selected[row] = positions[:, :count]
-        return selected
-
-    def _candidates(
-        self, layer: int, sequences: list[Sequence], group: Group, rows: list[int], query: Tensor
-    ) -> Candidates:
-        ends = [sequence.window_begin for sequence in sequences]
-        device = query.device
-        seats = group.seats[rows]
-        begin = torch.tensor([sequence.plan.num_sink for sequence in sequences], device=device)
-        candidates = Candidates(
-            layer, query[rows], seats, begin, torch.tensor(ends, device=device), max(ends), self._scale
-        )
-        if not recall_policy(sequences[0]).reads_keys:
-            return candidates
-        num_tokens = group.positions[rows] + 1
-        positions = torch.arange(int(num_tokens.max()), device=device)
-        positions = positions.where(positions < num_tokens[:, None], -1)[:, None]
-        resident = self._hot_cache.slots_of(seats, layer, positions.expand(-1, self._num_kv_heads, -1))
-        keys = self._pool.rows[resident.clamp(min=0)][..., : query.shape[-1]]
-        return replace(candidates, keys=keys, num_tokens=num_tokens)
-
-    def _make_resident(self, layer: int, group: Group, selected: list[Tensor]) -> None:
-        """Slots for what was selected, and the missing rows fetched into theirs."""
-        sequences = group.sequences
-        required = pad_sequence([positions.T for positions in selected], batch_first=True, padding_value=-1)
-        required = required.transpose(1, 2)
-        slots, missed = self._hot_cache.resolve(
-            sequences, layer, required, [sequence.window_begin for sequence in sequences]
-        )
-        num_missed = missed.sum(dim=(1, 2)).tolist()
-        for row, sequence in enumerate(sequences):
-            if sequence.plan.selects:
-                sequence.meter.selected_rows += selected[row].numel()
-                sequence.meter.hit_rows += selected[row].numel() - num_missed[row]
-        if not any(num_missed):
-            return
-        wanted = [
-            (sequence, head, required[row, head, missed[row, head]])
-            for row, sequence in enumerate(sequences)
-            if num_missed[row]
-            for head in range(self._num_kv_heads)
-        ]
-        tables = self._block_tables.tables[group.seats, layer]
-        self._pool.rows[physical_slots(tables, slots)[missed]] = self._offloader.fetch(layer, wanted)
-
-    def _attended(self, group: Group, selected: list[Tensor]) -> Tensor:
-        """Sinks, selected, window and the new token: positions [B, H_kv, A], -1 pads in front."""
-        attended = []
-        for sequence, middle in zip(group.sequences, selected, strict=True):
-            plan, meter = sequence.plan, sequence.meter
-            sinks = torch.arange(plan.num_sink, device=middle.device).expand(self._num_kv_heads, -1)
-            window = torch.arange(sequence.window_begin, sequence.num_tokens + 1, device=middle.device)
-            attended.append(torch.cat([sinks, middle, window.expand(self._num_kv_heads, -1)], dim=1))
-            num_window = sequence.num_tokens - sequence.window_begin
-            num_taken = float((middle >= 0).sum()) / self._num_kv_heads
-            meter.num_layer_steps += 1
-            meter.attended_tokens += plan.num_sink + num_taken + (0 if plan.window_extra else num_window)
-            meter.window_tokens += num_window if plan.window_extra else 0
-        width = max(positions.shape[1] for positions in attended)
-        return torch.stack(
-            [pad(positions, (width - positions.shape[1], 0), value=-1) for positions in attended]
-        )

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 
-def top_k(scores: Tensor, counts: Tensor) -> Tensor:
+def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     """Positions of the best `counts[b]` scores of every head, ascending; -1 pads at the end.
 
     A tie goes to the higher position (the more recent token). -inf marks what is no candidate and is never taken.
-    scores: float32 [B, H, N]. counts: int64 [B]. Returns int64 [B, H, max(counts)].
+    scores: float32 [B, H, N]. counts: int64 [B]. width: max(counts), from who knows it; to read it here would
+    synchronise with the host. Returns int64 [B, H, width].
     """
     batch, num_heads, num_positions = scores.shape
-    width = int(counts.max()) if counts.numel() else 0
+    if width is None:
+        width = int(counts.max()) if counts.numel() else 0
     reach = min(width, num_positions)
     if reach == 0:
         return torch.full((batch, num_heads, width), -1, device=scores.device)
