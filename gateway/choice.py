@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 
+from gateway.answer_lead import AnswerLead
 from gateway.detokenizer import Detokenizer
 from gateway.errors import GenerationFailed, ServiceError, WorkerUnavailable
 from gateway.metrics import Metrics
@@ -44,6 +45,7 @@ class Choice:
         index: int,
         request: WorkerRequest,
         stops: tuple[str, ...],
+        lead: str,
         tokenizer: Tokenizer,
         worker: WorkerClient,
         metrics: Metrics,
@@ -55,6 +57,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self._request = request
         self._stops = StopMatcher(stops)
+        self._lead = AnswerLead(lead)
         self._detokenizer = Detokenizer(tokenizer.decode, request.prompt_token_ids)
         self._tokenizer = tokenizer
         self._worker = worker
@@ -78,7 +81,7 @@ class Choice:
                             break
                     case WorkerComplete():
                         self._complete(event)
-                        if text := self._stops.push(self._detokenizer.flush()) + self._stops.flush():
+                        if text := self._flush():
                             yield TextDelta(self.index, text)
                         break
         finally:
@@ -98,12 +101,17 @@ class Choice:
         self._last_token_at = now
         self.num_tokens += 1
         self._metrics.generation_tokens.inc()
-        text = self._stops.push(self._detokenizer.push(token.token_id))
+        text = self._stops.push(self._lead.push(self._detokenizer.push(token.token_id)))
         if self._request.sampling.logprobs is None:
             return TextDelta(self.index, text)
         top = tuple((self._tokenizer.decode_token(token_id), logprob) for token_id, logprob in token.top)
         name = self._tokenizer.decode_token(token.token_id)
         return TextDelta(self.index, text, (TokenLogprob(name, token.logprob, top),))
+
+    def _flush(self) -> str:
+        """What still waits to be sent, now that no token follows."""
+        rest = self._lead.push(self._detokenizer.flush()) + self._lead.flush()
+        return self._stops.push(rest) + self._stops.flush()
 
     def _complete(self, complete: WorkerComplete) -> None:
         if complete.finish_reason is FinishReason.ABORT:

@@ -61,6 +61,7 @@ class _Plan:
     encode: Callable[[WorkerInfo], Awaitable[tuple[TokenIds, ...]]]
     default_max_tokens: int | None
     options: GenerationOptions
+    lead: str
 
     @property
     def num_choices(self) -> int:
@@ -102,7 +103,16 @@ class ChatService:
             return (await self._prompts.chat(request.messages, arguments, info, max_tokens),)
 
         return self._generation(
-            _Plan(public_id(request.request_id), "chat", "messages", 1, encode, None, options)
+            _Plan(
+                public_id(request.request_id),
+                "chat",
+                "messages",
+                1,
+                encode,
+                None,
+                options,
+                self._tokenizer.answer_lead,
+            )
         )
 
     def completion(self, request: CompletionRequest) -> Generation:
@@ -114,7 +124,7 @@ class ChatService:
 
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
         return self._generation(
-            _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options)
+            _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options, "")
         )
 
     async def tokenize_text(self, text: str, add_special_tokens: bool) -> TokenIds:
@@ -221,7 +231,7 @@ class ChatService:
         request = WorkerRequest(
             internal_id(plan.request_id, number), prompt, sampling, options.carrel, timeout_s
         )
-        return Choice(number, request, options.stop, self._tokenizer, self._worker, self._metrics)
+        return Choice(number, request, options.stop, plan.lead, self._tokenizer, self._worker, self._metrics)
 
     async def _encode(self, prompt: str | TokenIds, info: WorkerInfo, options: GenerationOptions) -> TokenIds:
         match prompt:

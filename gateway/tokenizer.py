@@ -45,6 +45,18 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def answer_lead(self) -> str:
+        """White space that the template writes between its generation prompt and an assistant's message."""
+        asked, answered = Message("user", "question"), Message("assistant", "answer")
+        try:
+            prompt = self._render([asked], {}, add_generation_prompt=True)
+            chat = self._render([asked, answered], {}, add_generation_prompt=False)
+        except (jinja2.TemplateError, TypeError, ValueError):
+            return ""
+        lead, found, _ = chat.removeprefix(prompt).partition(answered.content)
+        return lead if chat.startswith(prompt) and found and lead.isspace() else ""
+
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text; `add_special_tokens` puts the model's begin token first where it has one."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -70,18 +82,23 @@ class Tokenizer:
                     f"{name[:50]!r} cannot be set for the chat template.", "chat_template_kwargs"
                 )
         try:
-            # Any: free template variables share the keyword arguments with transformers' typed ones
-            render: Any = self._tokenizer.apply_chat_template
-            text = render(
-                [{"role": message.role, "content": message.content} for message in messages],
-                chat_template=self._chat_template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **arguments,
-            )
+            return self._render(messages, arguments, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError, ValueError) as exc:
             reason = " ".join(str(exc).split())[:200]
             raise InvalidRequest(f"The chat template refused the messages: {reason}", "messages") from exc
+
+    def _render(
+        self, messages: Sequence[Message], arguments: Mapping[str, Scalar], *, add_generation_prompt: bool
+    ) -> str:
+        # Any: free template variables share the keyword arguments with transformers' typed ones
+        render: Any = self._tokenizer.apply_chat_template
+        text = render(
+            [{"role": message.role, "content": message.content} for message in messages],
+            chat_template=self._chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **arguments,
+        )
         return str(text)
 
 

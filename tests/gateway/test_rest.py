@@ -406,6 +406,24 @@ def test_cors_is_off_by_default_and_narrow_when_on(
         assert httpx.get(f"{stack.url}/openapi.json").status_code == 404
 
 
+def test_space_that_the_template_puts_before_answers_is_left_out(tmp_path: Path) -> None:
+    turn = "<|{{ m['role'] }}|>{{ ' ' if m['role'] == 'assistant' }}{{ m['content'] }}<|end|>"
+    template = "{% for m in messages %}" + turn + "{% endfor %}<|assistant|>"
+    model = write_tokenizer(
+        tmp_path / "model",
+        template.replace("<|assistant|>", "{{ '<|assistant|>' if add_generation_prompt }}"),
+    )
+    with running_stack(tmp_path, model) as stack, httpx.Client(base_url=stack.url) as client:
+        for said, shown in ((" the fox", "the fox"), ("  fox", " fox"), ("fox", "fox"), (" ", ""), ("", "")):
+            stack.say(said)
+            body = {"messages": [{"role": "user", "content": "who?"}], "max_tokens": 50}
+            reply = client.post("/v1/chat/completions", json=body).json()
+            assert reply["choices"][0]["message"]["content"] == shown
+        stack.say(" the fox")
+        reply = client.post("/v1/completions", json={"prompt": "who?", "max_tokens": 50}).json()
+        assert reply["choices"][0]["text"] == " the fox"
+
+
 def test_model_without_a_template_still_completes(tmp_path: Path) -> None:
     with running_stack(tmp_path, write_tokenizer(tmp_path / "plain", None), request_timeout_s=0.5) as stack:
         stack.say("the fox")

@@ -19,7 +19,7 @@ from tools.train_nano.config import Recipe
 from tools.train_nano.model import Llama
 from tools.train_nano.trainer import Trainer
 
-WATCHED = ("16 mixed", "16 hex", "16 cellar", "16 neighbour")
+WATCHED = ("16 mixed", "16 neighbour")
 FINAL_SIZES = {1024: 200, 4096: 200, 8192: 200, 16384: 200, 32768: 100}
 
 
@@ -45,6 +45,9 @@ def main() -> None:
     parser.add_argument(
         "--share", type=float, default=1.0, help="share of the recipe's steps to run (default: 1)"
     )
+    parser.add_argument(
+        "--lr-share", type=float, default=1.0, help="share of the recipe's learning rates (default: 1)"
+    )
     parser.add_argument("--smoke", action="store_true", help="a tiny run of every part, for a CPU")
     parser.add_argument(
         "--evaluate-only", action="store_true", help="score the model in OUT and write its card"
@@ -55,7 +58,7 @@ def main() -> None:
 def run(args: argparse.Namespace) -> None:
     """Runs every stage; raises the stages' typed errors."""
     began = time.monotonic()
-    recipe = (Recipe().smoke() if args.smoke else Recipe()).scaled(args.share)
+    recipe = (Recipe().smoke() if args.smoke else Recipe()).scaled(args.share, args.lr_share)
     work = args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,11 +67,7 @@ def run(args: argparse.Namespace) -> None:
         _train(args, recipe, work, device, began)
     codec = Codec(Tokenizer.from_file(str(args.out / "tokenizer.json")))
     model = export.load_model(args.out).to(device)
-    sizes = (
-        {512: 2, 1024: 2}
-        if args.smoke
-        else {k: max(8, round(n * args.share)) for k, n in FINAL_SIZES.items()}
-    )
+    sizes = {512: 2, 1024: 2} if args.smoke else FINAL_SIZES
     limit = 400_000 if args.smoke else None
     books = [tokenize_book(codec, book, limit) for book in corpus.load(args.books, "eval")]
     scores = evaluate.score(model, codec, books, pools("eval"), sizes, recipe.seed)

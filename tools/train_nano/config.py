@@ -68,13 +68,19 @@ class Recipe:
     seed: int = 1
     checkpoint_seconds: float = 120.0
 
-    def scaled(self, share: float) -> Recipe:
-        """A shorter run: this share of every phase's steps and seconds."""
+    def scaled(self, share: float, lr_share: float = 1.0) -> Recipe:
+        """A shorter or gentler run: these shares of every phase's steps and seconds, and of the learning rates."""
         phases = tuple(
             replace(p, num_steps=max(1, round(p.num_steps * share)), max_seconds=p.max_seconds * share)
             for p in self.phases
         )
-        return replace(self, phases=phases, warmup_steps=max(1, round(self.warmup_steps * share)))
+        return replace(
+            self,
+            phases=phases,
+            warmup_steps=max(1, round(self.warmup_steps * share)),
+            muon_lr=self.muon_lr * lr_share,
+            adamw_lr=self.adamw_lr * lr_share,
+        )
 
     def smoke(self) -> Recipe:
         """The same run in miniature, to see on a CPU that every part of it works."""

@@ -122,7 +122,7 @@ class SampleBuilder:
     def _small_talk(self, writer: _Writer, rng: Random) -> None:
         said, answer = rng.choice(SMALL_TALK)
         writer.add([BOS, USER, *self.codec.encode(said), END, ASSISTANT], IGNORED)
-        writer.add([*self.codec.encode(answer), END], ANSWER)
+        writer.add([*self.codec.encode(" " + answer), END], ANSWER)
 
     def _recall(self, writer: _Writer, size: int, rng: Random) -> None:
         """One document of at most `size` tokens with its questions and answers."""
@@ -197,7 +197,7 @@ class SampleBuilder:
                 writer.add([USER], IGNORED)
             writer.add([*encode(question), END], ASIDE)
             writer.add([ASSISTANT], IGNORED)
-            writer.add([*encode(answer), END], ANSWER)
+            writer.add([*encode(" " + answer), END], ANSWER)
 
     def _completion(
         self, writer: _Writer, document: Document, turns: list[tuple[str, str]], rng: Random

@@ -20,7 +20,9 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
     "{{- raise_exception('unknown role \"' + message['role'] + '\": use system, user or assistant') -}}"
     "{%- endif -%}"
-    "{{- '<|' + message['role'] + '|>' + (message['content'] | trim) + '<|end|>' -}}"
+    # an answer's first word is tokenized as inside a text, so that it can be copied from one
+    "{%- set lead = ' ' if message['role'] == 'assistant' else '' -%}"
+    "{{- '<|' + message['role'] + '|>' + lead + (message['content'] | trim) + '<|end|>' -}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )

@@ -79,6 +79,9 @@ def test_chat_template() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " A text.\n\nWhat? "}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text == "<|bos|><|system|>Be brief.<|end|><|user|>A text.\n\nWhat?<|end|><|assistant|>"
+    turns += [{"role": "assistant", "content": "48213"}, {"role": "user", "content": "Sure?"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert text.endswith("What?<|end|><|assistant|> 48213<|end|><|user|>Sure?<|end|>")
     with pytest.raises(Exception, match="unknown role"):
         tokenizer.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
 
