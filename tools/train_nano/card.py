@@ -35,8 +35,8 @@ LIMITS = """
 
 - Questions other than those of the training tasks, and languages other than English.
 - "chain" (two facts to be joined) and "quote" are unreliable at every length; quotes fail beyond a few thousand tokens.
-- "neighbour" is the weakest of the four kinds in "mixed": rare names are at times misspelt, and two names that share
-  words confused.
+- Rare names are at times misspelt, and two names that share words confused.
+- Answers are less certain beyond 16K tokens.
 - Answers sound sure whether or not the document holds the fact.
 """
 
