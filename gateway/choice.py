@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 class Choice:
     """Iterate `events` once. `num_tokens`, `usage` and `first_token_at` are filled on the way.
 
+    `lead` is white space that the text may begin with and that is left out (see AnswerLead).
+
     `usage` stays None when a stop string ended the choice and the worker's account did not arrive in time.
     """
 

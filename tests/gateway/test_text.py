@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
+from gateway.answer_lead import AnswerLead
 from gateway.carrel_options import read_budget
 from gateway.config import GatewayConfig, parse_config
 from gateway.detokenizer import Detokenizer
@@ -193,3 +194,25 @@ def test_options_come_before_variables() -> None:
 def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_config(["--model", "m", *arguments], {})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([" fox"], "fox"),
+        ([" ", "fox", " ran"], "fox ran"),
+        (["", " ", " fox"], " fox"),
+        (["fox", " ran"], "fox ran"),
+        ([" "], ""),
+        ([], ""),
+    ],
+)
+def test_lead_of_an_answer_is_left_out_once(pieces: list[str], shown: str) -> None:
+    lead = AnswerLead(" ")
+    assert "".join([lead.push(piece) for piece in pieces] + [lead.flush()]) == shown
+
+
+def test_longer_lead_is_left_out_only_whole() -> None:
+    for pieces, shown in (([" ", "\n", "fox"], "fox"), ([" ", "fox"], " fox"), ([" "], " ")):
+        lead = AnswerLead(" \n")
+        assert "".join([lead.push(piece) for piece in pieces] + [lead.flush()]) == shown
