@@ -141,7 +141,7 @@ _FLAGS = {
     "slot_memory_bytes": _Flag(
         "slot-memory", lambda _, text: parse_bytes(text), "such as 2GiB, or auto (auto)"
     ),
-    "transport": _Flag("transport", _text, f"{' or '.join(TRANSPORTS)}: how rows reach the store (shm)"),
+    "transport": _Flag("transport", _text, f"how rows travel: {', '.join(TRANSPORTS)} (zero_copy)"),
     "full_layers": _Flag("full-layers", _integer, "first layers that attend to everything (0)"),
     "pq_num_subvectors": _Flag("pq-subvectors", _integer, "PQ: parts that a key is split into (2)"),
     "pq_nbits": _Flag("pq-bits", _integer, "PQ: bits of a code, one per part (6)"),

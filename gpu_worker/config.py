@@ -13,7 +13,7 @@ from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TRANSPORTS = ("shm", "grpc")
+TRANSPORTS = ("zero_copy", "shm", "grpc")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -62,7 +62,7 @@ class WorkerConfig:
     budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     hot_cache: HotCache = HotCache()
     slot_memory_bytes: int | None = None
-    transport: str = "shm"
+    transport: str = "zero_copy"
     full_layers: int = 0
     pq_num_subvectors: int = 2
     pq_nbits: int = 6

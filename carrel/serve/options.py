@@ -89,8 +89,8 @@ class ServeOptions:
     )
     transport: str | None = flag(
         None,
-        "how rows come from the arena: shm or grpc",
-        one_of("shm", "grpc"),
+        "how rows come from the arena: zero_copy, shm or grpc",
+        one_of("zero_copy", "shm", "grpc"),
         {WORKER: "--transport"},
         metavar="NAME",
     )

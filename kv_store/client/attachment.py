@@ -10,7 +10,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from kv_store.client import wire
-from kv_store.client.errors import InvalidStoreRequest, StaleEpoch
+from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, refusing_odd_fields
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
 from kv_store.client.records import IndexSegment
@@ -20,15 +20,6 @@ from kv_store.v1 import kv_store_pb2 as pb
 
 Reply = TypeVar("Reply")
 _BUILD_TIMEOUT_SECONDS = 600.0
-
-
-@contextlib.contextmanager
-def refusing_odd_fields() -> Iterator[None]:
-    """A field that no message can carry (negative, too large, not a string) is the caller's fault."""
-    try:
-        yield
-    except (ValueError, TypeError) as exc:
-        raise InvalidStoreRequest(f"a field that cannot be sent: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True)

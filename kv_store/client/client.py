@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client import requests, wire
-from kv_store.client.attachment import Attachment, attach, build_and_fetch, refusing_odd_fields
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.attachment import Attachment, attach, build_and_fetch
+from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.layout import Layout
-from kv_store.client.records import IndexParams, IndexSegment, PrefixMatch, RowsWanted, StoreStats
+from kv_store.client.records import IndexParams, IndexSegment, PrefixMatch, RowsWanted, StoreStats, count_rows
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
@@ -48,7 +48,7 @@ class StoreClient:
         layout: Layout,
         *,
         worker_id: str,
-        transport: str = "shm",
+        transport: str = "zero_copy",
         max_gather_rows: int = 65536,
         timeout_seconds: float = 10.0,
     ) -> StoreClient:
@@ -82,7 +82,7 @@ class StoreClient:
 
     @property
     def transport(self) -> str:
-        """ "shm" or "grpc"."""
+        """Its name: "zero_copy", "shm" or "grpc"."""
         return self._attached.transport.name
 
     @property
@@ -214,14 +214,20 @@ class StoreClient:
         more than `max_gather_rows` rows, NotInStore.
         """
         attached = self._attached
-        num_rows = sum(item.positions.size for item in wanted)
+        num_rows = count_rows(wanted)
         if num_rows > self._max_gather_rows:
             raise InvalidStoreRequest(
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
-        request = requests.gather(attached.epoch, self._worker_id, layer, wanted)
+        tables = [self._tables.get(item.sequence_id) for item in wanted]
+        for item, table in zip(wanted, tables, strict=True):
+            table.check_gather(layer, item)
+        slabs = [table.table[layer] for table in tables]
         with self._gather_lock, attached.noting_loss():
-            return attached.transport.gather(request, num_rows)
+            rows = attached.transport.gather(layer, wanted, slabs)
+            # Without a lease the slabs may have become another's while they were read.
+            attached.lease.check()
+            return rows
 
     def top_k(self, index_id: int, queries: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
         """Positions int64 [num_kv_heads, k] for queries float32 [num_kv_heads, group_size, head_dim].

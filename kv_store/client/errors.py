@@ -11,6 +11,9 @@ StoreError
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class StoreError(Exception):
     """Base of all; the text is fit to be shown to an operator."""
@@ -38,3 +41,12 @@ class NotInStore(StoreError):
 
 class HandoffRefused(StoreError):
     """The arena handle failed a check: owner, header, seals, size, region or epoch."""
+
+
+@contextlib.contextmanager
+def refusing_odd_fields() -> Iterator[None]:
+    """A field that no message can carry (negative, too large, not a string) is the caller's fault."""
+    try:
+        yield
+    except (ValueError, TypeError) as exc:
+        raise InvalidStoreRequest(f"a field that cannot be sent: {exc}") from exc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,11 @@ class RowsWanted:
     sequence_id: str
     kv_head: int
     positions: npt.NDArray[np.int64]
+
+
+def count_rows(wanted: Sequence[RowsWanted]) -> int:
+    """Rows of all items."""
+    return sum(item.positions.size for item in wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client import wire
-from kv_store.client.attachment import refusing_odd_fields
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.records import IndexParams, RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 

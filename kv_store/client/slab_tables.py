@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest, NotInStore
 from kv_store.client.layout import Layout, SlabGeometry
+from kv_store.client.records import RowsWanted
 
 
 class SlabTable:
@@ -48,6 +49,22 @@ class SlabTable:
             raise InvalidStoreRequest(
                 f"{shape[1]} tokens from {token_begin} in layer {layer}: tokens below {immutable} are immutable, "
                 f"tokens from {self.capacity} on are not reserved"
+            )
+
+    def check_gather(self, layer: int, wanted: RowsWanted) -> None:
+        """Raises InvalidStoreRequest unless the layer and head exist and the positions are sealed."""
+        layout, positions = self._layout, wanted.positions
+        if not 0 <= layer < layout.num_layers:
+            raise InvalidStoreRequest(f"layer {layer} is not from 0 to {layout.num_layers - 1}")
+        if not 0 <= wanted.kv_head < layout.num_kv_heads:
+            raise InvalidStoreRequest(f"KV head {wanted.kv_head} is not from 0 to {layout.num_kv_heads - 1}")
+        if not positions.size:
+            return
+        lowest, highest, sealed = int(positions.min()), int(positions.max()), self.sealed[layer]
+        if lowest < 0 or highest >= sealed:
+            raise InvalidStoreRequest(
+                f"positions {lowest} to {highest} of layer {layer} are not among the {sealed} sealed tokens of "
+                f"sequence {wanted.sequence_id!r}"
             )
 
 

@@ -178,9 +178,9 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 def test_answers_bytes_and_budgets_by_rest_and_grpc_at_once() -> None:
-    """Both transports in turn: the same mix of requests, the same answers, and an empty store after each."""
+    """Every transport in turn: the same mix of requests, the same answers, and an empty store after each."""
     texts = []
-    for transport in ("shm", "grpc"):
+    for transport in ("zero_copy", "shm", "grpc"):
         with serving("--transport", transport) as server:
             baseline = server.store_stats().reserved_bytes
             with StoreWatch(server) as watch:
@@ -196,7 +196,7 @@ def test_answers_bytes_and_budgets_by_rest_and_grpc_at_once() -> None:
                 child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
             ]
             assert not run.exists()
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_client_that_goes_away_frees_everything_at_once_and_a_killed_store_ends_the_server() -> None:

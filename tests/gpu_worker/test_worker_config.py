@@ -23,7 +23,7 @@ def test_defaults():
     )
     assert config == WorkerConfig("model-dir", "unix:/run/w.sock", "unix:/run/s.sock", device="cpu")
     assert (config.max_num_seqs, config.max_queue, config.prefill_chunk) == (8, 64, 2048)
-    assert (config.policy, config.budget, config.transport) == ("pqcache", Budget(share=0.1), "shm")
+    assert (config.policy, config.budget, config.transport) == ("pqcache", Budget(share=0.1), "zero_copy")
     assert config.hot_cache.is_auto
     assert config.max_model_len is None
     assert not config.json_events

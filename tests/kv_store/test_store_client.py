@@ -1,4 +1,4 @@
-"""The client against a store in this process: both transports, restarts, misuse."""
+"""The client against a store in this process: every transport, restarts, misuse."""
 
 import threading
 import time
@@ -26,6 +26,9 @@ from kv_store.local import LocalStore
 Connect = Callable[..., StoreClient]
 
 
+TRANSPORTS = ("zero_copy", "shm", "grpc")
+
+
 def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
     rows = random_rows(client.layout, num_tokens, seed)
     client.open_sequence(name)
@@ -37,10 +40,10 @@ def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0)
 
 
 @pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
-def test_both_transports_carry_the_same_bytes(connect: Connect, row_type: str) -> None:
+def test_all_transports_carry_the_same_bytes(connect: Connect, row_type: str) -> None:
     layout = Layout(2, 2, 24, row_type)  # 24: rows do not divide a slab evenly
     results = []
-    for transport in ("shm", "grpc"):
+    for transport in TRANSPORTS:
         client = connect(f"w-{transport}", transport, layout)
         rows = filled(client, 150)
         assert client.transport == transport
@@ -61,9 +64,10 @@ def test_both_transports_carry_the_same_bytes(connect: Connect, row_type: str) -
         arrays = [np.array(array) for index in (pq, kmeans) for array in index.arrays.values()]
         results.append([gathered, *arrays, *selected])
         assert all(not array.flags.writeable for array in pq.arrays.values())
-    for first, second in zip(*results, strict=True):
-        assert first.dtype == second.dtype
-        assert (first == second).all()
+    for first, *others in zip(*results, strict=True):
+        for other in others:
+            assert first.dtype == other.dtype
+            assert (first == other).all()
 
 
 @pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
@@ -79,7 +83,7 @@ def test_an_index_is_trained_on_the_keys_of_the_range(connect: Connect, row_type
         assert (index.arrays["codebooks"][head, 0][codes] == keys[head]).all()
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_puts_of_any_stride_and_cut(connect: Connect, transport: str) -> None:
     client = connect(transport=transport)
     client.open_sequence("a")
@@ -93,7 +97,7 @@ def test_puts_of_any_stride_and_cut(connect: Connect, transport: str) -> None:
         assert (client.gather(0, [RowsWanted("a", head, np.arange(100))]) == rows[head]).all()
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("layer", "begin", "count"),
     [(0, -1, 1), (0, 64, 1), (0, 63, 2), (0, 2**62, 1), (2, 0, 1), (-1, 0, 1), (0, 0, 0), (0, 31, 1)],
@@ -119,7 +123,7 @@ def test_rows_of_another_shape_are_refused(connect: Connect) -> None:
         client.put("b", 0, 0, rows)
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("position", [40, 63, 64, -1, 2**31, 2**62, -(2**63)])
 def test_a_gather_beyond_the_seal_is_refused(connect: Connect, transport: str, position: int) -> None:
     client = connect(transport=transport)

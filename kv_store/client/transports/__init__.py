@@ -6,10 +6,13 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.transports.base import Transport
 from kv_store.client.transports.grpc_stream import GrpcStreamTransport
 from kv_store.client.transports.shm import ShmTransport
+from kv_store.client.transports.zero_copy import ZeroCopyTransport
 
 __all__ = ["Transport", "transport_class"]
 
-_TRANSPORTS: dict[str, type[Transport]] = {kind.name: kind for kind in (ShmTransport, GrpcStreamTransport)}
+_TRANSPORTS: dict[str, type[Transport]] = {
+    kind.name: kind for kind in (ZeroCopyTransport, ShmTransport, GrpcStreamTransport)
+}
 
 
 def transport_class(name: str) -> type[Transport]:

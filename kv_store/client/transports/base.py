@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
-from kv_store.client.records import ArrayRef
+from kv_store.client.records import ArrayRef, RowsWanted
 from kv_store.client.rpc import StoreRpc
 from kv_store.v1 import kv_store_pb2 as pb
 
@@ -39,8 +39,13 @@ class Transport(ABC):
         """Write rows uint8 [num_kv_heads, num_tokens, row_bytes]; `slabs` is the layer's checked slab table."""
 
     @abstractmethod
-    def gather(self, request: pb.GatherRequest, num_rows: int) -> Bytes:
-        """The rows asked for: uint8 [num_rows, row_bytes], valid until the next gather."""
+    def gather(
+        self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
+    ) -> Bytes:
+        """The rows asked for, checked: uint8 [num_rows, row_bytes], valid until the next gather.
+
+        `slabs`: of each item, its sequence's slab table of the layer.
+        """
 
     @abstractmethod
     def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client import requests
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
-from kv_store.client.records import ArrayRef
+from kv_store.client.records import ArrayRef, RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb
@@ -54,7 +55,11 @@ class GrpcStreamTransport(Transport):
 
         self._rpc.call(self._rpc.stub.PutRows, messages())
 
-    def gather(self, request: pb.GatherRequest, num_rows: int) -> Bytes:
+    def gather(
+        self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
+    ) -> Bytes:
+        request = requests.gather(self._epoch, self._worker_id, layer, wanted)
+        num_rows = count_rows(wanted)
         data = self._rpc.read_stream(self._rpc.stub.GatherRows, request, num_rows * self._row_bytes)
         return np.frombuffer(bytes(data), np.uint8).reshape(num_rows, self._row_bytes)
 
@@ -70,7 +75,9 @@ class GrpcStreamTransport(Transport):
         return MappingProxyType(arrays)
 
     def mapping(self) -> Bytes:
-        raise InvalidStoreRequest("the grpc transport maps no arena: connect with transport 'shm'")
+        raise InvalidStoreRequest(
+            "the grpc transport maps no arena: connect with transport 'shm' or 'zero_copy'"
+        )
 
     def close(self) -> None:
         """Nothing is held."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client import requests
 from kv_store.client.errors import StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.records import ArrayRef
+from kv_store.client.records import ArrayRef, RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb
@@ -29,6 +30,8 @@ class ShmTransport(Transport):
 
     def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None:
         self._rpc = rpc
+        self._epoch = attached.epoch
+        self._worker_id = worker_id
         self._geometry = SlabGeometry(layout, attached.slab_bytes)
         handle = ArenaHandle(attached.region_id, attached.epoch, attached.arena_bytes)
         self._arena = receive_arena(attached.arena_socket, handle, rpc.timeout_seconds)
@@ -54,7 +57,11 @@ class ShmTransport(Transport):
             self._rows[slabs[slab], :, within : within + count] = rows[:, done : done + count]
             done += count
 
-    def gather(self, request: pb.GatherRequest, num_rows: int) -> Bytes:
+    def gather(
+        self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
+    ) -> Bytes:
+        request = requests.gather(self._epoch, self._worker_id, layer, wanted)
+        num_rows = count_rows(wanted)
         reply = self._rpc.call(self._rpc.stub.Gather, request)
         row_bytes = self._geometry.layout.row_bytes
         begin, size = self._response

@@ -97,7 +97,7 @@ def test_every_flag_goes_to_its_processes_and_to_no_other() -> None:
     assert child_arguments(options, GATEWAY)[:2] == ["--host", "::1"]
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["zero_copy", "shm", "grpc"])
 def test_choices_of_the_worker_reach_it(transport: str) -> None:
     options = resolve({"transport": transport, "full_layers": "2"}, {}).options
     assert child_arguments(options, WORKER)[:4] == ["--full-layers", "2", "--transport", transport]
@@ -105,7 +105,7 @@ def test_choices_of_the_worker_reach_it(transport: str) -> None:
     parse_arguments(["m", "--listen", "unix:/w", "--store", "unix:/s", *child_arguments(options, WORKER)])
 
 
-@pytest.mark.parametrize(("name", "text"), [("transport", "zero_copy"), ("full_layers", "-1")])
+@pytest.mark.parametrize(("name", "text"), [("transport", "pigeon"), ("full_layers", "-1")])
 def test_what_the_worker_would_refuse_is_refused_at_once(name: str, text: str) -> None:
     with pytest.raises(OptionError, match="expected"):
         resolve({name: text}, {})
