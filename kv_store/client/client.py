@@ -219,10 +219,7 @@ class StoreClient:
             raise InvalidStoreRequest(
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
-        tables = [self._tables.get(item.sequence_id) for item in wanted]
-        for item, table in zip(wanted, tables, strict=True):
-            table.check_gather(layer, item)
-        slabs = [table.table[layer] for table in tables]
+        slabs = [self._tables.get(item.sequence_id).readable(layer, item) for item in wanted]
         with self._gather_lock, attached.noting_loss():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.

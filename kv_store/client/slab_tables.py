@@ -51,21 +51,22 @@ class SlabTable:
                 f"tokens from {self.capacity} on are not reserved"
             )
 
-    def check_gather(self, layer: int, wanted: RowsWanted) -> None:
-        """Raises InvalidStoreRequest unless the layer and head exist and the positions are sealed."""
+    def readable(self, layer: int, wanted: RowsWanted) -> npt.NDArray[np.int32]:
+        """The layer's slabs, to read these rows from. Raises InvalidStoreRequest for rows that are not sealed."""
         layout, positions = self._layout, wanted.positions
         if not 0 <= layer < layout.num_layers:
             raise InvalidStoreRequest(f"layer {layer} is not from 0 to {layout.num_layers - 1}")
         if not 0 <= wanted.kv_head < layout.num_kv_heads:
             raise InvalidStoreRequest(f"KV head {wanted.kv_head} is not from 0 to {layout.num_kv_heads - 1}")
         if not positions.size:
-            return
+            return self.table[layer]
         lowest, highest, sealed = int(positions.min()), int(positions.max()), self.sealed[layer]
         if lowest < 0 or highest >= sealed:
             raise InvalidStoreRequest(
                 f"positions {lowest} to {highest} of layer {layer} are not among the {sealed} sealed tokens of "
                 f"sequence {wanted.sequence_id!r}"
             )
+        return self.table[layer]
 
 
 class SlabTables:
