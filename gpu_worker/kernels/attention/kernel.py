@@ -7,7 +7,7 @@ splits of one query head.
 
 Without splits a batch of one would keep 8 of 132 processors busy. How many there are follows from shapes alone, so
 that a captured graph holds for any lengths; how long they are follows from the length on the device, so that all
-programs share a short sequence in a wide table. Nearly all traffic is the rows: what the splits leave is 1 to 4 %.
+programs share a short sequence in a wide table. Nearly all traffic is the rows: what the splits leave is a few percent.
 """
 
 from __future__ import annotations
