@@ -1,0 +1,35 @@
+"""Compiles kernels for an H200 where there is none: Triton's interpreter accepts what its compiler refuses.
+
+Call `compile_only` before anything else in a process without TRITON_INTERPRET; then a kernel's wrapper compiles, down
+to machine code, what it would launch for its arguments on the CPU, and launches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+
+class AbsentGpu:
+    """The part of Triton's driver that compiling asks."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only() -> None:
+    triton.runtime.driver.set_active(AbsentGpu())
+    run = triton.JITFunction.run
+
+    def compile_launch(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    triton.JITFunction.run = compile_launch
