@@ -71,6 +71,15 @@ def test_scores_that_follow_their_columns(num_values: int, num_columns: int, dev
     check(scores + good * 1e6, [1000], device)
 
 
+def test_best_scores_that_follow_the_columns_of_the_list(device: torch.device) -> None:
+    # 900 good columns: of what is listed, the best lie in 400 of its own columns.
+    scores = torch.rand(1, 1, 14 * TILE, generator=torch.Generator().manual_seed(0))
+    good = (torch.arange(14 * TILE) % TILE < 900).nonzero()[:, 0]
+    scores[0, 0, good] += 10
+    scores[0, 0, good[torch.arange(len(good)) % TILE < 400]] += 10
+    check(scores, [1000], device)
+
+
 def test_good_scores_in_one_place(device: torch.device) -> None:
     scores = torch.randn(1, 2, 5 * TILE, generator=torch.Generator().manual_seed(0))
     scores[0, 0, 3 * TILE - 100 : 3 * TILE + 1000] += 50
@@ -128,7 +137,7 @@ def test_nan_is_no_candidate(num_positions: int, device: torch.device) -> None:
 def test_scores_may_be_a_view(num_positions: int, device: torch.device) -> None:
     room = torch.full((3, 3, num_positions + 9), float("inf"), device=device)
     view = room[::2, 1:2, 4 : 4 + num_positions]
-    scores = random_rows(num_positions, seed=5)[:2, :1]
+    scores = random_rows(num_positions, seed=5)[:1].transpose(0, 1)
     view.copy_(scores)
     counts = torch.tensor([[60, 1], [80, 1]], device=device)[:, 0]
     expected = reference(scores, counts.cpu(), 80)
