@@ -3,7 +3,7 @@
 A row is the N scores of one head. Its positions modulo TILE are its columns; TILE is at least twice `width`.
 
 1. `_column_maxima`: the best score of each column. The count-th best of them is a floor: that many scores reach it,
-   and where scores do not follow columns, only about 1.4 times as many do.
+   and where scores do not follow columns, at most some 1.5 times as many do.
 2. `_prune`: a program a chunk of a row lists the positions above the floor, in order, and counts those at it.
 3. `_finish`: if fewer than asked for lie above the floor, the floor is the threshold and a program a chunk writes what
    is taken. Otherwise one program a row finds the threshold among the listed, which fit its registers or nearly.
