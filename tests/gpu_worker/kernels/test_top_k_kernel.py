@@ -1,0 +1,184 @@
+"""Selection by score in Triton against its definition, and against sorting where the definition says nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from gpu_worker.kernels.top_k.kernel import MAX_WIDTH, top_k
+from gpu_worker.kernels.top_k.reference import top_k as reference
+
+MINUS_INF = float("-inf")
+# Rows of up to this many scores take one launch, where no more than half as many are asked for.
+TILE = 2048
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written holds garbage that would be seen."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> Tensor:
+        return empty(*args, **kwargs).fill_(0x7ABCDEF)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def check(scores: Tensor, counts: list[int], device: torch.device) -> None:
+    expected = reference(scores, torch.tensor(counts), max(counts))
+    taken = top_k(scores.to(device), torch.tensor(counts, device=device), max(counts))
+    assert taken.dtype == torch.int64
+    assert torch.equal(taken.cpu(), expected)
+
+
+def random_rows(num_positions: int, seed: int) -> Tensor:
+    """Six rows [3, 2, N]: distinct scores; ties; all equal; few candidates; all -inf; half -inf, the rest ties."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(6, num_positions, generator=generator)
+    rows[1] = (rows[1] * 2).round()
+    rows[2] = -3.0
+    rows[3, torch.rand(num_positions, generator=generator) < 0.98] = MINUS_INF
+    rows[4] = MINUS_INF
+    rows[5] = rows[5].round()
+    rows[5, torch.rand(num_positions, generator=generator) < 0.5] = MINUS_INF
+    return rows.view(3, 2, num_positions)
+
+
+@pytest.mark.parametrize("num_positions", [1, 63, 64, 65, TILE - 1, TILE, TILE + 1, 3 * TILE + 13])
+@pytest.mark.parametrize("counts", [[7, 300, 64], [1, 0, 900]], ids=str)
+def test_selection_is_that_of_the_definition(
+    num_positions: int, counts: list[int], device: torch.device
+) -> None:
+    check(random_rows(num_positions, seed=num_positions), counts, device)
+
+
+def test_wide_selections(device: torch.device) -> None:
+    check(random_rows(9000, seed=1)[:1, :1], [1025], device)
+    check(random_rows(9000, seed=2)[:1], [4096], device)
+    check(random_rows(4200, seed=3)[:2], [5000, 4199], device)
+
+
+@pytest.mark.parametrize("num_values", [3, 100_000])
+@pytest.mark.parametrize("num_columns", [700, 1200])
+def test_scores_that_follow_their_columns(num_values: int, num_columns: int, device: torch.device) -> None:
+    # Fewer columns than asked for hold all good scores, so that what is listed outgrows a tile.
+    generator = torch.Generator().manual_seed(num_values)
+    scores = torch.randint(0, num_values, (1, 2, 6 * TILE), generator=generator).float()
+    good = torch.arange(6 * TILE) % TILE < torch.tensor([[num_columns], [num_columns // 2]])
+    check(scores + good * 1e6, [1000], device)
+
+
+def test_best_scores_that_follow_the_columns_of_the_list(device: torch.device) -> None:
+    # 900 good columns: of what is listed, the best lie in 400 of its own columns.
+    scores = torch.rand(1, 1, 14 * TILE, generator=torch.Generator().manual_seed(0))
+    good = (torch.arange(14 * TILE) % TILE < 900).nonzero()[:, 0]
+    scores[0, 0, good] += 10
+    scores[0, 0, good[torch.arange(len(good)) % TILE < 400]] += 10
+    check(scores, [1000], device)
+
+
+def test_good_scores_in_one_place(device: torch.device) -> None:
+    scores = torch.randn(1, 2, 5 * TILE, generator=torch.Generator().manual_seed(0))
+    scores[0, 0, 3 * TILE - 100 : 3 * TILE + 1000] += 50
+    scores[0, 1, -1000:] = 50.0
+    check(scores, [950], device)
+
+
+@pytest.mark.parametrize("num_positions", [TILE, 2 * TILE + 5])
+def test_ties_go_to_the_higher_position(num_positions: int, device: torch.device) -> None:
+    scores = torch.zeros(1, 1, num_positions)
+    scores[..., 1::2] = -0.0
+    check(scores, [900], device)
+    # The one above the ties comes first, and one tie less is taken.
+    scores[..., 3] = 1.0
+    check(scores, [900], device)
+
+
+@pytest.mark.parametrize("num_positions", [TILE, 2 * TILE + 5])
+def test_extreme_scores_are_kept_apart(num_positions: int, device: torch.device) -> None:
+    limits = torch.finfo(torch.float32)
+    values = [
+        limits.min,
+        -1.0,
+        -limits.tiny,
+        -1e-45,
+        -0.0,
+        0.0,
+        1e-45,
+        3e-45,
+        limits.tiny,
+        limits.max,
+        float("inf"),
+    ]
+    scores = torch.full((1, 1, num_positions), MINUS_INF)
+    places = torch.randperm(num_positions, generator=torch.Generator().manual_seed(1))[: len(values)]
+    scores[0, 0, places] = torch.tensor(values)
+    for count in (1, 4, 6, 9, 12):
+        ranked = sorted(zip(values, places.tolist(), strict=True), reverse=True)[:count]
+        expected = sorted(place for _, place in ranked) + [-1] * (count - len(ranked))
+        taken = top_k(scores.to(device), torch.tensor([count], device=device), count)
+        assert taken[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("num_positions", [100, 2 * TILE + 5])
+def test_nan_is_no_candidate(num_positions: int, device: torch.device) -> None:
+    scores = random_rows(num_positions, seed=4)[:1, :1]
+    cleared = scores.clone()
+    scores[..., ::3], cleared[..., ::3] = float("nan"), MINUS_INF
+    scores[..., ::6] *= -1
+    expected = reference(cleared, torch.tensor([90]), 90)
+    assert torch.equal(top_k(scores.to(device), torch.tensor([90], device=device), 90).cpu(), expected)
+
+
+@pytest.mark.parametrize("num_positions", [100, TILE + 5])
+def test_scores_may_be_a_view(num_positions: int, device: torch.device) -> None:
+    room = torch.full((3, 3, num_positions + 9), float("inf"), device=device)
+    view = room[::2, 1:2, 4 : 4 + num_positions]
+    scores = random_rows(num_positions, seed=5)[:1].transpose(0, 1)
+    view.copy_(scores)
+    counts = torch.tensor([[60, 1], [80, 1]], device=device)[:, 0]
+    expected = reference(scores, counts.cpu(), 80)
+    assert torch.equal(top_k(view, counts, 80).cpu(), expected)
+    across = torch.stack([view, view], dim=-1)[..., 0]
+    assert torch.equal(top_k(across, counts, 80).cpu(), expected)
+
+
+def test_width(device: torch.device) -> None:
+    scores, counts = random_rows(50, seed=6).to(device), torch.tensor([3, 1, 2], device=device)
+    assert torch.equal(top_k(scores, counts), top_k(scores, counts, 3))
+    wider = top_k(scores, counts, 70)
+    assert torch.equal(wider[..., :3], top_k(scores, counts))
+    assert (wider[..., 3:] == -1).all()
+    with pytest.raises(ValueError, match="width 8193"):
+        top_k(scores, counts, MAX_WIDTH + 1)
+    with pytest.raises(ValueError, match="float64"):
+        top_k(scores.double(), counts, 3)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5), (2, 0, 5), (2, 2, 0), (2, 2, 5)], ids=str)
+def test_nothing_to_take(shape: tuple[int, int, int], device: torch.device) -> None:
+    counts = torch.zeros(shape[0], dtype=torch.int64, device=device)
+    assert top_k(torch.zeros(shape, device=device), counts).shape == (*shape[:2], 0)
+    taken = top_k(torch.zeros(shape, device=device), counts, 4)
+    assert taken.shape == (*shape[:2], 4)
+    assert (taken == -1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "num_positions"), [(8, 131072), (48, 131072), (192, 32768), (1, 1_000_003)])
+def test_replay_of_a_graph_follows_its_inputs(rows: int, num_positions: int) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    scores = torch.zeros(1, rows, num_positions, device="cuda")
+    counts = torch.tensor([1], device="cuda")
+    top_k(scores, counts, 2048)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        taken = top_k(scores, counts, 2048)
+    for num_values, count in [(1 << 24, 2048), (1000, 2000), (1, 2048), (1 << 24, 0)]:
+        scores.copy_(torch.randint(0, num_values, scores.shape, generator=generator, device="cuda"))
+        counts.fill_(count)
+        graph.replay()
+        assert torch.equal(taken, reference(scores, counts, 2048))
