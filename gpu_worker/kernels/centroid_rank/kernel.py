@@ -2,9 +2,9 @@
 
 A row is one KV head of one sequence. The place where a cluster starts is the sum of the sizes of all clusters that come
 before it, so counting comparisons takes the place of a sort: every program compares its clusters with all others of
-the row, tile by tile, and rows spread over all multiprocessors, which a sort in one program would not. Unused clusters
-are read nowhere: an index holds room for the longest sequence. The last pass reads label and place of each token
-(8 bytes), looks the start up in a table that stays in the first-level cache, and writes 4 bytes.
+the row, tile by tile, and rows spread over all multiprocessors, which a sort in one program would not. Centroids of
+unused clusters are not read: an index holds room for the longest sequence. The last pass reads label and place of each
+token (8 bytes), looks the start up in a table that stays in the first-level cache, and writes 4 bytes.
 """
 # mypy: allow-untyped-defs
 

@@ -22,8 +22,8 @@ def page_bound(query: Tensor, key_min: Tensor, key_max: Tensor, begin: Tensor, e
     """Upper bound of the inner products with a page's keys, channel by channel, summed over each GQA group.
 
     query: [B, H_q, d]. key_min, key_max: [B, H_kv, num_pages, d], the least and largest value that a channel takes in
-    a page, of any strides but 1 in the last. begin, end: int64 [B]; candidates are the pages [begin, end). Returns
-    float32 [B, H_kv, num_pages]; -inf beyond the candidates. All tensors lie on one CUDA device.
+    a page; views are read in place where the last stride is 1. begin, end: int64 [B]; candidates are the pages
+    [begin, end). Returns float32 [B, H_kv, num_pages]; -inf beyond the candidates. All on one CUDA device.
     """
     batch, num_kv_heads, num_pages, head_dim = key_min.shape
     scores = torch.empty(batch, num_kv_heads, num_pages, dtype=torch.float32, device=query.device)
