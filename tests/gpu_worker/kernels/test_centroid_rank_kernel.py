@@ -1,0 +1,98 @@
+"""The kernels of whole-cluster selection against their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from gpu_worker.kernels.centroid_rank import reference
+from gpu_worker.kernels.centroid_rank.kernel import centroid_rank
+
+
+def problem(
+    device: torch.device,
+    group: int,
+    num_positions: int,
+    num_clusters: int,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    spans: tuple[tuple[int, int], ...] = ((0, 1),),
+    num_values: int = 9,
+) -> tuple[Tensor, ...]:
+    """Inputs of three KV heads in small integers, so that products are exact and ties abound.
+
+    Every third cluster and the last quarter are unused and hold NaN; junk lies outside the candidates.
+    """
+    batch, generator = len(spans), torch.Generator().manual_seed(num_positions)
+    low, high = -(num_values // 2), num_values // 2 + 1
+    query = torch.randint(low, high, (batch, 3 * group, head_dim), generator=generator).to(dtype)
+    centroids = torch.randint(low, high, (batch, 3, num_clusters, head_dim), generator=generator).float()
+    used = torch.tensor([c for c in range(num_clusters) if c == 0 or (c % 3 and 4 * c < 3 * num_clusters)])
+    shape = (batch, 3, num_positions)
+    labels = used[torch.randint(0, len(used), shape, generator=generator)]
+    sizes = torch.zeros(batch, 3, num_clusters, dtype=torch.int64)
+    within = torch.full(shape, -99)
+    for b, (first, last) in enumerate(spans):
+        inside = torch.nn.functional.one_hot(labels[b, :, first:last], num_clusters)
+        sizes[b] = inside.sum(dim=1)
+        places = (inside.cumsum(dim=1) - 1).gather(-1, labels[b, :, first:last, None]).squeeze(-1)
+        within[b, :, first:last] = places
+        labels[b, :, :first] = -5
+        labels[b, :, last:] = 10**6
+    centroids[sizes == 0] = float("nan")
+    begin, end = torch.tensor(spans).T
+    inputs = (query, centroids, sizes.int(), labels.int(), within.int(), begin, end)
+    return tuple(tensor.to(device) for tensor in inputs)
+
+
+def check(inputs: tuple[Tensor, ...]) -> None:
+    places = centroid_rank(*inputs)
+    assert places.dtype == torch.float32
+    assert torch.equal(places, reference.centroid_rank(*inputs))
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize(("num_positions", "num_clusters"), [(1, 1), (63, 4), (65, 64), (900, 200)])
+def test_places_are_those_of_the_reference(
+    device: torch.device, group: int, num_positions: int, num_clusters: int
+) -> None:
+    spans = ((0, num_positions), (num_positions // 3, max(num_positions - 5, num_positions // 3 + 1)))
+    check(problem(device, group, num_positions, num_clusters, spans=spans))
+
+
+@pytest.mark.parametrize("head_dim", [8, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_head_sizes_and_queries_of_16_bits(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+    check(problem(device, 4, 150, 33, head_dim, dtype, spans=((7, 140),)))
+
+
+def test_ties_take_the_smaller_cluster_within_a_block_and_across(device: torch.device) -> None:
+    # Three values in two dimensions: a handful of products among 300 clusters.
+    check(problem(device, 1, 2000, 300, 2, spans=((1, 1999), (0, 2000)), num_values=3))
+
+
+def test_tokens_of_many_blocks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_worker.kernels.centroid_rank.kernel.BLOCK_TOKENS", 32)
+    check(problem(device, 2, 301, 20, spans=((0, 301), (40, 300), (96, 128), (300, 301))))
+
+
+def test_a_sequence_without_candidates_has_no_places(device: torch.device) -> None:
+    inputs = problem(device, 3, 70, 20, spans=((20, 20), (5, 60), (0, 0)))
+    places = centroid_rank(*inputs)
+    assert torch.isneginf(places[[0, 2]]).all()
+    assert torch.equal(places, reference.centroid_rank(*inputs))
+
+
+def test_labels_and_places_may_be_views_of_a_larger_index(device: torch.device) -> None:
+    query, centroids, sizes, labels, within, begin, end = problem(device, 4, 90, 30, spans=((4, 80), (0, 90)))
+    wide = torch.full((2, 2, 3, 128), 77, dtype=torch.int32, device=device)
+    wide[:, 1, :, :90] = labels
+    deep = torch.full((2, 3, 100, 2), 77, dtype=torch.int32, device=device)
+    deep[:, :, :90, 1] = within
+    views = (query, centroids, sizes, wide[:, 1, :, :90], deep[:, :, :90, 1], begin, end)
+    assert torch.equal(
+        centroid_rank(*views), reference.centroid_rank(query, centroids, sizes, labels, within, begin, end)
+    )
