@@ -41,4 +41,4 @@ def test_both_forms_compile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Each wrapper's two kernels came out as machine code.
     names = {path.stem for path in tmp_path.rglob("*.cubin")}
-    assert names == {"_attend_split", "_join_splits"}
+    assert names == {"attend_split", "join_splits"}
