@@ -247,6 +247,8 @@ def _take(
             slot = tl.load(victims + rank, mask=is_placed, other=0)
             # An evicted token is none of the required, so these stores never meet.
             evicted = tl.load(token_of + slot, mask=is_placed, other=-1)
+            # Where threads outnumber columns, several hold the same one: all have read before any writes.
+            tl.debug_barrier()
             tl.store(slot_of + evicted, tl.full((COLUMNS,), -1, tl.int32), mask=evicted >= 0)
             tl.store(slot_of + position, slot, mask=is_placed)
             tl.store(token_of + slot, position.to(tl.int32), mask=is_placed)
