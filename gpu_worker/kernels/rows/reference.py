@@ -1,0 +1,119 @@
+"""What moving rows means, in PyTorch.
+
+The arena is a flat uint8 tensor; a row of it is found by the offset of its first byte, int64. All offsets are multiples
+of 16, or of the largest power of two that divides the row's bytes if that is less. A row whose offset is below 0 or
+that would end beyond the arena is skipped. A pool can stand for the arena: there, the offset is slot * row bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLayout:
+    """How rows lie in the arena: slabs of `slab_bytes`, each `[kv_head][token][K|V]`.
+
+    tokens_per_slab: a power of two. row_bytes: of one token's K and V in one KV head.
+    """
+
+    slab_bytes: int
+    tokens_per_slab: int
+    row_bytes: int
+
+
+def arena_offsets(
+    layout: ArenaLayout, num_slabs: int, slab_table: Tensor, seats: Tensor, positions: Tensor
+) -> Tensor:
+    """Where the rows of these positions begin: int64 [B, H_kv, R]; -1 where there is none.
+
+    slab_table: int32 [seats, I], slabs of one layer of every seat, -1 for none. seats: int64 [B]. positions: int64
+    [B, H_kv, R], -1 pads. A slab that the arena of `num_slabs` slabs does not have, and a position beyond the table,
+    give -1 too.
+    """
+    index = positions // layout.tokens_per_slab
+    exists = (positions >= 0) & (index < slab_table.shape[1])
+    slab = slab_table[seats[:, None, None], index.where(exists, 0)].long()
+    exists &= (slab >= 0) & (slab < num_slabs)
+    heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
+    token = heads * layout.tokens_per_slab + positions % layout.tokens_per_slab
+    return (slab * layout.slab_bytes + token * layout.row_bytes).where(exists, -1)
+
+
+def gather_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
+    """Copy rows of the arena into slots of the pool.
+
+    arena: uint8 [bytes]. offsets, slots: int64, of one shape; a slot below 0 is skipped. pool: [num_slots, 2d],
+    contiguous, of any type; written in place. No slot may be written twice.
+    """
+    wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
+    pool[slots[wanted]] = arena[_bytes(offsets[wanted], pool)].view(pool.dtype)
+
+
+def scatter_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
+    """The other way: copy slots of the pool to rows of the arena. Arguments as of `gather_rows`."""
+    wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
+    arena[_bytes(offsets[wanted], pool)] = pool[slots[wanted]].view(torch.uint8)
+
+
+def gather_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Copy rows of the arena into keys and values; of a row that is skipped, theirs stay.
+
+    arena: uint8 [bytes]. offsets: int64 [N, M]. keys, values: [N, M, d] of one type, contiguous in d only; written in
+    place.
+    """
+    wanted = _in_arena(arena, offsets, keys, halves=2)
+    rows = arena[_bytes(offsets[wanted], keys, halves=2)].view(keys.dtype)
+    keys[wanted], values[wanted] = rows.chunk(2, dim=-1)
+
+
+def scatter_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+    """The other way: write keys and values as rows K|V of the arena. Arguments as of `gather_pairs`."""
+    wanted = _in_arena(arena, offsets, keys, halves=2)
+    rows = torch.cat([keys[wanted], values[wanted]], dim=-1)
+    arena[_bytes(offsets[wanted], keys, halves=2)] = rows.view(torch.uint8)
+
+
+def fetch_misses(
+    arena: Tensor,
+    layout: ArenaLayout,
+    slab_table: Tensor,
+    block_tables: Tensor,
+    seats: Tensor,
+    required: Tensor,
+    slots: Tensor,
+    missed: Tensor,
+    pool: Tensor,
+) -> Tensor:
+    """Copy the rows of missed positions into the slots that they took. Returns every slot's pool row.
+
+    arena: uint8 [bytes]. slab_table: int32 [seats, I], see `arena_offsets`. block_tables: int64 [seats, H_kv,
+    blocks], of the same layer. seats: int64 [B]. required, slots: int64 [B, H_kv, R], missed: bool alike: what
+    `resolve` was asked and gave. pool: [num_slots, 2d], contiguous; written in place. Returns int64 [B, H_kv, R], -1
+    where there is no slot. A row that the arena does not have is not written.
+    """
+    heads = torch.arange(slots.shape[1], device=slots.device)[:, None]
+    blocks = block_tables[seats[:, None, None], heads, slots.clamp(min=0) // BLOCK_SIZE]
+    pool_slots = (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).where(slots >= 0, -1)
+    num_slabs = arena.shape[0] // layout.slab_bytes
+    offsets = arena_offsets(layout, num_slabs, slab_table, seats, required)
+    gather_rows(arena, offsets.where(missed, -1), pool, pool_slots)
+    return pool_slots
+
+
+def _row_bytes(like: Tensor, halves: int) -> int:
+    return halves * like.shape[-1] * like.element_size()
+
+
+def _in_arena(arena: Tensor, offsets: Tensor, like: Tensor, halves: int = 1) -> Tensor:
+    return (offsets >= 0) & (offsets <= arena.shape[0] - _row_bytes(like, halves))
+
+
+def _bytes(offsets: Tensor, like: Tensor, halves: int = 1) -> Tensor:
+    """The bytes of the rows at `offsets` [n]: int64 [n, row bytes]."""
+    return offsets[:, None] + torch.arange(_row_bytes(like, halves), device=offsets.device)
