@@ -47,7 +47,10 @@ class Tokenizer:
 
     @cached_property
     def answer_lead(self) -> str:
-        """White space that the template writes between its generation prompt and an assistant's message."""
+        """White space that the template writes between its generation prompt and an assistant's message.
+
+        Empty where it writes something else there, refuses such a chat, or is missing.
+        """
         asked, answered = Message("user", "question"), Message("assistant", "answer")
         try:
             prompt = self._render([asked], {}, add_generation_prompt=True)

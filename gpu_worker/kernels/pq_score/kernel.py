@@ -107,6 +107,16 @@ def _lookup(
 
 
 @triton.jit
+def _chunk(codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head):
+    """This program's row and chunk, the row's codes, and its candidates as [first, last)."""
+    row, index = (tl.program_id(0) // num_chunks).to(tl.int64), tl.program_id(0) % num_chunks
+    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
+    first = tl.load(begin + sequence).to(tl.int32)
+    last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
+    return row, index, codes + sequence * stride_batch + kv_head * stride_head, first, last
+
+
+@triton.jit
 def _chunk_totals(
     tables, codes, begin, end, peaks, sums, num_kv_heads, num_positions, chunk, num_chunks,
     stride_batch, stride_head, stride_position, stride_part,
@@ -114,11 +124,9 @@ def _chunk_totals(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Largest score and sum of exponentials of every head of the group over one chunk's candidates."""
-    row, index = (tl.program_id(0) // num_chunks).to(tl.int64), tl.program_id(0) % num_chunks
-    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
-    first = tl.load(begin + sequence).to(tl.int32)
-    last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
-    codes += sequence * stride_batch + kv_head * stride_head
+    row, index, codes, first, last = _chunk(
+        codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head
+    )
     chunk_begin = index * chunk
     # Every tile between these holds a candidate, so that the largest score is finite from the first tile on. Where
     # there is no candidate at all, NaN may be left, and nothing reads it.
@@ -150,11 +158,9 @@ def _weights(
     TILE: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Weights of one chunk, summed over the group; -inf where there is no candidate."""
-    row, index = (tl.program_id(0) // num_chunks).to(tl.int64), tl.program_id(0) % num_chunks
-    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
-    first = tl.load(begin + sequence).to(tl.int32)
-    last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
-    codes += sequence * stride_batch + kv_head * stride_head
+    row, index, codes, first, last = _chunk(
+        codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head
+    )
     output += row * num_positions
 
     heads, chunks = tl.arange(0, GROUP_WIDTH), tl.arange(0, CHUNKS)
