@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import fmean, median, quantiles
+from typing import Any, TypeVar, get_args, get_type_hints
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,166 @@ def agreement(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Repeats of one measurement: median, 10th and 90th percentile, and how many; the field's name has the unit."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> Spread:
+        """Of at least one sample."""
+        values = sorted(samples)
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        cuts = quantiles(values, n=10, method="inclusive")
+        return cls(median(values), cuts[0], cuts[-1], len(values))
+
+    def scaled(self, factor: float) -> Spread:
+        """In another unit."""
+        return Spread(self.median * factor, self.low * factor, self.high * factor, self.n)
+
+    @classmethod
+    def over(cls, rounds: Sequence[Spread]) -> Spread:
+        """Of several rounds: the median of the medians, and the widest bounds."""
+        return cls(
+            median(one.median for one in rounds),
+            min(one.low for one in rounds),
+            max(one.high for one in rounds),
+            sum(one.n for one in rounds),
+        )
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """What a rival decodes: `batch` sequences of `context` tokens each, `steps` timed steps.
+
+    policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
+    budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
+    None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all.
+    """
+
+    shape: str
+    policy: str
+    budget_tokens: int | None
+    batch: int
+    context: int
+    hit_rate: float | None
+    gpu_memory_limit: int | None
+    steps: int
+
+    def __str__(self) -> str:
+        replayed = None if self.hit_rate is None else f"hit rate {self.hit_rate}"
+        parts = (f"{self.context}x{self.batch}", *_attending(self), replayed, _limit(self.gpu_memory_limit))
+        return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class DecodeFigures:
+    """What decoding cost. device_bytes: peak, weights included. host_bytes: KV cache in host memory.
+
+    bytes_moved: from host to device in a step, over all sequences. hit_rate: share of the selected tokens found in the
+    hot cache; None where nothing is selected. attended_tokens: per KV head, layer and step.
+    """
+
+    step_ms: Spread
+    device_bytes: int
+    host_bytes: int = 0
+    bytes_moved: float = 0.0
+    hit_rate: float | None = None
+    attended_tokens: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.step_ms.median:.3f} ms a step"
+
+    @classmethod
+    def over(cls, rounds: Sequence[DecodeFigures]) -> DecodeFigures:
+        """Of several rounds of one case, at least one."""
+        hit_rates = [one.hit_rate for one in rounds if one.hit_rate is not None]
+        return cls(
+            Spread.over([one.step_ms for one in rounds]),
+            max(one.device_bytes for one in rounds),
+            max(one.host_bytes for one in rounds),
+            fmean(one.bytes_moved for one in rounds),
+            fmean(hit_rates) if hit_rates else None,
+            rounds[0].attended_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class PrefillCase:
+    """What a rival prefills: one prompt of `context` random tokens, `repeats` times. Fields as of DecodeCase."""
+
+    shape: str
+    policy: str
+    budget_tokens: int | None
+    context: int
+    gpu_memory_limit: int | None
+    repeats: int
+
+    def __str__(self) -> str:
+        parts = (f"{self.context}", *_attending(self), _limit(self.gpu_memory_limit))
+        return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class PrefillFigures:
+    """What a prompt cost: time to the first and to the second token (which waits for an index), and peak memory."""
+
+    ttft_ms: Spread
+    tt2t_ms: Spread | None
+    device_bytes: int
+    host_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.ttft_ms.median:.1f} ms to the first token"
+
+    @classmethod
+    def over(cls, rounds: Sequence[PrefillFigures]) -> PrefillFigures:
+        """Of several rounds of one case, at least one."""
+        second = [one.tt2t_ms for one in rounds if one.tt2t_ms is not None]
+        return cls(
+            Spread.over([one.ttft_ms for one in rounds]),
+            Spread.over(second) if second else None,
+            max(one.device_bytes for one in rounds),
+            max(one.host_bytes for one in rounds),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of a benchmark, as its JSON has it.
+
+    about: command, machine, versions, commit, date. shapes: of the models by name, or what is served. rows: records.
+    """
+
+    benchmark: str
+    about: dict[str, Any]
+    shapes: dict[str, Any]
+    rows: tuple[Any, ...]
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+
+def revive(kind: type[R], fields: dict[str, Any]) -> R:
+    """The dataclass `kind` from its `asdict`, dataclasses inside it too."""
+    hints = get_type_hints(kind)
+    values = {}
+    for name, value in fields.items():
+        inner = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
+        values[name] = revive(inner, value) if isinstance(value, dict) and isinstance(inner, type) else value
+    return kind(**values)
+
+
+def _attending(case: DecodeCase | PrefillCase) -> tuple[str, str]:
+    return case.policy, "" if case.budget_tokens is None else f"k={case.budget_tokens}"
+
+
+def _limit(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f"within {num_bytes / 2**30:.4g} GiB"

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import module_of
 from carrel.evaluation.record import read_report
 from carrel.evaluation.table import markdown_table, verdicts
 
@@ -18,7 +20,10 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def render(path: Path) -> str:
     """Markdown of one result file, whichever kind it is."""
     content = json.loads(path.read_text())
-    body = quality_tables(path) if "cells" in content else cpu_tables(content)
+    if "benchmark" in content:
+        body = import_module(module_of(content["benchmark"])).render(content)
+    else:
+        body = quality_tables(path) if "cells" in content else cpu_tables(content)
     return f"### {path.stem}\n\n{provenance(content['about'])}\n\n{body}\n"
 
 
@@ -57,7 +62,14 @@ def cpu_tables(content: dict[str, Any]) -> str:
 def provenance(about: dict[str, Any]) -> str:
     """One paragraph: command, machine, versions, date."""
     machine = about["machine"]
-    where = [machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
+    driver = f"driver {machine['driver']}" if machine.get("driver") else None
+    where = [
+        machine.get("gpu"),
+        driver,
+        machine["cpu"],
+        f"{machine['cores']} cores",
+        f"{machine['memory_gib']} GiB",
+    ]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     return f"`{about['command']}` on {', '.join(filter(None, where))}; {versions}; {about['date']}."
 

@@ -17,5 +17,8 @@ COMMANDS = {
     "serve": Command("carrel.commands.serve", "Serve a model on this machine."),
     "chat": Command("carrel.commands.chat", "Talk to a running server in the terminal."),
     "eval": Command("carrel.commands.eval", "Measure the policies' answer quality against dense attention."),
+    "bench": Command(
+        "carrel.commands.bench", "Measure speed: kernels, decoding, prefill, or a running server."
+    ),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

@@ -135,7 +135,15 @@ def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) ->
     pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
-    offloader = Offloader(client, config.num_layers, dtype, device)
+    offloader = Offloader(
+        client,
+        config.num_layers,
+        dtype,
+        device,
+        num_seats=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        hides_training=True,
+    )
     recall = RecallCache(shape, pool, tables, offloader, options.hot_cache)
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, dense, recall, options.full_layers)
@@ -149,7 +157,7 @@ def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) ->
         pool=pool,
         caches=caches,
         offloader=offloader,
-        decode=DecodeStep(decoder, caches, offloader, dtype, device),
+        decode=DecodeStep(decoder, caches, offloader, pool),
         prefill_chunk=options.prefill_chunk,
     )
 

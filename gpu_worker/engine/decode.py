@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches import CacheSet, GroupStep
+from gpu_worker.engine.batch import Batch
+from gpu_worker.engine.caches import CacheSet, LayerSteps
 from gpu_worker.engine.offload import Offloader, host_bytes
+from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
+from gpu_worker.engine.slot_pool import SlotPool
+from gpu_worker.engine.step_graphs import StepGraphs
 from gpu_worker.errors import WorkerError
+from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 
 
@@ -25,84 +30,106 @@ class StepResult:
 
 
 class DecodeStep:
-    """Runs the model over the next tokens of any mix of lengths, policies and budgets."""
+    """Runs the model over the next tokens of any mix of lengths, policies and budgets.
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        caches: CacheSet,
-        offloader: Offloader,
-        row_dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    On a GPU a step is one CUDA graph, unless the host has a part in it: rows that it must fetch or store, or a
+    measurement.
+    """
+
+    def __init__(self, decoder: Decoder, caches: CacheSet, offloader: Offloader, pool: SlotPool) -> None:
         self._decoder = decoder
         self._caches = caches
         self._offloader = offloader
-        self._row_dtype = row_dtype
-        self._device = device
+        self._pool = pool
+        self._device = pool.rows.device
+        self._graphs = StepGraphs(self._device)
 
     def run(self, sequences: list[Sequence]) -> StepResult:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
         failed: list[tuple[Sequence, WorkerError]] = []
-        sequences = _each(sequences, self._caches.advance, failed)
+        sequences = _each(sequences, self._advance, failed)
         if not sequences:
             return StepResult([], torch.empty(0), failed)
-        hidden, rows = self._forward(sequences)
-        for sequence in sequences:
+        if any(sequence.offloads for sequence in sequences):
+            self._offloader.check()
+        batch = self._caches.batch(sequences)
+        if self._is_capturable(batch):
+            state = self._caches.recall.state
+            logits = self._graphs.run(batch, state, lambda table: self._forward(batch, table)[0])
+            new_rows = None
+        else:
+            table = torch.tensor(batch.table, device=self._device)
+            logits, new_rows = self._forward(batch, table)
+        self._caches.count(batch)
+        for sequence in batch.sequences:
             sequence.num_tokens += 1
-        kept = self._offload(sequences, rows, failed)
-        if len(kept) < len(sequences):
-            hidden = hidden[[sequences.index(sequence) for sequence in kept]]
-        logits = self._decoder.logits(hidden) if kept else hidden
+        kept = batch.sequences
+        logits = _join(list(batch.without_padding(logits)))
+        if new_rows is not None:
+            rows = _join(list(batch.without_padding(new_rows)))
+            kept = _each(batch.sequences, self._put(batch.sequences, rows), failed)
+            if len(kept) < len(batch.sequences):
+                logits = logits[[batch.sequences.index(sequence) for sequence in kept]]
         return StepResult(kept, logits, failed)
 
-    def _forward(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """Last hidden states [B, hidden] and every layer's new rows [L, B, H_kv, 2d]."""
-        decoder = self._decoder
-        # One transfer for all three.
-        seats, token_ids, positions = torch.tensor(
-            [(sequence.seat, sequence.next_token, sequence.num_tokens) for sequence in sequences],
-            device=self._device,
-        ).unbind(1)
-        hidden = decoder.embed(token_ids)
-        new_rows = []
-        by_layer = self._caches.begin_step(sequences, seats, positions)
-        for layer, steps in enumerate(by_layer):
-            query, key, value = decoder.project_qkv(layer, hidden, positions)
-            rows = torch.cat([key, value], dim=-1).to(self._row_dtype)
-            hidden = decoder.finish_layer(layer, hidden, _attend(layer, steps, query, rows))
-            new_rows.append(rows)
-        for step in dict.fromkeys(step for steps in by_layer for step in steps):
-            step.finish()
-        return hidden, torch.stack(new_rows)
+    def _advance(self, sequence: Sequence) -> None:
+        if sequence.offloads:
+            self._offloader.reserve(sequence, sequence.num_tokens + 1)
+            if self._offloader.arena is not None:
+                self._offloader.wrote(sequence, sequence.num_tokens)
+        self._caches.advance(sequence)
 
-    def _offload(
-        self, sequences: list[Sequence], rows: Tensor, failed: list[tuple[Sequence, WorkerError]]
-    ) -> list[Sequence]:
-        """Write the new rows [L, B, H_kv, 2d] to the arena; the sequences that did not fail."""
-        if not any(sequence.offloads for sequence in sequences):
-            return sequences
+    def _is_capturable(self, batch: Batch) -> bool:
+        if self._device.type != "cuda":
+            return False
+        asks_host = any(sequence.request.measure for sequence in batch.sequences)
+        if self._offloader.arena is None:
+            asks_host = asks_host or any(sequence.offloads for sequence in batch.sequences)
+        return not asks_host
+
+    def _forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, vocab]; and every layer's new rows [B, L, H_kv, 2d] where the host must store them."""
+        decoder, rows = self._decoder, RowInputs.of(table)
+        hidden = decoder.embed(rows.token_ids)
+        positions = rows.positions.clamp(min=0)
+        arena = self._offloader.arena
+        arena_bytes = None if arena is None else arena.bytes
+        offsets = None if arena is None else arena.offsets(rows.seats, rows.positions)
+        ranges = self._caches.begin_step(batch, table)
+        for steps in ranges:
+            for layer in steps.layers:
+                query, key, value = decoder.project_qkv(layer, hidden, positions)
+                slots = steps.new_slots[:, layer - steps.layers.start]
+                at_layer = None if offsets is None else offsets[:, layer]
+                store_token(key, value, self._pool.rows, slots, arena_bytes, at_layer)
+                attended = [step.attend(layer, step.group.part_of(query)) for step in steps.steps]
+                hidden = decoder.finish_layer(layer, hidden, _join(attended))
+        for steps in ranges:
+            for step in steps.steps:
+                step.finish()
+        new_rows = None
+        if arena is None and any(sequence.offloads for sequence in batch.sequences):
+            new_rows = self._new_rows(ranges)
+        return decoder.logits(hidden), new_rows
+
+    def _new_rows(self, ranges: list[LayerSteps]) -> Tensor:
+        slots = torch.cat([steps.new_slots for steps in ranges], dim=1)
+        return self._pool.rows[slots.clamp(min=0).long()]
+
+    def _put(self, sequences: list[Sequence], rows: Tensor) -> Callable[[Sequence], None]:
+        """Writes a sequence's new rows, of [B, L, H_kv, 2d], to the store."""
         data = host_bytes(rows)
         places = {sequence: place for place, sequence in enumerate(sequences)}
 
         def put(sequence: Sequence) -> None:
             if sequence.offloads:
-                self._offloader.put_token(sequence, sequence.num_tokens - 1, data[:, places[sequence]])
+                self._offloader.put_token(sequence, sequence.num_tokens - 1, data[places[sequence]])
 
-        return _each(sequences, put, failed)
+        return put
 
 
-def _attend(layer: int, steps: list[GroupStep], query: Tensor, rows: Tensor) -> Tensor:
-    """Attention of the whole batch, [B, H_q, d], from the groups it falls into."""
-    attention = torch.empty_like(query)
-    for step in steps:
-        group = step.group
-        step.append(layer, group.part_of(rows))
-        attended = step.attend(layer, group.part_of(query))
-        if group.rows is None:
-            return attended
-        attention[group.rows] = attended
-    return attention
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _each(

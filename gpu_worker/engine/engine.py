@@ -243,6 +243,7 @@ class Engine:
             self._finish(sequence, FinishReason.LENGTH)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
+        self._caches.recall.take_counts(self._scheduler.offloading())
         usage = sequence.usage()
         self._release(sequence)
         if reason is FinishReason.ABORT:
@@ -258,7 +259,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self._stats.selected_rows_total += sequence.meter.selected_rows
-        self._stats.hit_rows_total += sequence.meter.hit_rows
+        self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
         self._indexing.pop(sequence, None)
         if self._prefill is not None and self._prefill.sequence is sequence:
             self._prefill = None
@@ -272,6 +273,7 @@ class Engine:
         """Counters since the start and gauges of now."""
         self._stats.running = self._scheduler.num_running
         self._stats.waiting = self._scheduler.num_waiting
+        self._caches.recall.take_counts(self._scheduler.offloading())
         self._stats.slots_used = self._pool.num_used_slots
         self._stats.offloaded_bytes_total = self._offloader.offloaded_bytes
         self._stats.fetched_bytes_total = self._offloader.fetched_bytes

@@ -91,4 +91,5 @@ class Intake:
             forced=deque(request.prompt_token_ids[num_prefill:]),
             window_begin=policy.window_begin(plan, num_prefill),
             offloads=policy.family is Family.RECALL,
+            ring_size=policy.max_window(plan) + 1 if plan.selects else 0,
         )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.engine.arena import ArenaView
+from gpu_worker.engine.device_arena import DeviceArena
+from gpu_worker.engine.host_rows import host_bytes, in_calls
+from gpu_worker.engine.layer_writer import PendingLayer
+from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
 from gpu_worker.policies.base import IndexJob
@@ -43,41 +49,67 @@ class TrainedLayer:
 
 @dataclass(slots=True)
 class _Extent:
-    """Tokens that a sequence may write to the store, and those of them that it may read."""
+    """Tokens that a sequence may write to the store, those that it surely wrote, and those that it may read.
+
+    slabs: int32 [L, slabs of a layer], as the store gave them.
+    """
 
     reserved: int = 0
+    written: int = 0
     sealed: int = 0
+    slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
 
 
 class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable."""
 
     def __init__(
-        self, client: StoreClient, num_layers: int, dtype: torch.dtype, device: torch.device
+        self,
+        client: StoreClient,
+        num_layers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_seats: int = 0,
+        max_model_len: int = 0,
+        hides_training: bool = False,
     ) -> None:
+        """num_seats, max_model_len: of `arena`; without seats there is none. hides_training: let the store bound the
+        training of an index by the layer's prefill time; else the time that a prompt takes changes no result."""
         self._client = client
         self._num_layers = num_layers
         self._dtype = dtype
         self._device = device
+        self._hides_training = hides_training
         self._extents: dict[str, _Extent] = {}
+        self._arena = DeviceArena(client, num_seats, max_model_len, device)
         self.is_reachable = True
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
 
     @property
-    def transport(self) -> str:
-        return self._client.transport
+    def arena(self) -> ArenaView | None:
+        """Where the device moves rows itself; None where they go through the host (`put_token`, `fetch`).
+
+        `open` may replace it, and `reserve` and `put_layer` may find that there is none any more.
+        """
+        return self._arena.view
+
+    @property
+    def copies_aside(self) -> bool:
+        """Whether `put_layer` returns before the rows are copied."""
+        return self._arena.copies_aside
 
     def open(self, sequence: Sequence, num_tokens: int) -> None:
         """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes.
 
-        After a failure or a restart of the store this attaches anew: then what earlier sequences held is lost
-        (`holds`).
+        Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a restart of the store this attaches
+        anew: then what earlier sequences held is lost (`holds`).
         """
         self._call(lambda: self._begin(sequence.sequence_id))
         self._extents[sequence.sequence_id] = _Extent()
         try:
-            self._reserve(sequence, num_tokens)
+            self._ask_for_room(sequence, num_tokens)
         except WorkerError:
             self.release(sequence)
             raise
@@ -90,8 +122,11 @@ class Offloader:
             except StaleEpoch:
                 # It answers, as a new start that holds nothing of ours; this request has lost nothing.
                 self.is_reachable = False
-        self._client.reattach()
+        # From here on nothing of before is held, also if the store is not there.
         self._extents.clear()
+        self._arena.close()
+        self._client.reattach()
+        self._arena.map()
         self.is_reachable = True
         self._client.open_sequence(sequence_id)
 
@@ -99,47 +134,94 @@ class Offloader:
         """Whether the store has the sequence's rows; false once it was attached anew."""
         return sequence.sequence_id in self._extents
 
-    def _reserve(self, sequence: Sequence, num_tokens: int) -> None:
-        self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
-        per_slab = self._client.tokens_per_slab
-        self._extents[sequence.sequence_id].reserved = -(-num_tokens // per_slab) * per_slab
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        """Have room for `num_tokens` in all, in `arena` too. Asks the store for slabs that are missing only.
 
-    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Write and seal a prefilled layer. rows: [H_kv, n, 2d]."""
-        data = host_bytes(rows)
-        self._call(lambda: self._client.put(sequence.sequence_id, layer, 0, data))
+        Raises CapacityError.
+        """
+        if num_tokens > self._extents[sequence.sequence_id].reserved:
+            self._ask_for_room(sequence, num_tokens)
+            self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
+
+    def _ask_for_room(self, sequence: Sequence, num_tokens: int) -> None:
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        extent.slabs = self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
+        extent.reserved = -(-num_tokens // per_slab) * per_slab
+
+    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
+        """Start to write a prefilled layer; `seal_layer` follows at the mark. rows: [H_kv, n, 2d], left alone until."""
+        self.check()
+        slabs = self._extents[sequence.sequence_id].slabs[layer : layer + 1]
+        self._arena.adopt(sequence.seat, slabs, layer)
+        copied = self._arena.write(rows, slabs[0])
+        if copied is None:
+            data = host_bytes(rows)
+            self._call(lambda: self._client.put(sequence.sequence_id, layer, 0, data))
+            copied = Mark(self._device)
+        return PendingLayer(layer, rows.shape[1], copied)
+
+    def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
+        """Let a layer be read that is copied."""
+        layer, num_tokens = pending.layer, pending.num_tokens
         self._call(
             lambda: self._client.seal(
-                sequence.sequence_id, rows.shape[1], layer_begin=layer, layer_end=layer + 1
+                sequence.sequence_id, num_tokens, layer_begin=layer, layer_end=layer + 1
             )
         )
-        self._extents[sequence.sequence_id].sealed = rows.shape[1]
-        self.offloaded_bytes += data.nbytes
+        extent = self._extents[sequence.sequence_id]
+        extent.written = extent.sealed = num_tokens
+        self.offloaded_bytes += num_tokens * self._client.layout.token_bytes
 
     def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
         """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
-        if position >= self._extents[sequence.sequence_id].reserved:
-            self._reserve(sequence, position + 1)
+        self.reserve(sequence, position + 1)
         for layer in range(self._num_layers):
             at_layer = data[layer][:, None]
             self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
         if (position + 1) % self._client.tokens_per_slab == 0:
-            self.seal(sequence, position + 1)
+            self._seal(sequence, position + 1)
+        self._extents[sequence.sequence_id].written = position + 1
         self.offloaded_bytes += data.nbytes
+
+    def wrote(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that the device itself has written the tokens below `num_tokens` in every layer.
+
+        All of it must have arrived: a GPU's step counts once its stream was waited for, so call this a step later.
+        Seals at every full slab.
+        """
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        num_bytes = self._num_layers * self._client.layout.token_bytes
+        self.offloaded_bytes += (num_tokens - extent.written) * num_bytes
+        extent.written = num_tokens
+        self._seal(sequence, num_tokens // per_slab * per_slab)
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the tokens below `num_tokens` be read; nothing is asked where they already may."""
+        if num_tokens > self._extents[sequence.sequence_id].sealed:
+            self._arena.wait()
+        self._seal(sequence, num_tokens)
+
+    def _seal(self, sequence: Sequence, num_tokens: int) -> None:
         extent = self._extents[sequence.sequence_id]
         if num_tokens > extent.sealed:
             self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
             extent.sealed = num_tokens
 
-    def build(self, sequence: Sequence, layer: int, job: IndexJob) -> TrainedLayer:
-        """Ask for an index over sealed rows; returns at once."""
+    def build(
+        self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
+    ) -> TrainedLayer:
+        """Ask for an index over sealed rows; returns at once. prefill_seconds: that the layer took; 0 if unknown."""
         seed = sequence.request.sampling.seed or 0
+        seconds = prefill_seconds if self._hides_training else 0.0
         future = self._call(
             lambda: self._client.build_index(
-                sequence.sequence_id, layer, job.begin, job.end, job.params, seed=seed
+                sequence.sequence_id,
+                layer,
+                job.begin,
+                job.end,
+                job.params,
+                seed=seed,
+                prefill_seconds=seconds,
             )
         )
         return TrainedLayer(layer, job, future)
@@ -151,7 +233,7 @@ class Offloader:
         except FutureTimeout:
             segment = None
         # Once the lease is lost no index comes any more, and the slabs of one that came may be another's.
-        self._call(self._client.check)
+        self.check()
         return segment
 
     def fetch(self, layer: int, wanted: list[tuple[Sequence, int, np.ndarray]]) -> Tensor:
@@ -161,11 +243,16 @@ class Offloader:
                 self.seal(sequence, sequence.num_tokens)
         items = [RowsWanted(sequence.sequence_id, head, positions) for sequence, head, positions in wanted]
         rows = self._gather(layer, items)
-        row_bytes = rows.shape[1] * rows.element_size()
         for sequence, _, positions in wanted:
-            sequence.fetched_bytes += positions.shape[0] * row_bytes
-        self.fetched_bytes += rows.shape[0] * row_bytes
+            self.count_fetched(sequence, positions.shape[0])
         return rows
+
+    def count_fetched(self, sequence: Sequence, num_rows: int) -> None:
+        """Add rows of one KV head to what the sequence has fetched."""
+        num_bytes = num_rows * self._client.layout.row_bytes
+        sequence.meter.missed_rows += num_rows
+        sequence.fetched_bytes += num_bytes
+        self.fetched_bytes += num_bytes
 
     def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
         """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
@@ -177,22 +264,28 @@ class Offloader:
     def _gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
         """The items' rows, in as many calls as the response slab's size asks for."""
         parts = []
-        for call in _calls(items, self._client.max_gather_rows):
+        for call in in_calls(items, self._client.max_gather_rows):
             data = self._call(lambda: self._client.gather(layer, call))  # noqa: B023
             # The response slab is reused by the next gather: copy before anyone can ask for it.
             parts.append(torch.from_numpy(np.array(data)).view(self._dtype))
         return torch.cat(parts).to(self._device)
 
+    def check(self) -> None:
+        """Raises StoreUnavailable once the slabs that sequences hold may be others'. Asks nobody."""
+        self._call(self._client.check)
+
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
         if self._extents.pop(sequence.sequence_id, None) is None:
             return
+        self._arena.forget(sequence.seat)
         try:
             self._call(lambda: self._client.release(sequence.sequence_id))
         except StoreUnavailable:
             self.is_reachable = False
 
     def close(self) -> None:
+        self._arena.close()
         self._client.close()
 
     def _call(self, operation: Callable[[], Result]) -> Result:
@@ -204,25 +297,3 @@ class Offloader:
             if isinstance(error, LOST):
                 self.is_reachable = False
             raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
-
-
-def host_bytes(rows: Tensor) -> np.ndarray:
-    """Rows [..., 2d] as the arena holds them: uint8 [..., row_bytes]."""
-    return rows.contiguous().view(torch.uint8).cpu().numpy()
-
-
-def _calls(items: list[RowsWanted], max_rows: int) -> Iterator[list[RowsWanted]]:
-    """The items in order, cut into calls of at most `max_rows` rows."""
-    call: list[RowsWanted] = []
-    room = max_rows
-    for item in items:
-        positions = item.positions
-        while len(positions) > room:
-            call.append(RowsWanted(item.sequence_id, item.kv_head, positions[:room]))
-            yield call
-            positions, call, room = positions[room:], [], max_rows
-        if len(positions):
-            call.append(RowsWanted(item.sequence_id, item.kv_head, positions))
-            room -= len(positions)
-    if call:
-        yield call

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.caches.selection import recall_policy
+from gpu_worker.engine.caches.recall import recall_policy
+from gpu_worker.engine.layer_writer import PendingLayer
+from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A layer that is computed and on its way to the arena, and the time that computing it took: from one mark to the
+    other, decode steps between its chunks included."""
+
+    pending: PendingLayer
+    begun: Mark
+    ended: Mark
+
+
 class Prefill:
     """One prompt on its way through the layers. A quantum is one (layer, chunk); `advance` does one.
 
-    Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept.
+    Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
+    two layers' in turn where one is copied to the arena while the next is computed. `cancel` one that is not done.
     """
 
     def __init__(
@@ -35,66 +51,103 @@ class Prefill:
         self._caches = caches
         self._offloader = offloader
         self._chunk_size = chunk_size
+        self._device = device
         token_ids = torch.tensor(sequence.request.prompt_token_ids[: sequence.num_prefill], device=device)
         self._num_tokens = token_ids.shape[0]
+        self._positions = torch.arange(self._num_tokens, device=device)
         self._hidden = decoder.embed(token_ids)
-        self._rows = torch.empty(
-            config.num_kv_heads, self._num_tokens, 2 * config.head_dim, dtype=row_dtype, device=device
-        )
+        shape = (config.num_kv_heads, self._num_tokens, 2 * config.head_dim)
+        num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
+        self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
+        # When the rows in each buffer are in the arena.
+        self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
         self._begin = 0
+        self._begun = Mark(device)
+        self._computed: deque[_Computed] = deque()
         # Indexes that the store trains while later layers compute.
         self.trained: list[TrainedLayer] = []
 
     @property
     def is_done(self) -> bool:
-        return self._layer == self._decoder.config.num_layers
+        """Every layer is computed, and in the arena where it goes there."""
+        return self._is_computed and not self._computed
 
     @property
     def prefilled_tokens(self) -> int:
         """Done layers' share of the prompt, in tokens."""
         return self._layer * self._num_tokens // self._decoder.config.num_layers
 
+    @property
+    def _is_computed(self) -> bool:
+        return self._layer == self._decoder.config.num_layers
+
+    @property
+    def _rows(self) -> Tensor:
+        return self._buffers[self._layer % len(self._buffers)]
+
     def advance(self) -> None:
-        """One quantum. Raises StoreUnavailable when the layer's rows cannot be offloaded."""
-        end = min(self._begin + self._chunk_size, self._num_tokens)
-        self._run_chunk(self._begin, end)
-        self._begin = end
-        if end == self._num_tokens:
-            self._finish_layer()
+        """One quantum; the last may wait for copies only. Raises StoreUnavailable when rows cannot be offloaded."""
+        if self._is_computed:
+            self._computed[0].pending.copied.wait()
+        else:
+            end = min(self._begin + self._chunk_size, self._num_tokens)
+            self._run_chunk(self._begin, end)
+            self._begin = end
+            if end == self._num_tokens:
+                self._finish_layer()
+        self._take_copied()
+        if self.is_done:
+            self.sequence.num_tokens = self._num_tokens
+
+    def cancel(self) -> None:
+        """Wait until nothing is copied any more: then the slabs may go to others."""
+        for computed in self._computed:
+            computed.pending.copied.wait()
+        self._computed.clear()
 
     def logits(self) -> Tensor:
         """Of the token after the prompt: float32 [vocab]. Only when done."""
         return self._decoder.logits(self._hidden[-1:])[0]
 
     def _run_chunk(self, begin: int, end: int) -> None:
-        decoder, layer = self._decoder, self._layer
-        positions = torch.arange(begin, end, device=self._hidden.device)
-        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], positions)
+        decoder, layer, rows = self._decoder, self._layer, self._rows
+        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], self._positions[begin:end])
         head_dim = decoder.config.head_dim
-        self._rows[:, begin:end, :head_dim] = key.transpose(0, 1)
-        self._rows[:, begin:end, head_dim:] = value.transpose(0, 1)
+        rows[:, begin:end, :head_dim] = key.transpose(0, 1)
+        rows[:, begin:end, head_dim:] = value.transpose(0, 1)
         if layer == decoder.config.num_layers - 1:
             # Nothing reads the last layer's output but the next token.
             if end < self._num_tokens:
                 return
             begin, query = end - 1, query[-1:]
-        attention = attend_chunk(query, self._rows, begin, decoder.attention_scale)
+        attention = attend_chunk(query, rows, begin, decoder.attention_scale)
         self._hidden[begin:end] = decoder.finish_layer(layer, self._hidden[begin:end], attention)
 
     def _finish_layer(self) -> None:
-        sequence, layer = self.sequence, self._layer
+        sequence, layer, rows = self.sequence, self._layer, self._rows
+        ended = Mark(self._device)
         if sequence.offloads:
-            self._offloader.put_layer(sequence, layer, self._rows)
-            self._ask_for_index(layer)
-        self._caches[layer].store(sequence, layer, self._rows)
-        self._layer, self._begin = layer + 1, 0
-        sequence.num_tokens = self._num_tokens if self.is_done else 0
+            pending = self._offloader.put_layer(sequence, layer, rows)
+            self._computed.append(_Computed(pending, self._begun, ended))
+            self._copied[layer % len(self._buffers)] = pending.copied
+        self._caches[layer].store(sequence, layer, rows)
+        self._layer, self._begin, self._begun = layer + 1, 0, ended
+        if (copied := self._copied[self._layer % len(self._buffers)]) is not None:
+            # The next layer's rows take the place of these.
+            copied.hold()
 
-    def _ask_for_index(self, layer: int) -> None:
+    def _take_copied(self) -> None:
+        """Seal the layers that are in the arena by now, and ask for their indexes."""
+        while self._computed and self._computed[0].pending.copied.is_reached:
+            computed = self._computed.popleft()
+            self._offloader.seal_layer(self.sequence, computed.pending)
+            self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
+
+    def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
         sequence = self.sequence
         if not sequence.plan.selects or not self._caches[layer].is_indexed:
             return
         job = recall_policy(sequence).index_job(sequence.plan, sequence.plan.num_sink, sequence.window_begin)
         if job is not None:
-            self.trained.append(self._offloader.build(sequence, layer, job))
+            self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))

@@ -28,7 +28,7 @@ class Meter:
     attended_tokens: float = 0.0
     window_tokens: float = 0.0
     selected_rows: int = 0
-    hit_rows: int = 0
+    missed_rows: int = 0
     num_measured: int = 0
     attention_mass: float = 0.0
     recall_rate: float = 0.0
@@ -50,6 +50,8 @@ class Sequence:
 
     num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
     that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
+    ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the window
+    at the next step, -1 for none.
     """
 
     request: GenerationRequest
@@ -69,6 +71,8 @@ class Sequence:
     num_slots: int = 0
     window_begin: int = 0
     offloads: bool = False
+    ring_size: int = 0
+    leaving: int = -1
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -76,6 +80,16 @@ class Sequence:
     @property
     def sequence_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def can_miss(self) -> bool:
+        """Whether a token that it selects may be in the arena only."""
+        return self.plan.selects and self.num_slots < self.capacity
+
+    @property
+    def ring_column(self) -> int:
+        """Where the new token stands among the fixed slots; -1 where nothing is selected."""
+        return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1
 
     def usage(self) -> Usage:
         """The account of the request. Means are over KV heads, layers and decode steps."""
@@ -91,7 +105,7 @@ class Sequence:
             offloaded_tokens=self.num_tokens if self.offloads else 0,
             attended_tokens=meter.attended_tokens / steps,
             window_tokens=meter.window_tokens / steps,
-            hit_rate=meter.hit_rows / meter.selected_rows if meter.selected_rows else 1.0,
+            hit_rate=1 - meter.missed_rows / meter.selected_rows if meter.selected_rows else 1.0,
             bytes_moved=self.fetched_bytes,
             attention_mass=meter.attention_mass / meter.num_measured if meter.num_measured else None,
             recall_rate=meter.recall_rate / meter.num_measured if meter.num_measured else None,

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.kernels.rms_norm import rms_norm
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.layer import DecoderLayer, frozen
 from gpu_worker.models.rope import rope_table
@@ -62,10 +63,10 @@ class Decoder(torch.nn.Module):
 
         `hidden` [T, hidden_size], `positions` int64 [T], each below `config.max_model_len`. Returns queries
         [T, num_heads, head_dim] and keys, values [T, num_kv_heads, head_dim]. They are views into shared
-        buffers: a token's heads lie together, the step from token to token may be longer. `hidden` is only
-        read.
+        buffers: a token's heads lie together, the step from token to token may be longer (not so queries and
+        keys on a GPU, which are contiguous). `hidden` is only read.
         """
-        return self._layer(layer).project_qkv(hidden, self._rope_rows(positions))
+        return self._layer(layer).project_qkv(hidden, self._rope_table, positions)
 
     def finish_layer(self, layer: int, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """A layer's output from its input `hidden` [T, hidden_size] and `attention` [T, num_heads, head_dim].
@@ -76,11 +77,8 @@ class Decoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
-        normed = F.rms_norm(hidden, self.final_norm.shape, self.final_norm, self.config.rms_norm_eps)
+        _, normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
         return F.linear(normed, self.head_weight).float()
 
     def _layer(self, layer: int) -> DecoderLayer:
         return cast(DecoderLayer, self.layers[layer])
-
-    def _rope_rows(self, positions: torch.Tensor) -> torch.Tensor:
-        return F.embedding(positions, self._rope_table.flatten(1)).view(-1, 2, self.config.rope.rotary_dim)

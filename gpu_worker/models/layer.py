@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.kernels.rms_norm import add_normed, rms_norm
+from gpu_worker.kernels.rope import rope
+from gpu_worker.kernels.silu_mul import silu_mul
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.rope import apply_rope
 
 
 def frozen(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.nn.Parameter:
@@ -46,34 +48,33 @@ class DecoderLayer(torch.nn.Module):
         self.post_mlp_norm = weight(hidden, present=config.post_norms)
 
     def project_qkv(
-        self, hidden: torch.Tensor, cos_sin: torch.Tensor
+        self, hidden: torch.Tensor, rope_table: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `Decoder.project_qkv`; `cos_sin` [T, 2, rotary_dim]: the RoPE table's rows of the positions."""
+        """See `Decoder.project_qkv`; `rope_table` as `models.rope.rope_table` makes it."""
         config = self._config
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-        qkv = F.linear(self._norm(hidden, self.input_norm), self.qkv_weight, self.qkv_bias)
-        qkv = qkv.view(hidden.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
-        query_keys, values = qkv.split((num_heads + num_kv_heads, num_kv_heads), 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = query_keys.split((num_heads, num_kv_heads), 1)
-            query_keys = torch.cat((self._norm(queries, self.q_norm), self._norm(keys, self.k_norm)), 1)
-        query_keys = apply_rope(query_keys, cos_sin, config.rope)
-        queries, keys = query_keys.split((num_heads, num_kv_heads), 1)
-        return queries, keys, values
+        _, normed = rms_norm(hidden, self.input_norm, config.rms_norm_eps)
+        return rope(
+            F.linear(normed, self.qkv_weight, self.qkv_bias),
+            rope_table,
+            positions,
+            config.num_heads,
+            config.num_kv_heads,
+            config.rope.interleaved,
+            self.q_norm,
+            self.k_norm,
+            config.rms_norm_eps,
+        )
 
     def finish(self, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """See `Decoder.finish_layer`."""
+        eps = self._config.rms_norm_eps
         out = F.linear(attention.flatten(1), self.o_weight, self.o_bias)
-        if self.post_attention_norm is not None:
-            out = self._norm(out, self.post_attention_norm)
-        hidden = hidden + out
-        gate, up = F.linear(self._norm(hidden, self.mlp_norm), self.gate_up_weight, self.gate_up_bias).chunk(
-            2, -1
-        )
-        out = F.linear(F.silu(gate) * up, self.down_weight, self.down_bias)
+        # on a GPU the norm adds for nothing; a product into a new sum would be a copy of `hidden` first
+        hidden, normed = rms_norm(hidden, self.mlp_norm, eps, out, self.post_attention_norm)
+        activated = silu_mul(F.linear(normed, self.gate_up_weight, self.gate_up_bias))
         if self.post_mlp_norm is not None:
-            out = self._norm(out, self.post_mlp_norm)
-        return hidden + out
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
+            out = F.linear(activated, self.down_weight, self.down_bias)
+            return add_normed(hidden, out, self.post_mlp_norm, eps)
+        if self.down_bias is not None:
+            return hidden.add_(F.linear(activated, self.down_weight, self.down_bias))
+        return hidden.addmm_(activated, self.down_weight.t())

@@ -34,20 +34,6 @@ def rope_table(
     return torch.stack((cos, sin), 1).to(dtype)
 
 
-def apply_rope(heads: torch.Tensor, cos_sin: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Turn `heads` [T, num, head_dim] by the table's rows `cos_sin` [T, 2, rotary_dim]; same shape back."""
-    cos, sin = cos_sin[:, 0].unsqueeze(1), cos_sin[:, 1].unsqueeze(1)
-    rotary = heads[..., : rope.rotary_dim]
-    if rope.interleaved:
-        partner = rotary.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    else:
-        partner = rotary.roll(rope.rotary_dim // 2, -1)
-    turned = torch.addcmul(rotary * cos, partner, sin)
-    if rope.rotary_dim == heads.shape[-1]:
-        return turned
-    return torch.cat((turned, heads[..., rope.rotary_dim :]), -1)
-
-
 def _default(rope: RopeConfig) -> tuple[torch.Tensor, float]:
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     return 1.0 / (rope.theta**exponents), 1.0

@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.top_k import top_k
 from kv_store.client import IndexSegment, KMeansParams, PQParams
 
 
@@ -78,8 +79,8 @@ class Candidates:
     """One layer's scoring problem: B seats, their new token's queries, and where their candidates lie.
 
     query: [B, H_q, d]. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions is N,
-    the largest end. scale: of the model's attention. For a policy with `reads_keys`: keys [B, H_kv, M, d] of all
-    tokens, the new one included, and their number, num_tokens int64 [B]; else None.
+    at least the largest end. scale: of the model's attention. For a policy with `reads_keys`: keys [B, H_kv, M, d] of
+    all tokens, the new one included, and their number, num_tokens int64 [B]; else None.
     """
 
     layer: int
@@ -104,7 +105,14 @@ class Policy(ABC):
         """Split a budget (sinks and window included) for a prompt of this length."""
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window."""
+        """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.
+
+        It moves by one position a token, or it empties the window (`trains_when_leaving`).
+        """
+        return 0
+
+    def max_window(self, plan: Plan) -> int:
+        """Most tokens that the window ever holds."""
         return 0
 
 
@@ -124,10 +132,6 @@ class RecallPolicy(Policy, Generic[IndexT]):
     def allocate(self, shape: CacheShape) -> IndexT:
         """The index state of every seat, uninitialised."""
 
-    @abstractmethod
-    def max_window(self, plan: Plan) -> int:
-        """Most tokens that the window ever holds."""
-
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
         """What the store must train for candidates [begin, end); None: nothing."""
         return None
@@ -135,8 +139,17 @@ class RecallPolicy(Policy, Generic[IndexT]):
     def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
         """Copy a trained segment into the seat's index."""
 
-    def extend(self, index: IndexT, seat: int, layers: range, begin: int, keys: Tensor) -> None:
-        """Code tokens that leave the window. keys: [len(layers), H_kv, T, d], positions begin, begin + 1, ..."""
+    def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
+        """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:
+        [B, len(layers), H_kv, d]."""
+
+    def select(self, index: IndexT, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        """Positions of the best `counts[b]` candidates of every head, ascending, -1 pads: int64 [B, H_kv, width].
+
+        counts: int64 [B], none above `width`. Ties go to the higher position. A policy with a shorter way than to
+        score every candidate overrides this.
+        """
+        return top_k(self.score(index, candidates), counts, width)
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:

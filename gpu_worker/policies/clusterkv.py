@@ -97,15 +97,17 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         index.within[seat, layer, :, span] = _places(labels, sizes)
 
     def score(self, index: ClusterIndex, candidates: Candidates) -> Tensor:
-        seats, layer, num_positions = candidates.seats, candidates.layer, candidates.num_positions
+        layer = candidates.layer
         return centroid_rank(
             candidates.query,
-            index.centroids[seats, layer],
-            index.sizes[seats, layer],
-            index.labels[seats, layer, :, :num_positions],
-            index.within[seats, layer, :, :num_positions],
+            index.centroids[:, layer],
+            index.sizes[:, layer],
+            index.labels[:, layer],
+            index.within[:, layer],
+            candidates.seats,
             candidates.begin,
             candidates.end,
+            candidates.num_positions,
         )
 
     def _first_cluster(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.pq_score import pq_assign, pq_score
+from gpu_worker.kernels.pq_append import pq_append
+from gpu_worker.kernels.pq_score import pq_score
+from gpu_worker.kernels.pq_select import pq_select
 from gpu_worker.policies.base import (
     CacheShape,
     Candidates,
@@ -19,13 +21,18 @@ from gpu_worker.policies.base import (
 )
 from kv_store.client import IndexSegment, PQParams
 
+# 4^7 pairs of codes are a table of 64 KiB in float32.
+MAX_PAIR_BITS = 7
+
 
 @dataclass(frozen=True, slots=True)
 class PQIndex:
-    """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, max_model_len, m]."""
+    """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, max_model_len, m]. pair_counts:
+    int32 [seats, L, H_kv, 4^b], how many candidates have each pair of codes; None unless m is 2 and pairs are few."""
 
     codebooks: Tensor
     codes: Tensor
+    pair_counts: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +69,63 @@ class PQCache(RecallPolicy[PQIndex]):
 
     def allocate(self, shape: CacheShape) -> PQIndex:
         ksub, dsub = 2**self.num_bits, shape.head_dim // self.num_subvectors
+        counts = shape.seated(ksub * ksub, dtype=torch.int32) if self._counts_pairs else None
         return PQIndex(
             codebooks=shape.seated(self.num_subvectors, ksub, dsub, dtype=torch.float32),
             codes=shape.seated(shape.max_model_len, self.num_subvectors, dtype=torch.uint8),
+            pair_counts=counts,
         )
+
+    @property
+    def _counts_pairs(self) -> bool:
+        """Whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
+        return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
 
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
         return IndexJob(begin, end, PQParams(self.num_subvectors, self.num_bits, self.max_iterations))
 
     def load(self, index: PQIndex, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
-        index.codebooks[seat, layer] = torch.tensor(segment.arrays["codebooks"], device=index.codes.device)
-        index.codes[seat, layer, :, job.begin : job.end] = torch.tensor(
-            segment.arrays["codes"], device=index.codes.device
+        device = index.codes.device
+        codes = torch.tensor(segment.arrays["codes"], device=device)
+        index.codebooks[seat, layer] = torch.tensor(segment.arrays["codebooks"], device=device)
+        index.codes[seat, layer, :, job.begin : job.end] = codes
+        if index.pair_counts is not None:
+            pairs = codes[..., 0].long() * 2**self.num_bits + codes[..., 1]
+            counts = index.pair_counts[seat, layer]
+            counts.zero_()
+            counts.scatter_add_(1, pairs, torch.ones_like(pairs, dtype=torch.int32))
+
+    def extend(self, index: PQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
+        span = slice(layers.start, layers.stop)
+        counts = None if index.pair_counts is None else index.pair_counts[:, span]
+        pq_append(keys, index.codebooks[:, span], index.codes[:, span], counts, seats, positions)
+
+    def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        if index.pair_counts is None:
+            return super(PQCache, self).select(index, candidates, counts, width)
+        layer = candidates.layer
+        return pq_select(
+            candidates.query,
+            index.codebooks[:, layer],
+            index.codes[:, layer],
+            index.pair_counts[:, layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            counts,
+            width,
+            candidates.num_positions,
+            candidates.scale,
         )
 
-    def extend(self, index: PQIndex, seat: int, layers: range, begin: int, keys: Tensor) -> None:
-        span = slice(layers.start, layers.stop)
-        codes = pq_assign(keys, index.codebooks[seat, span])
-        index.codes[seat, span, :, begin : begin + keys.shape[2]] = codes
-
     def score(self, index: PQIndex, candidates: Candidates) -> Tensor:
-        codes = index.codes[candidates.seats, candidates.layer, :, : candidates.num_positions]
-        codebooks = index.codebooks[candidates.seats, candidates.layer]
         return pq_score(
-            candidates.query, codebooks, codes, candidates.begin, candidates.end, candidates.scale
+            candidates.query,
+            index.codebooks[:, candidates.layer],
+            index.codes[:, candidates.layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            candidates.scale,
+            candidates.num_positions,
         )

@@ -1,9 +1,18 @@
 """Where a sequence's attended rows live, by policy family."""
 
-from gpu_worker.engine.caches.base import Cache, Group, GroupStep
-from gpu_worker.engine.caches.cache_set import CacheSet
+from gpu_worker.engine.caches.base import Cache, GroupStep
+from gpu_worker.engine.caches.cache_set import CacheSet, LayerSteps
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.hot_cache import HotCacheSize
-from gpu_worker.engine.caches.recall import RecallCache
+from gpu_worker.engine.caches.recall import RecallCache, recall_policy
 
-__all__ = ["Cache", "CacheSet", "DenseCache", "Group", "GroupStep", "HotCacheSize", "RecallCache"]
+__all__ = [
+    "Cache",
+    "CacheSet",
+    "DenseCache",
+    "GroupStep",
+    "HotCacheSize",
+    "LayerSteps",
+    "RecallCache",
+    "recall_policy",
+]

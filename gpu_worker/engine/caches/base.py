@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from gpu_worker.engine.batch import Group
 from gpu_worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The sequences of a decode batch that share a cache. rows: their places in the batch, int64 [B]; None: all of
-    it. seats: int64 [B]. positions: int64 [B], of the new token."""
-
-    sequences: list[Sequence]
-    rows: Tensor | None
-    seats: Tensor
-    positions: Tensor
-
-    def part_of(self, batch: Tensor) -> Tensor:
-        """The group's rows of a tensor of the whole batch."""
-        return batch if self.rows is None else batch[self.rows]
-
-
 class GroupStep(ABC):
-    """One decode step of one group. What is the same in all its layers is worked out when it is made, so that a layer
-    neither builds tensors from lists nor asks the device for anything, but for what must be fetched."""
+    """One decode step of one group in some layers. What is the same in all of them is done when it is made.
+
+    new_slots: int32 [B, layers, H_kv], the pool rows that the new tokens take; -1 for padding.
+    """
 
     group: Group
-
-    @abstractmethod
-    def append(self, layer: int, rows: Tensor) -> None:
-        """Write the new tokens' rows [B, H_kv, 2d]."""
+    new_slots: Tensor
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        """Attention of the new tokens, themselves included: query [B, H_q, d] to the same shape."""
+        """Attention of the new tokens, which are in their slots by now: query [B, H_q, d] to the same shape."""
 
     def finish(self) -> None:
-        """After the last layer, before the new tokens count as past."""
+        """After the last layer, before the new tokens count as past: what is measured of the step, on the host."""
         return None
 
 
@@ -66,6 +50,10 @@ class Cache(ABC):
     @abstractmethod
     def begin_step(self, group: Group, layers: range) -> GroupStep:
         """Start a decode step in these layers; every sequence has room for its new token."""
+
+    @abstractmethod
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        """Add one step in these layers to the sequences' meters; before their new tokens count as past."""
 
     @abstractmethod
     def release(self, sequence: Sequence, layer: int) -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches.base import Cache, Group, GroupStep
+from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape
+from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.recall import RecallCache
+from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSteps:
+    """The steps of the groups that a batch falls into in some layers, and all their new slots, int32 [B, layers, H]."""
+
+    layers: range
+    steps: list[GroupStep]
+    new_slots: Tensor
 
 
 class CacheSet:
@@ -26,9 +39,12 @@ class CacheSet:
         self._dense = dense
         self.recall = recall
         self._full_layers = min(full_layers, shape.num_layers)
+        self._buckets = Buckets(is_exact=shape.device.type != "cuda")
 
     def num_dense_layers(self, sequence: Sequence) -> int:
-        return self._shape.num_layers if sequence.policy.family is Family.DENSE else self._full_layers
+        """The first so many layers; all of them where the sequence attends everything."""
+        is_dense = sequence.policy.family is Family.DENSE or not sequence.plan.selects
+        return self._shape.num_layers if is_dense else self._full_layers
 
     def of(self, sequence: Sequence) -> list[Cache]:
         """The cache of each layer."""
@@ -50,6 +66,7 @@ class CacheSet:
                 if needed <= self._pool.num_free_blocks:
                     break
         else:
+            sequence.num_slots = sequence.capacity
             needed = dense_blocks
         if needed > self._pool.num_blocks:
             missing = (needed - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
@@ -69,41 +86,49 @@ class CacheSet:
         if num_dense < self._shape.num_layers:
             self.recall.advance(sequence, range(num_dense, self._shape.num_layers))
 
-    def begin_step(
-        self, sequences: list[Sequence], seats: Tensor, positions: Tensor
-    ) -> list[list[GroupStep]]:
-        """For each layer, the steps of the groups that the batch falls into. All sequences have advanced."""
+    def batch(self, sequences: list[Sequence]) -> Batch:
+        """A decode batch of sequences that have all advanced."""
+        return Batch.of(sequences, self._group_shape, self._buckets, self._shape.max_num_seqs)
+
+    def _group_shape(self, sequences: list[Sequence], buckets: Buckets) -> GroupShape:
+        num_rows = buckets.rows(len(sequences))
+        num_tokens = buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
+        if self.num_dense_layers(sequences[0]) == self._shape.num_layers:
+            return GroupShape("", False, num_rows, num_tokens)
+        return self.recall.group_shape(sequences, num_rows, num_tokens, buckets)
+
+    def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
+        """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""
+        groups = batch.groups(table)
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
-        steps: list[list[GroupStep]] = []
-        for layers in (first, rest):
-            if layers:
-                at_layers = self._begin_step(layers, sequences, seats, positions)
-                steps += [at_layers] * len(layers)
+        steps = []
+        if first:
+            everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
+            steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
+        if rest:
+            of_groups = [self._serving(group).begin_step(group, rest) for group in groups]
+            steps.append(_layer_steps(rest, of_groups))
         return steps
 
-    def _begin_step(
-        self, layers: range, sequences: list[Sequence], seats: Tensor, positions: Tensor
-    ) -> list[GroupStep]:
-        steps: list[GroupStep] = []
-        for cache in (self._dense, self.recall):
-            places = [
-                place
-                for place, sequence in enumerate(sequences)
-                if (layers.start < self.num_dense_layers(sequence)) is (cache is self._dense)
-            ]
-            if places:
-                members = [sequences[place] for place in places]
-                if len(places) < len(sequences):
-                    rows = torch.tensor(places, device=positions.device)
-                    group = Group(members, rows, seats[rows], positions[rows])
-                else:
-                    group = Group(members, None, seats, positions)
-                steps.append(cache.begin_step(group, layers))
-        return steps
+    def count(self, batch: Batch) -> None:
+        """Add a step to the accounts of its sequences; before their new tokens count as past."""
+        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
+        for shape, members in zip(batch.shape.groups, batch.members, strict=True):
+            self._dense.count(members, first)
+            cache = self.recall if shape.policy else self._dense
+            cache.count(members, rest)
+
+    def _serving(self, group: Group) -> Cache:
+        return self.recall if group.shape.policy else self._dense
 
     def release(self, sequence: Sequence) -> None:
         for layer, cache in enumerate(self.of(sequence)):
             cache.release(sequence, layer)
+
+
+def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:
+    new_slots = steps[0].new_slots if len(steps) == 1 else torch.cat([step.new_slots for step in steps])
+    return LayerSteps(layers, steps, new_slots)
 
 
 def _blocks(num_slots: int) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches.base import Cache, Group, GroupStep
+from gpu_worker.engine.batch import Group
+from gpu_worker.engine.caches.base import Cache, GroupStep
+from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.kernels.attention import attend_blocks
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
 
 class DenseCache(Cache):
+    """Serves who attends everything: dense policies, layers kept dense, and recall whose budget covers the prompt."""
+
     def __init__(self, pool: SlotPool, block_tables: BlockTables, scale: float) -> None:
         self._pool = pool
         self._block_tables = block_tables
+        self._whole = WholeContext(pool, block_tables)
         self._scale = scale
 
     def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
@@ -25,12 +28,23 @@ class DenseCache(Cache):
         self._block_tables.assign(sequence.seat, layer, sequence.capacity)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        num_kv_heads, num_tokens, _ = rows.shape
-        slots = torch.arange(num_tokens, device=rows.device).expand(num_kv_heads, num_tokens)
-        self._pool.rows[physical_slots(self._block_tables.tables[sequence.seat, layer], slots)] = rows
+        self._whole.store(sequence, layer, rows)
 
     def begin_step(self, group: Group, layers: range) -> DenseStep:
-        return DenseStep(self._pool, self._block_tables, self._scale, group, layers)
+        new_slots = self._whole.place(group.rows, layers)
+        return DenseStep(self._pool.rows, self._block_tables.tables, self._scale, group, new_slots)
+
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        num_layers = len(layers)
+        for sequence in sequences:
+            meter = sequence.meter
+            meter.num_layer_steps += num_layers
+            meter.attended_tokens += num_layers * sequence.num_tokens
+            if sequence.request.measure and sequence.offloads and not sequence.plan.selects:
+                # Who attends everything misses nothing.
+                meter.num_measured += num_layers
+                meter.attention_mass += num_layers
+                meter.recall_rate += num_layers
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)
@@ -38,31 +52,22 @@ class DenseCache(Cache):
 
 class DenseStep(GroupStep):
     def __init__(
-        self, pool: SlotPool, block_tables: BlockTables, scale: float, group: Group, layers: range
+        self, pool_rows: Tensor, tables: Tensor, scale: float, group: Group, new_slots: Tensor
     ) -> None:
         self.group = group
-        self._pool = pool
+        self.new_slots = new_slots
+        self._pool_rows = pool_rows
+        self._tables = tables
         self._scale = scale
-        self._first_layer = layers.start
-        lengths = [sequence.num_tokens + 1 for sequence in group.sequences]
-        self._longest = max(lengths)
-        self._is_padded = min(lengths) < self._longest
-        num_blocks = -(-self._longest // BLOCK_SIZE)
-        # [B, layers, H_kv, blocks]
-        self._tables = block_tables.tables[group.seats, layers.start : layers.stop, :, :num_blocks]
-        num_kv_heads = self._tables.shape[2]
-        self._lengths = (group.positions + 1)[:, None].expand(-1, num_kv_heads)
-        newest = group.positions[:, None, None, None].expand(*self._tables.shape[:3], 1)
-        self._new_slots = physical_slots(self._tables, newest)[..., 0]
-
-    def append(self, layer: int, rows: Tensor) -> None:
-        self._pool.rows[self._new_slots[:, layer - self._first_layer]] = rows
+        self._lengths = (group.rows.positions + 1)[:, None].expand(-1, tables.shape[2])
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        for sequence in self.group.sequences:
-            sequence.meter.num_layer_steps += 1
-            sequence.meter.attended_tokens += sequence.num_tokens
-        tables = self._tables[:, layer - self._first_layer]
         return attend_blocks(
-            query, self._pool.rows, tables, self._lengths, self._scale, self._longest, self._is_padded
+            query,
+            self._pool_rows,
+            self._tables[:, layer],
+            self.group.rows.seats,
+            self._lengths,
+            self._scale,
+            self.group.shape.num_positions,
         )

@@ -1,4 +1,4 @@
-"""The hot cache: which tokens lie in a sequence's slots, layer by layer and head by head."""
+"""The hot cache: which tokens lie in a sequence's slots where there are fewer slots than tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, physical_slots
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.resolve import Misses, Residency, SeatRows, claim
+from gpu_worker.kernels.resolve import Residency, SeatRows, resolve
+from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.policies.base import CacheShape
 
 
@@ -43,7 +45,8 @@ class HotCacheSize:
 class HotCache:
     """Residency of every seat. A token is in at most one slot of a head, a slot holds at most one token.
 
-    slot_of: int32 [seats, L, H_kv, N]; token_of: int32 [seats, L, H_kv, S]; -1 where there is none.
+    slot_of: int32 [seats, L, H_kv, N]; token_of: int32 [seats, L, H_kv, S]; -1 where there is none. The clock's bits
+    and hands, and how many slots are filled, are as `Residency` says.
     """
 
     def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables) -> None:
@@ -52,21 +55,16 @@ class HotCache:
         num_slots = self._tables.shape[-1] * BLOCK_SIZE
         self._slot_of = shape.seated(shape.max_model_len, dtype=torch.int32)
         self._token_of = shape.seated(num_slots, dtype=torch.int32)
-        self._referenced = shape.seated(num_slots, dtype=torch.bool)
-        self._hand = shape.seated(dtype=torch.int64)
-        self._all_layers = Residency(
-            self._slot_of.flatten(0, 1),
-            self._token_of.flatten(0, 1),
-            self._referenced.flatten(0, 1),
-            self._hand.flatten(0, 1),
-        )
+        self._referenced = shape.seated(num_slots, dtype=torch.uint8)
+        self._hand = shape.seated(dtype=torch.int32)
+        self._filled = shape.seated(dtype=torch.int32)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as there is room for."""
         seat, num_tokens, num_slots = sequence.seat, rows.shape[1], sequence.num_slots
         self._slot_of[seat, layer, :, : sequence.capacity] = -1
         self._token_of[seat, layer, :, :num_slots] = -1
-        self._referenced[seat, layer, :, :num_slots] = False
+        self._referenced[seat, layer, :, :num_slots] = 0
         self._hand[seat, layer] = 0
         positions = torch.arange(num_tokens, device=rows.device)
         room = num_slots - 1  # the next token's
@@ -75,69 +73,36 @@ class HotCache:
             positions = torch.cat([positions[:num_sink], positions[num_tokens - (room - num_sink) :]])
         count = positions.shape[0]
         slots = torch.arange(count, device=rows.device)
+        self._filled[seat, layer] = count
         self._token_of[seat, layer, :, :count] = positions.int()
         self._slot_of[seat, layer, :, positions] = slots.int()
         physical = physical_slots(self._tables[seat, layer], slots.expand(rows.shape[0], count))
         self._pool.rows[physical] = rows[:, positions]
 
-    def place(self, sequences: list[Sequence], positions: Tensor, layers: range) -> None:
-        """Give the next token of each sequence, at `positions` int64 [B], a slot in every layer and head."""
-        num_layers, num_kv_heads = self._slot_of.shape[1:3]
-        # A row for each (sequence, layer): the seats of a state whose layers are seats too.
-        seats = [sequence.seat * num_layers + layer for sequence in sequences for layer in layers]
-        rows = self._seat_rows([sequence for sequence in sequences for _ in layers], seats)
-        required = positions.repeat_interleave(len(layers))[:, None, None].expand(-1, num_kv_heads, 1)
-        places = torch.arange(len(seats) * num_kv_heads, device=positions.device)
-        row, head = places // num_kv_heads, places % num_kv_heads
-        # A new token is nowhere yet, so nothing needs to be looked up.
-        misses = Misses(row, head, torch.zeros_like(row), most=1)
-        slots, missed = torch.full_like(required, -1), torch.ones_like(required, dtype=torch.bool)
-        claim(self._all_layers, rows, required, slots, missed, misses)
+    def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of resident positions int64 [T] of a prefilled layer, in every head: int64 [H_kv, T]."""
+        slots = self._slot_of[sequence.seat, layer][:, positions].long()
+        return physical_slots(self._tables[sequence.seat, layer], slots)
 
-    def at(self, layer: int) -> Residency:
-        """The state of one layer."""
-        return Residency(
-            self._slot_of[:, layer],
-            self._token_of[:, layer],
-            self._referenced[:, layer],
-            self._hand[:, layer],
-        )
-
-    def seat_rows(self, sequences: list[Sequence]) -> SeatRows:
-        """How these sequences resolve positions in any one layer during this step."""
-        return self._seat_rows(sequences, [sequence.seat for sequence in sequences])
-
-    def _seat_rows(self, sequences: list[Sequence], seats: list[int]) -> SeatRows:
-        return SeatRows.of(
-            seats,
-            [sequence.num_slots for sequence in sequences],
-            [sequence.plan.num_sink for sequence in sequences],
-            [sequence.window_begin for sequence in sequences],
-            self._slot_of.device,
-        )
-
-    def pool_rows(self, seats: Tensor, layer: int, slots: Tensor) -> Tensor:
-        """Pool rows of slots int64 [B, H_kv, A]; -1 stays -1."""
-        heads = torch.arange(slots.shape[1], device=slots.device)
-        blocks = self._tables[seats[:, None, None], layer, heads[:, None], slots.clamp(min=0) // BLOCK_SIZE]
-        return (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).where(slots >= 0, -1)
-
-    def slots_of(self, seats: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """Pool rows that hold these positions, which must be resident. positions: int64 [B, H_kv, A], -1 stays -1."""
-        heads = torch.arange(positions.shape[1], device=positions.device)
-        slots = self._slot_of[seats[:, None, None], layer, heads[:, None], positions.clamp(min=0)]
-        return self.pool_rows(seats, layer, slots.long().where(positions >= 0, -1))
-
-    def slots_in(self, seats: Tensor, layers: range, positions: Tensor) -> Tensor:
-        """As `slots_of`, of the same positions int64 [B, A] in many layers and all heads: [B, layers, H_kv, A]."""
+    def place(self, rows: RowInputs, layers: range) -> Tensor:
+        """Give the new tokens slots in every layer and head: their pool rows, int32 [B, layers, H_kv]."""
         span = slice(layers.start, layers.stop)
-        every = positions[:, None, None].expand(-1, len(layers), self._slot_of.shape[2], -1)
-        slots = self._slot_of[seats, span].gather(-1, every.clamp(min=0)).long()
-        return physical_slots(self._tables[seats, span], slots.masked_fill(every < 0, -1))
+        # Layers count as heads, so that one launch serves them all.
+        residency = Residency(*(state[:, span].flatten(1, 2) for state in self._states()))
+        positions = rows.positions[:, None, None].expand(-1, residency.hand.shape[1], 1)
+        slots, _ = resolve(residency, _seat_rows(rows), positions)
+        placed = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+        pool_rows(self._tables[:, span].flatten(1, 2), rows.seats, slots, placed)
+        return placed.view(positions.shape[0], len(layers), -1)
 
-    def keys(self, seat: int, layers: range, begin: int, end: int) -> Tensor:
-        """Keys of resident positions [begin, end): [len(layers), H_kv, T, d]."""
-        span = slice(layers.start, layers.stop)
-        slots = self._slot_of[seat, span, :, begin:end].long()
-        rows = self._pool.rows[physical_slots(self._tables[seat, span], slots)]
-        return rows[..., : rows.shape[-1] // 2]
+    def resolve(self, rows: RowInputs, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Give selected positions int64 [B, H_kv, K] slots: these, and which of them must be fetched."""
+        residency = Residency(*(state[:, layer] for state in self._states()))
+        return resolve(residency, _seat_rows(rows), positions)
+
+    def _states(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self._slot_of, self._token_of, self._referenced, self._hand, self._filled
+
+
+def _seat_rows(rows: RowInputs) -> SeatRows:
+    return SeatRows(rows.seats, rows.capacities, rows.begin, rows.end)

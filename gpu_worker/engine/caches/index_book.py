@@ -25,8 +25,10 @@ class IndexBook:
     def load(self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
         policy.load(self._index(policy), seat, layer, job, segment)
 
-    def extend(self, policy: RecallPolicy, seat: int, layers: range, begin: int, keys: Tensor) -> None:
-        policy.extend(self._index(policy), seat, layers, begin, keys)
+    def extend(
+        self, policy: RecallPolicy, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
+    ) -> None:
+        policy.extend(self._index(policy), seats, layers, positions, keys)
 
-    def score(self, policy: RecallPolicy, candidates: Candidates) -> Tensor:
-        return policy.score(self._index(policy), candidates)
+    def select(self, policy: RecallPolicy, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        return policy.select(self._index(policy), candidates, counts, width)

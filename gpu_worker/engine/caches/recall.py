@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
+import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches.base import Cache, Group
+from gpu_worker.engine.batch import Buckets, Group, GroupShape
+from gpu_worker.engine.caches.base import Cache
+from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache, HotCacheSize
 from gpu_worker.engine.caches.index_book import IndexBook
-from gpu_worker.engine.caches.recall_step import RecallStep
-from gpu_worker.engine.caches.selection import Selection, recall_policy
+from gpu_worker.engine.caches.recall_fetch import ArenaFetch, RecallFetch, StoreFetch
+from gpu_worker.engine.caches.recall_step import RecallParts, RecallStep
+from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, RecallPolicy
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.
 INDEX_TIMEOUT_SECONDS = 600.0
@@ -24,8 +29,13 @@ INDEX_TIMEOUT_SECONDS = 600.0
 INDEX_WAIT_SECONDS = 0.5
 
 
+def recall_policy(sequence: Sequence) -> RecallPolicy:
+    """The policy of a sequence that the recall cache serves; CacheSet gives it no other."""
+    return cast(RecallPolicy, sequence.policy)
+
+
 class RecallCache(Cache):
-    """One cache for every recall policy and any mix of them; a policy is asked for scores only."""
+    """One cache for every recall policy and any mix of them; a policy is asked what to select only."""
 
     is_indexed = True
 
@@ -42,15 +52,29 @@ class RecallCache(Cache):
         self._block_tables = block_tables
         self._offloader = offloader
         self._hot_cache_size = hot_cache_size
-        self._hot_cache = HotCache(shape, pool, block_tables)
+        self._whole = WholeContext(pool, block_tables)
+        # Made when the first sequence comes that may miss.
+        self._hot: HotCache | None = None
+        self._fetch: RecallFetch | None = None
+        self._fixed = FixedSlots(shape)
         self._indexes = IndexBook(shape)
         self._probe = Probe(offloader, shape.scale)
 
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return self._fixed.table, self._offloader.arena
+
+    @property
+    def is_fetched_by_host(self) -> bool:
+        """Whether a step of sequences that may miss must wait for the host."""
+        return self._offloader.arena is None
+
     def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         plan, policy = sequence.plan, recall_policy(sequence)
-        if not plan.selects or policy.reads_keys:
+        if policy.reads_keys:
             return sequence.capacity
-        fixed = plan.num_sink + policy.max_window(plan) + 1
+        fixed = plan.num_sink + sequence.ring_size
         needed = fixed + (plan.num_selected or 0)
         wanted = fixed + self._hot_cache_size.num_slots(
             plan.num_prompt_tokens, sequence.capacity, fixed, num_free_slots
@@ -59,9 +83,20 @@ class RecallCache(Cache):
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
+        self._fixed.make_room(sequence.plan.num_sink + sequence.ring_size)
+        if sequence.can_miss and self._hot is None:
+            self._hot = HotCache(self._shape, self._pool, self._block_tables)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        self._hot_cache.store(sequence, layer, rows)
+        cache = self._whole
+        if sequence.can_miss:
+            assert self._hot is not None
+            cache = self._hot
+        cache.store(sequence, layer, rows)
+        sinks = torch.arange(sequence.plan.num_sink, device=rows.device)
+        window = torch.arange(sequence.window_begin, rows.shape[1], device=rows.device)
+        fixed = torch.cat([sinks, window])
+        self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
@@ -75,12 +110,12 @@ class RecallCache(Cache):
         """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
         policy, begin = recall_policy(sequence), sequence.window_begin
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
-        if end > begin and sequence.plan.selects:
-            if policy.trains_when_leaving:
-                self._train(sequence, layers, begin, end)
-            else:
-                keys = self._hot_cache.keys(sequence.seat, layers, begin, end)
-                self._indexes.extend(policy, sequence.seat, layers, begin, keys)
+        sequence.leaving = -1
+        if end > begin and policy.trains_when_leaving:
+            self._train(sequence, layers, begin, end)
+            self._fixed.clear_window(sequence, layers)
+        elif end > begin:
+            sequence.leaving = begin
         sequence.window_begin = end
 
     def _train(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
@@ -95,19 +130,63 @@ class RecallCache(Cache):
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
 
-    def begin_step(self, group: Group, layers: range) -> RecallStep:
-        self._hot_cache.place(group.sequences, group.positions, layers)
-        selection = Selection(self._shape, self._indexes, self._hot_cache, self._pool, group)
-        return RecallStep(
-            group,
-            layers,
-            selection,
-            self._hot_cache,
-            self._pool,
-            self._offloader,
-            self._probe,
-            self._shape.scale,
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        """Of sequences that share a policy and may all miss or none. num_tokens: of the longest, rounded up."""
+        first = sequences[0]
+        if recall_policy(first).reads_keys:
+            num_positions = num_tokens
+        else:
+            num_positions = buckets.positions(max(sequence.window_begin for sequence in sequences))
+        width = max(sequence.plan.num_sink + sequence.ring_size for sequence in sequences)
+        return GroupShape(
+            first.policy.name,
+            first.can_miss,
+            num_rows,
+            min(num_positions, self._shape.max_model_len),
+            buckets.width(max(sequence.plan.num_selected or 0 for sequence in sequences)),
+            min(buckets.width(width), self._fixed.width),
         )
+
+    def begin_step(self, group: Group, layers: range) -> RecallStep:
+        if self._fetch is None or self._fetch.arena is not self._offloader.arena:
+            # The first step, or the store came back with another arena.
+            self._fetch = self._make_fetch()
+        parts = RecallParts(
+            self._shape,
+            self._pool,
+            self._fixed,
+            self._whole,
+            self._hot,
+            self._fetch,
+            self._indexes,
+            self._probe,
+        )
+        return RecallStep(group, layers, recall_policy(group.sequences[0]), parts)
+
+    def _make_fetch(self) -> RecallFetch:
+        arena = self._offloader.arena
+        if arena is None:
+            return StoreFetch(self._pool, self._block_tables, self._offloader)
+        return ArenaFetch(arena, self._pool, self._block_tables, self._offloader)
+
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        num_layers = len(layers)
+        for sequence in sequences:
+            plan, meter = sequence.plan, sequence.meter
+            num_window = sequence.num_tokens - sequence.window_begin
+            num_taken = min(plan.num_selected or 0, sequence.window_begin - plan.num_sink)
+            attended = plan.num_sink + num_taken + (0 if plan.window_extra else num_window)
+            meter.num_layer_steps += num_layers
+            meter.attended_tokens += num_layers * attended
+            meter.window_tokens += num_layers * num_window if plan.window_extra else 0
+            meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
+
+    def take_counts(self, sequences: list[Sequence]) -> None:
+        """Add what the device fetched by itself to the accounts of these, all that offload."""
+        if self._fetch is not None:
+            self._fetch.take_counts(sequences)
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)

@@ -2,126 +2,130 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.caches.attended_order import AttendedOrder, num_taken
-from gpu_worker.engine.caches.base import Group, GroupStep
+from gpu_worker.engine.batch import Group
+from gpu_worker.engine.caches.base import GroupStep
+from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache
-from gpu_worker.engine.caches.selection import Selection
-from gpu_worker.engine.offload import Offloader
+from gpu_worker.engine.caches.index_book import IndexBook
+from gpu_worker.engine.caches.recall_fetch import RecallFetch
+from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.probe import Probe, Sighting
+from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
 from gpu_worker.kernels.attention import attend_slots
-from gpu_worker.kernels.resolve import Misses, claim, lookup
+from gpu_worker.policies.base import CacheShape, Candidates, RecallPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RecallParts:
+    """What every recall step works with."""
+
+    shape: CacheShape
+    pool: SlotPool
+    fixed: FixedSlots
+    whole: WholeContext
+    hot: HotCache | None
+    fetch: RecallFetch | None
+    indexes: IndexBook
+    probe: Probe
 
 
 class RecallStep(GroupStep):
-    """Selection differs from layer to layer; sinks, window, their slots and every count do not."""
+    """The sequences of a group share a policy, and either all or none of them may miss."""
 
-    def __init__(
-        self,
-        group: Group,
-        layers: range,
-        selection: Selection,
-        hot_cache: HotCache,
-        pool: SlotPool,
-        offloader: Offloader,
-        probe: Probe,
-        scale: float,
-    ) -> None:
+    def __init__(self, group: Group, layers: range, policy: RecallPolicy, parts: RecallParts) -> None:
         self.group = group
         self._layers = layers
-        self._selection = selection
-        self._hot_cache = hot_cache
-        self._pool = pool
-        self._offloader = offloader
-        self._probe = probe
-        self._scale = scale
-        self._order = AttendedOrder.of(group.sequences, selection.width, group.seats.device)
-        # Sinks and window are never evicted: their slots hold for the whole step.
-        self._fixed_slots = hot_cache.slots_in(group.seats, layers, self._order.fixed)
-        # With a slot for every token that it may ever hold, a sequence cannot miss, and nobody needs to ask.
-        can_miss = any(
-            sequence.plan.selects and sequence.num_slots < sequence.capacity for sequence in group.sequences
-        )
-        self._seat_rows = hot_cache.seat_rows(group.sequences) if can_miss else None
-        self._measured = [row for row, sequence in enumerate(group.sequences) if sequence.request.measure]
+        self._policy = policy
+        self._parts = parts
+        self._code_leaving()
+        places = parts.hot if group.shape.can_miss else parts.whole
+        assert places is not None, "a sequence that may miss was admitted without a hot cache"
+        self.new_slots = places.place(group.rows, layers)
+        parts.fixed.take_in(group.rows, layers, self.new_slots)
+        self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
         # Query, new keys and selection of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def append(self, layer: int, rows: Tensor) -> None:
-        self._pool.rows[self._fixed_slots[:, layer - self._layers.start, :, -1]] = rows
-
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        slots = self._fixed_slots[:, layer - self._layers.start]
-        selected = slots[..., :0]
-        if self._selection.width:
-            selected = self._selection.select(layer, query)
-            slots = self._order.join(self._resident(layer, selected), slots)
-        else:
-            slots = slots[..., 1:]  # without the pad
-        self._count()
+        parts, shape, rows = self._parts, self.group.shape, self.group.rows
+        positions = self._select(layer, query)
         if self._measured:
-            newest = self._pool.rows[slots[..., -1]]
-            self._seen.append((query, newest[..., : query.shape[-1]], selected))
-        return attend_slots(query, self._pool.rows, slots, self._scale, is_padded=self._order.is_padded)
+            newest = parts.pool.rows[self.new_slots[:, layer - self._layers.start].long()]
+            self._seen.append((query, newest[..., : query.shape[-1]], positions))
+        selected = self._resident(layer, positions)
+        fixed = parts.fixed.at(layer, shape.num_fixed)
+        return attend_slots(query, parts.pool.rows, fixed, rows.seats, selected, parts.shape.scale)
 
     def finish(self) -> None:
         if not self._measured:
             return
         query, newest, selected = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
-        positions = self._order.positions(selected)
         sightings = [
             Sighting(
-                self.group.sequences[row], query[:, row], newest[:, row], positions[:, row], selected[:, row]
+                (sequence := self.group.sequences[row]),
+                query[:, row],
+                newest[:, row],
+                torch.cat([_fixed_positions(sequence, selected[:, row]), selected[:, row]], dim=-1),
+                selected[:, row],
             )
             for row in self._measured
         ]
-        self._probe.measure(self._layers, sightings)
+        self._parts.probe.measure(self._layers, sightings)
 
-    def _resident(self, layer: int, selected: Tensor) -> Tensor:
-        """Pool rows [B, H_kv, K] of what was selected, -1 pads; the missing rows are fetched into theirs."""
-        if self._seat_rows is None:
-            self._count_hits(np.zeros(len(self.group.sequences), np.int64))
-            return self._hot_cache.slots_of(self.group.seats, layer, selected)
-        residency = self._hot_cache.at(layer)
-        slots, missed = lookup(residency, self._seat_rows, selected)
-        # The one synchronisation of a layer: the host must know what to ask the store for.
-        wanted = selected.where(missed, -1).cpu().numpy()
-        places = np.nonzero(wanted >= 0)
-        per_head = (wanted >= 0).sum(axis=2)
-        self._count_hits(per_head.sum(axis=1))
-        if not len(places[0]):
-            claim(residency, self._seat_rows, selected, slots, missed, None)
-            return self._hot_cache.pool_rows(self.group.seats, layer, slots)
-        row, head, column = torch.tensor(np.stack(places), device=selected.device).unbind(0)
-        misses = Misses(row, head, column, most=int(per_head.max()))
-        slots = claim(residency, self._seat_rows, selected, slots, missed, misses)
-        resident = self._hot_cache.pool_rows(self.group.seats, layer, slots)
-        items = [
-            (sequence, kv_head, positions[positions >= 0])
-            for sequence, heads, counts in zip(self.group.sequences, wanted, per_head, strict=True)
-            for kv_head, positions in enumerate(heads)
-            if counts[kv_head]
-        ]
-        self._pool.rows[resident[row, head, column]] = self._offloader.fetch(layer, items)
-        return resident
+    def _code_leaving(self) -> None:
+        """Index the tokens that leave the window at this step, before their slots may become another's."""
+        if self._policy.trains_when_leaving:
+            return
+        rows, parts = self.group.rows, self._parts
+        slots = parts.fixed.leaving(rows, self._layers)
+        keys = parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
+        parts.indexes.extend(self._policy, rows.seats, self._layers, rows.leaving, keys)
 
-    def _count_hits(self, num_missed: np.ndarray) -> None:
-        for sequence, missed in zip(self.group.sequences, num_missed.tolist(), strict=True):
-            if sequence.plan.selects:
-                num_rows = (sequence.plan.num_selected or 0) * self._fixed_slots.shape[2]
-                sequence.meter.selected_rows += num_rows
-                sequence.meter.hit_rows += num_rows - missed
+    def _select(self, layer: int, query: Tensor) -> Tensor:
+        """Selected positions, ascending, -1 pads at the end: int64 [B, H_kv, K]."""
+        rows, shape = self.group.rows, self.group.shape
+        keys = num_tokens = None
+        if self._policy.reads_keys:
+            num_tokens = rows.positions + 1
+            keys = self._keys(layer)
+        candidates = Candidates(
+            layer,
+            query,
+            rows.seats,
+            rows.begin,
+            rows.end,
+            shape.num_positions,
+            self._parts.shape.scale,
+            keys,
+            num_tokens,
+        )
+        return self._parts.indexes.select(self._policy, candidates, rows.counts, shape.num_selected)
 
-    def _count(self) -> None:
-        """What one layer attends."""
-        for sequence in self.group.sequences:
-            plan, meter = sequence.plan, sequence.meter
-            num_window = sequence.num_tokens - sequence.window_begin
-            num_middle = num_taken(sequence) if plan.selects else sequence.window_begin - plan.num_sink
-            meter.num_layer_steps += 1
-            meter.attended_tokens += plan.num_sink + num_middle + (0 if plan.window_extra else num_window)
-            meter.window_tokens += num_window if plan.window_extra else 0
+    def _keys(self, layer: int) -> Tensor:
+        """Keys of all tokens, the new one included: [B, H_kv, num_positions, d]."""
+        rows, parts, width = self.group.rows, self._parts, self.group.shape.num_positions
+        every = torch.arange(width, device=rows.positions.device)
+        every = every.where(every <= rows.positions[:, None], -1)[:, None]
+        slots = parts.whole.find(rows, layer, every.expand(-1, parts.shape.num_kv_heads, -1))
+        return parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
+
+    def _resident(self, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of what was selected, int32 [B, H_kv, K], -1 pads; missing rows are fetched into theirs."""
+        parts = self._parts
+        if parts.hot is None or parts.fetch is None or not self.group.shape.can_miss:
+            return parts.whole.find(self.group.rows, layer, positions)
+        slots, missed = parts.hot.resolve(self.group.rows, layer, positions)
+        return parts.fetch.fetch(self.group, layer, positions, slots, missed)
+
+
+def _fixed_positions(sequence: Sequence, like: Tensor) -> Tensor:
+    """Sinks, window and new token for every layer and head: int64 [L, H_kv, F]."""
+    sinks = torch.arange(sequence.plan.num_sink, device=like.device)
+    window = torch.arange(sequence.window_begin, sequence.num_tokens + 1, device=like.device)
+    return torch.cat([sinks, window]).expand(*like.shape[:2], -1)

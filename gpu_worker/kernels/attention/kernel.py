@@ -13,6 +13,7 @@ programs share a short sequence in a wide table. Nearly all traffic is the rows:
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,7 +25,9 @@ from gpu_worker.kernels.attention.splits import num_splits
 
 # K|V bytes that a program has in flight, at most.
 TILE_BYTES = 32768
-NUM_STAGES = 3
+# Tiles under way in a program: rows picked one by one want fewer, runs of rows more (measured on an H200).
+SLOT_STAGES = 2
+BLOCK_STAGES = 3
 NUM_WARPS = 4
 # Splits that a joining program weighs at a time.
 JOIN_TILE = 16
@@ -33,58 +36,65 @@ INTERPRETED_PROCESSORS = 132
 
 
 def attend_slots(
-    query: Tensor,
-    pool: Tensor,
-    slots: Tensor,
-    scale: float,
-    bias: Tensor | None = None,
-    is_padded: bool = True,
+    query: Tensor, pool: Tensor, fixed: Tensor, seats: Tensor, selected: Tensor, scale: float
 ) -> Tensor:
-    """Attention of one new token over listed slots, for sequences and KV heads of unequal length.
+    """Attention of one new token over two lists of slots, for sequences and KV heads of unequal length.
 
     query: bf16, fp16 or fp32 [B, H_q, d] with d contiguous. pool: [num_slots, 2d] of the query's dtype, a row is K
-    then V. slots: int64 or int32 [B, H_kv, A], physical; -1 pads anywhere, and a list of pads only gives zeros. bias:
-    float32 [B, H_kv, A], added to the scaled scores (log-degree), or None. is_padded: of no use here, as the masks
-    cost nothing. All on one CUDA device. Returns [B, H_q, d] in the query's dtype. Raises ValueError where the dtypes
-    or layouts differ from these.
+    then V. fixed: int32 [seats, H_kv, F], pool rows of what every step attends (sinks and window); seats: int64 [B],
+    which of its rows belongs to which row of the query. selected: int32 [B, H_kv, K], pool rows of what this step
+    selected. -1 pads anywhere, and pads only give zeros. All on one CUDA device. Returns [B, H_q, d] in the query's
+    dtype. Raises ValueError where the dtypes or layouts differ from these.
     """
-    return _attend(query, pool, slots, slots.shape[2], None, bias, scale)
+    num_fixed = fixed.shape[2]
+    lists = _Lists(fixed, seats, selected, None, None, num_fixed, num_fixed + selected.shape[2])
+    return _attend(query, pool, lists, SLOT_STAGES, scale)
 
 
 def attend_blocks(
     query: Tensor,
     pool: Tensor,
     block_tables: Tensor,
+    seats: Tensor,
     lengths: Tensor,
     scale: float,
-    longest: int | None = None,
-    is_padded: bool = True,
+    longest: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token over the first `lengths` slots of each block table.
 
-    query, pool: as in `attend_slots`. block_tables: int64 or int32 [B, H_kv, M], entries beyond a head's length are
-    not read. lengths: int64 or int32 [B, H_kv]; one of 0 gives zeros. longest: the largest of them if the host knows
-    it, else the tables' width counts; a captured graph keeps it. is_padded: of no use here. Returns [B, H_q, d] in
-    the query's dtype. Raises ValueError where the dtypes or layouts differ from these.
+    query, pool, seats: as in `attend_slots`. block_tables: int64 or int32 [seats, H_kv, M], entries beyond a head's
+    length are not read. lengths: int64 or int32 [B, H_kv]; one of 0 gives zeros. longest: at least the largest of
+    them; a captured graph keeps it. bias: float32 [seats, H_kv, >= longest], added to the scaled scores (log-degree),
+    or None. Returns [B, H_q, d] in the query's dtype. Raises ValueError where the dtypes or layouts differ from these.
     """
-    capacity = block_tables.shape[2] * BLOCK_SIZE
-    if longest is not None:
-        capacity = min(capacity, longest)
-    return _attend(query, pool, block_tables, capacity, lengths, None, scale)
+    capacity = min(block_tables.shape[2] * BLOCK_SIZE, longest)
+    lists = _Lists(block_tables, seats, None, lengths, bias, 0, capacity)
+    return _attend(query, pool, lists, BLOCK_STAGES, scale)
 
 
-def _attend(
-    query: Tensor,
-    pool: Tensor,
-    table: Tensor,
-    capacity: int,
-    lengths: Tensor | None,
-    bias: Tensor | None,
-    scale: float,
-) -> Tensor:
-    _check(query, pool)
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Where a row's slots are listed: in a seat's table, the first `num_fixed` places, then in the row's own list.
+
+    With `lengths` the table is of blocks. capacity: places at most.
+    """
+
+    table: Tensor
+    seats: Tensor
+    selected: Tensor | None
+    lengths: Tensor | None
+    bias: Tensor | None
+    num_fixed: int
+    capacity: int
+
+
+def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: float) -> Tensor:
+    _check_rows(query, pool)
+    _check_lists(lists, query.shape[0])
     batch, num_heads, head_dim = query.shape
-    num_kv_heads = table.shape[1]
+    table, selected, lengths, bias = lists.table, lists.selected, lists.lengths, lists.bias
+    num_kv_heads, capacity = table.shape[1], lists.capacity
     group = num_heads // num_kv_heads
     dim_tile = max(16, triton.next_power_of_2(head_dim))
     tile = min(BLOCK_SIZE, max(16, TILE_BYTES // (2 * dim_tile * pool.element_size())))
@@ -93,11 +103,12 @@ def _attend(
     partial_lse = torch.empty(batch * num_kv_heads, splits, group, device=query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lengths_strides = (0, 0) if lengths is None else lengths.stride()
-    bias_strides = (0, 0, 0) if bias is None else bias.stride()
     attend_split[(batch * num_kv_heads, splits)](
         query,
         pool,
         table,
+        lists.seats,
+        selected,
         lengths,
         bias,
         partial,
@@ -105,8 +116,10 @@ def _attend(
         *query.stride()[:2],
         pool.stride(0),
         *table.stride(),
+        *((0, 0, 0) if selected is None else selected.stride()),
         *lengths_strides,
-        *bias_strides,
+        *((0, 0, 0) if bias is None else bias.stride()),
+        lists.num_fixed,
         capacity,
         scale,
         NUM_KV_HEADS=num_kv_heads,
@@ -119,7 +132,7 @@ def _attend(
         WIDE_DOT=query.dtype == torch.bfloat16 and _is_interpreted(),
         # Products of float32 are sums of ordinary multiply-adds: 4 warps would not hold their operands.
         num_warps=2 * NUM_WARPS if query.dtype == torch.float32 else NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_stages=num_stages,
     )
     join_splits[(batch * num_heads,)](
         partial,
@@ -141,7 +154,7 @@ def _attend(
     return output
 
 
-def _check(query: Tensor, pool: Tensor) -> None:
+def _check_rows(query: Tensor, pool: Tensor) -> None:
     if query.dtype != pool.dtype:
         raise ValueError(f"query is {query.dtype} and pool {pool.dtype}; cast the query")
     if query.stride(2) != 1 or pool.stride(1) != 1:
@@ -150,6 +163,19 @@ def _check(query: Tensor, pool: Tensor) -> None:
         raise ValueError(f"{pool.shape[0]} slots: their ids must be less than 2**31")
     if pool.shape[1] != 2 * query.shape[2]:
         raise ValueError(f"a slot of {pool.shape[1]} elements is not K|V of {query.shape[2]} each")
+
+
+def _check_lists(lists: _Lists, batch: int) -> None:
+    table, seats, selected, bias = lists.table, lists.seats, lists.selected, lists.bias
+    if seats.dtype != torch.int64 or seats.shape != (batch,) or not seats.is_contiguous():
+        raise ValueError(f"seats must be {batch} contiguous int64, one for each row of the query")
+    if selected is not None and not table.dtype == selected.dtype == torch.int32:
+        raise ValueError(f"slots are listed as int32, not as {table.dtype} and {selected.dtype}")
+    for of_rows in (selected, lists.lengths):
+        if of_rows is not None and of_rows.shape[:2] != (batch, table.shape[1]):
+            raise ValueError(f"{tuple(of_rows.shape)} does not fit {batch} rows of {table.shape[1]} KV heads")
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape[2] < lists.capacity):
+        raise ValueError(f"the bias must be {lists.capacity} float32, it is {bias.shape[2]} {bias.dtype}")
 
 
 @functools.cache

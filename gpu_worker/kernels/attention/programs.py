@@ -15,6 +15,8 @@ def attend_split(
     query: tl.tensor,
     pool: tl.tensor,
     table: tl.tensor,
+    seats: tl.tensor,
+    selected: tl.tensor,
     lengths: tl.tensor,
     bias: tl.tensor,
     partial: tl.tensor,
@@ -22,14 +24,18 @@ def attend_split(
     query_stride_b: tl.tensor,
     query_stride_h: tl.tensor,
     pool_stride: tl.tensor,
-    table_stride_b: tl.tensor,
+    table_stride_s: tl.tensor,
     table_stride_h: tl.tensor,
     table_stride_a: tl.tensor,
+    selected_stride_b: tl.tensor,
+    selected_stride_h: tl.tensor,
+    selected_stride_a: tl.tensor,
     lengths_stride_b: tl.tensor,
     lengths_stride_h: tl.tensor,
-    bias_stride_b: tl.tensor,
+    bias_stride_s: tl.tensor,
     bias_stride_h: tl.tensor,
     bias_stride_a: tl.tensor,
+    num_fixed: tl.tensor,
     capacity: tl.tensor,
     scale: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
@@ -58,7 +64,10 @@ def attend_split(
     query += batch * query_stride_b + kv_head * GROUP * query_stride_h
     q = tl.load(query + heads[:, None] * query_stride_h + dims[None, :], mask=in_group, other=0.0)
     scale *= LOG2_E
-    table += batch * table_stride_b + kv_head * table_stride_h
+    seat = tl.load(seats + batch)
+    table += seat * table_stride_s + kv_head * table_stride_h
+    if lengths is None:
+        selected += batch * selected_stride_b + kv_head * selected_stride_h
     top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_TILE], tl.float32)
     output = tl.zeros([GROUP_TILE, DIM_TILE], tl.float32)
@@ -66,7 +75,12 @@ def attend_split(
         place = first + tl.arange(0, TILE)
         attended = place < end
         if lengths is None:
-            slot = tl.load(table + place.to(tl.int64) * table_stride_a, mask=attended, other=-1).to(tl.int32)
+            is_fixed = place < num_fixed
+            fixed_slot = tl.load(table + place * table_stride_a, mask=attended & is_fixed, other=-1)
+            own = (place - num_fixed) * selected_stride_a
+            own_slot = tl.load(selected + own, mask=attended & (place >= num_fixed), other=-1)
+            # Their maximum would do, but costs up to 30 registers more.
+            slot = tl.where(is_fixed, fixed_slot, own_slot)
             attended = slot >= 0
         else:
             block = tl.load(
@@ -81,9 +95,7 @@ def attend_split(
         values = tl.load(source + HEAD_DIM, mask=is_read, other=0.0)
         scores = _dot(q, tl.trans(keys), WIDE_DOT) * scale
         if bias is not None:
-            added = (
-                bias + batch * bias_stride_b + kv_head * bias_stride_h + place.to(tl.int64) * bias_stride_a
-            )
+            added = bias + seat * bias_stride_s + kv_head * bias_stride_h + place.to(tl.int64) * bias_stride_a
             scores += (tl.load(added, mask=attended, other=0.0) * LOG2_E)[None, :]
         scores = tl.where(attended[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))

@@ -5,65 +5,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+BLOCK_SIZE = 64
+
 
 def attend_slots(
-    query: Tensor,
-    pool: Tensor,
-    slots: Tensor,
-    scale: float,
-    bias: Tensor | None = None,
-    is_padded: bool = True,
+    query: Tensor, pool: Tensor, fixed: Tensor, seats: Tensor, selected: Tensor, scale: float
 ) -> Tensor:
-    """Attention of one new token over listed slots, for sequences and KV heads of unequal length.
+    """Attention of one new token over two lists of slots, for sequences and KV heads of unequal length.
 
-    query: [B, H_q, d]. pool: [num_slots, 2d], a row is K then V. slots: int64 [B, H_kv, A], physical; -1 pads and
-    every list holds at least one slot. bias: float32 [B, H_kv, A], added to the scaled scores (log-degree), or None.
-    is_padded: False promises that no -1 is there, and saves the masks. Returns [B, H_q, d] in the query's dtype.
-    Softmax and sums are float32.
+    query: [B, H_q, d]. pool: [num_slots, 2d], a row is K then V. fixed: int32 [seats, H_kv, F], pool rows of what
+    every step attends (sinks and window); seats: int64 [B], which of its rows belongs to which row of the query.
+    selected: int32 [B, H_kv, K], pool rows of what this step selected. -1 pads anywhere; who has nothing but pads
+    gets zeros. Returns [B, H_q, d] in the query's dtype. Softmax and sums are float32.
     """
-    batch, _num_heads, head_dim = query.shape
-    num_kv_heads, width = slots.shape[1:]
-    listed = slots.clamp(min=0) if is_padded else slots
-    rows = pool.index_select(0, listed.flatten()).view(batch, num_kv_heads, width, 2 * head_dim)
-    return _attend(query, rows, slots < 0 if is_padded else None, scale, bias)
+    slots = torch.cat([fixed[seats], selected], dim=-1)
+    batch, num_kv_heads, width = slots.shape
+    masked = slots < 0
+    listed = slots.clamp(min=0)
+    rows = pool.index_select(0, listed.flatten()).view(batch, num_kv_heads, width, pool.shape[1])
+    return _attend(query, rows, masked, scale, None)
 
 
 def attend_blocks(
     query: Tensor,
     pool: Tensor,
     block_tables: Tensor,
+    seats: Tensor,
     lengths: Tensor,
     scale: float,
-    longest: int | None = None,
-    is_padded: bool = True,
+    longest: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token over the first `lengths` slots of each block table.
 
-    query: [B, H_q, d]. pool: [num_slots, 2d] in blocks of num_slots_per_block = 64. block_tables: int64
-    [B, H_kv, M], entries beyond a head's length are ignored. lengths: int64 [B, H_kv], at least 1. longest: the
-    largest of them, from who knows it; to read it here would synchronise with the host. is_padded: False promises
-    that all are that long, and saves the masks. Returns [B, H_q, d] in the query's dtype.
+    query, pool, seats: as in `attend_slots`; the pool is cut in blocks of 64. block_tables: int64 or int32
+    [seats, H_kv, M], entries beyond a head's length are not read. lengths: int64 or int32 [B, H_kv]; a length of 0
+    gives zeros. longest: at least the largest of them, from who knows it. bias: float32 [seats, H_kv, >= longest],
+    added to the scaled scores (log-degree), or None. Returns [B, H_q, d] in the query's dtype.
     """
-    batch, _num_heads, head_dim = query.shape
-    num_kv_heads, num_blocks = block_tables.shape[1:]
-    blocks = pool.view(-1, BLOCK_SIZE, 2 * head_dim)
-    if longest is None:
-        longest = int(lengths.max())
-    num_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
-    block_tables, masked = block_tables[..., :num_blocks], None
-    if is_padded:
-        used = torch.arange(num_blocks, device=query.device) * BLOCK_SIZE < lengths[..., None]
-        block_tables = block_tables.where(used, 0)
-        masked = torch.arange(longest, device=query.device) >= lengths[..., None]
-    rows = blocks.index_select(0, block_tables.flatten())
-    rows = rows.view(batch, num_kv_heads, num_blocks * BLOCK_SIZE, 2 * head_dim)[:, :, :longest]
-    return _attend(query, rows, masked, scale, None)
+    num_blocks = min(block_tables.shape[2], -(-longest // BLOCK_SIZE))
+    longest = min(longest, num_blocks * BLOCK_SIZE)
+    tables = block_tables[seats, :, :num_blocks]
+    used = torch.arange(num_blocks, device=query.device) * BLOCK_SIZE < lengths[..., None]
+    blocks = pool.view(-1, BLOCK_SIZE, pool.shape[1]).index_select(0, tables.where(used, 0).flatten())
+    rows = blocks.view(*tables.shape[:2], num_blocks * BLOCK_SIZE, pool.shape[1])[:, :, :longest]
+    masked = torch.arange(longest, device=query.device) >= lengths[..., None]
+    return _attend(query, rows, masked, scale, None if bias is None else bias[seats, :, :longest])
 
 
-BLOCK_SIZE = 64
-
-
-def _attend(query: Tensor, rows: Tensor, masked: Tensor | None, scale: float, bias: Tensor | None) -> Tensor:
+def _attend(query: Tensor, rows: Tensor, masked: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     batch, num_heads, head_dim = query.shape
     num_kv_heads = rows.shape[1]
     grouped = query.view(batch, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
@@ -71,9 +61,12 @@ def _attend(query: Tensor, rows: Tensor, masked: Tensor | None, scale: float, bi
     scores = grouped @ keys.transpose(-1, -2) * scale
     if bias is not None:
         scores = scores + bias[:, :, None]
-    if masked is not None:
+    is_masked = bool(masked.any())
+    if is_masked:
         scores = scores.masked_fill(masked[:, :, None], float("-inf"))
         # A masked slot may hold anything, NaN included: 0 * NaN would reach the output.
         values = values.masked_fill(masked[..., None], 0.0)
-    output = scores.softmax(dim=-1) @ values
-    return output.view(batch, num_heads, head_dim).to(query.dtype)
+    weights = scores.softmax(dim=-1)
+    if is_masked:
+        weights = weights.masked_fill(masked.all(dim=-1)[:, :, None, None], 0.0)
+    return (weights @ values).view(batch, num_heads, head_dim).to(query.dtype)

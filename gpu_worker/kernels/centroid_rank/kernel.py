@@ -26,48 +26,59 @@ def centroid_rank(
     sizes: Tensor,
     labels: Tensor,
     within: Tensor,
+    seats: Tensor,
     begin: Tensor,
     end: Tensor,
+    num_positions: int,
 ) -> Tensor:
     """Minus the place of each token when clusters are taken whole, best inner product first.
 
     Products are summed over the GQA group; ties take the smaller cluster id.
-    query: [B, H_q, d]. centroids: float32 [B, H_kv, C, d]. sizes: int32 [B, H_kv, C], 0 for an unused one.
-    labels, within: int32 [B, H_kv, N], cluster of a position and its place in it by ascending position, of any
-    strides. begin, end: int64 [B]. Returns float32 [B, H_kv, N]; -inf beyond the candidates. Exact for N <= 2^24.
-    All tensors lie on one CUDA device.
+    query: [B, H_q, d]. centroids: float32 [seats, H_kv, C, d]. sizes: int32 [seats, H_kv, C], 0 for an unused one.
+    labels, within: int32 [seats, H_kv, N], cluster of a position and its place in it by ascending position.
+    seats: int64 [B], the seat of each row. begin, end: int64 [B]. num_positions: at most N.
+    Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates. Exact for N <= 2^24.
+    All tensors lie on one CUDA device; labels and within may have any strides, centroids and sizes be views of one
+    layer.
     """
-    batch, num_kv_heads, num_clusters, head_dim = centroids.shape
-    num_positions, num_rows = labels.shape[-1], batch * num_kv_heads
-    places = torch.empty(labels.shape, dtype=torch.float32, device=query.device)
+    num_kv_heads, num_clusters, head_dim = centroids.shape[1:]
+    batch, num_rows = query.shape[0], query.shape[0] * num_kv_heads
+    places = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
     if places.numel() == 0:
         return places
-    query, centroids, sizes = query.contiguous(), centroids.contiguous(), sizes.contiguous()
-    begin, end = begin.contiguous(), end.contiguous()
-    products = torch.empty(sizes.shape, dtype=torch.float32, device=query.device)
-    starts = torch.empty(sizes.shape, dtype=torch.int32, device=query.device)
+    query, seats, begin, end = query.contiguous(), seats.contiguous(), begin.contiguous(), end.contiguous()
+    products = torch.empty(num_rows, num_clusters, dtype=torch.float32, device=query.device)
+    starts = torch.empty(num_rows, num_clusters, dtype=torch.int32, device=query.device)
     group = query.shape[1] // num_kv_heads
     blocks = triton.cdiv(num_clusters, BLOCK_CENTROIDS)
     _products[(num_rows * blocks,)](
-        query, centroids, sizes, products, num_clusters, head_dim, group, blocks,
-        BLOCK=BLOCK_CENTROIDS, WIDTH=triton.next_power_of_2(head_dim),
-        GROUP_WIDTH=triton.next_power_of_2(group), num_warps=4,
+        query, centroids, sizes, seats, products, num_kv_heads, num_clusters, head_dim, group, blocks,
+        *centroids.stride()[:2], *sizes.stride()[:2], BLOCK=BLOCK_CENTROIDS,
+        WIDTH=triton.next_power_of_2(head_dim), GROUP_WIDTH=triton.next_power_of_2(group), num_warps=4,
     )  # fmt: skip
     blocks = triton.cdiv(num_clusters, BLOCK_CLUSTERS)
     _starts[(num_rows * blocks,)](
-        products, sizes, starts, num_clusters, blocks, BLOCK=BLOCK_CLUSTERS, num_warps=4
-    )
+        products, sizes, seats, starts, num_kv_heads, num_clusters, blocks, *sizes.stride()[:2],
+        BLOCK=BLOCK_CLUSTERS, num_warps=4,
+    )  # fmt: skip
     blocks = triton.cdiv(num_positions, BLOCK_TOKENS)
     _places[(num_rows * blocks,)](
-        starts, labels, within, begin, end, places, num_kv_heads, num_clusters, num_positions, blocks,
+        starts, labels, within, seats, begin, end, places, num_kv_heads, num_clusters, num_positions, blocks,
         *labels.stride(), *within.stride(), BLOCK=BLOCK_TOKENS, num_warps=4,
     )  # fmt: skip
     return places
 
 
 @triton.jit
+def _of_row(index, seats, row, num_kv_heads, stride_seat, stride_head):
+    """Where a row's part of an index tensor begins."""
+    return index + tl.load(seats + row // num_kv_heads) * stride_seat + row % num_kv_heads * stride_head
+
+
+@triton.jit
 def _products(
-    query, centroids, sizes, products, num_clusters, head_dim, group, blocks,
+    query, centroids, sizes, seats, products, num_kv_heads, num_clusters, head_dim, group, blocks,
+    centroid_stride_seat, centroid_stride_head, size_stride_seat, size_stride_head,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Inner products of the group's summed query with BLOCK centroids of one row; -inf for unused clusters."""
@@ -81,9 +92,11 @@ def _products(
         other=0.0,
     )
     total = tl.sum(vectors.to(tl.float32), axis=0)
-    is_used = tl.load(sizes + row * num_clusters + clusters, mask=is_cluster, other=0) > 0
+    sizes = _of_row(sizes, seats, row, num_kv_heads, size_stride_seat, size_stride_head)
+    centroids = _of_row(centroids, seats, row, num_kv_heads, centroid_stride_seat, centroid_stride_head)
+    is_used = tl.load(sizes + clusters, mask=is_cluster, other=0) > 0
     centroid = tl.load(
-        centroids + row * num_clusters * head_dim + clusters[:, None] * head_dim + dims[None, :],
+        centroids + clusters[:, None] * head_dim + dims[None, :],
         mask=is_used[:, None] & is_dim[None, :],
         other=0.0,
     )
@@ -92,11 +105,14 @@ def _products(
 
 
 @triton.jit
-def _starts(products, sizes, starts, num_clusters, blocks, BLOCK: tl.constexpr):
+def _starts(
+    products, sizes, seats, starts, num_kv_heads, num_clusters, blocks, size_stride_seat, size_stride_head,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """Tokens in the clusters that come before each of BLOCK clusters of one row."""
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     products += row * num_clusters
-    sizes += row * num_clusters
+    sizes = _of_row(sizes, seats, row, num_kv_heads, size_stride_seat, size_stride_head)
     places = tl.arange(0, BLOCK)
     clusters = block * BLOCK + places
     own = tl.load(products + clusters, mask=clusters < num_clusters, other=float("-inf"))
@@ -126,19 +142,19 @@ def _starts(products, sizes, starts, num_clusters, blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _places(
-    starts, labels, within, begin, end, output, num_kv_heads, num_clusters, num_positions, blocks,
-    label_stride_batch, label_stride_head, label_stride, within_stride_batch, within_stride_head, within_stride,
+    starts, labels, within, seats, begin, end, output, num_kv_heads, num_clusters, num_positions, blocks,
+    label_stride_seat, label_stride_head, label_stride, within_stride_seat, within_stride_head, within_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Minus the place of BLOCK tokens of one row; -inf where no candidate is."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
+    sequence = row // num_kv_heads
     positions = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     is_position = positions < num_positions
     first, last = tl.load(begin + sequence), tl.load(end + sequence)
     is_candidate = (positions >= first) & (positions < last) & is_position
-    labels += sequence * label_stride_batch + kv_head * label_stride_head
-    within += sequence * within_stride_batch + kv_head * within_stride_head
+    labels = _of_row(labels, seats, row, num_kv_heads, label_stride_seat, label_stride_head)
+    within = _of_row(within, seats, row, num_kv_heads, within_stride_seat, within_stride_head)
     # What is no candidate may hold any label.
     label = tl.load(labels + positions.to(tl.int64) * label_stride, mask=is_candidate, other=0)
     place = tl.load(within + positions.to(tl.int64) * within_stride, mask=is_candidate, other=0)

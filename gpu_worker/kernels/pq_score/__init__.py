@@ -1,5 +1,9 @@
-"""Approximate attention weight of every candidate from product-quantised keys."""
+"""Approximate attention weight of every candidate from product-quantised keys, and the codes of keys."""
 
-from gpu_worker.kernels.pq_score.reference import pq_assign, pq_score
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.pq_score import reference
 
 __all__ = ["pq_assign", "pq_score"]
+
+pq_assign = by_device(reference.pq_assign, "gpu_worker.kernels.pq_score.assign_kernel", "pq_assign")
+pq_score = by_device(reference.pq_score, "gpu_worker.kernels.pq_score.kernel", "pq_score")

@@ -21,28 +21,34 @@ TILE_ELEMENTS = 8192
 
 
 def pq_score(
-    query: Tensor, codebooks: Tensor, codes: Tensor, begin: Tensor, end: Tensor, scale: float
+    query: Tensor,
+    codebooks: Tensor,
+    codes: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    scale: float,
+    num_positions: int,
 ) -> Tensor:
     """Softmax over candidates of the approximate inner products, summed over each GQA group.
 
-    query: [B, H_q, d]. codebooks: float32 [B, H_kv, m, ksub, d/m]. codes: uint8 [B, H_kv, N, m], by position.
-    begin, end: int64 [B], the candidates' positions. Returns float32 [B, H_kv, N]; -inf beyond the candidates.
-    codes may have any strides. All tensors lie on one CUDA device.
+    query: [B, H_q, d]. codebooks: float32 [seats, H_kv, m, ksub, d/m]. codes: uint8 [seats, H_kv, N, m], by position.
+    seats: int64 [B], the seat of each row. begin, end: int64 [B], the candidates' positions. num_positions: at most N.
+    Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates. All tensors lie on one CUDA device; codes may
+    have any strides, codebooks be a view of one layer.
     """
-    batch, num_kv_heads, num_positions, num_parts = codes.shape
-    ksub, dsub = codebooks.shape[-2:]
-    num_heads = query.shape[1]
+    num_kv_heads, num_parts, ksub, dsub = codebooks.shape[1:]
+    batch, num_heads = query.shape[:2]
     group, num_rows = num_heads // num_kv_heads, batch * num_kv_heads
     scores = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
     if scores.numel() == 0:
         return scores
-    query, codebooks = query.contiguous(), codebooks.contiguous()
-    begin, end = begin.contiguous(), end.contiguous()
+    seats, begin, end = seats.contiguous(), begin.contiguous(), end.contiguous()
     tables = torch.empty(num_rows, group, num_parts, ksub, dtype=torch.float32, device=query.device)
     block = min(64, triton.next_power_of_2(ksub))
     _tables[(batch * num_heads * num_parts, triton.cdiv(ksub, block))](
-        query, codebooks, tables, scale * LOG2_E, group, num_parts, ksub, dsub,
-        BLOCK=block, WIDTH=triton.next_power_of_2(dsub), num_warps=4,
+        query.contiguous(), codebooks, tables, seats, scale * LOG2_E, num_kv_heads, group, num_parts, ksub, dsub,
+        *codebooks.stride()[:2], BLOCK=block, WIDTH=triton.next_power_of_2(dsub), num_warps=4,
     )  # fmt: skip
 
     group_width = triton.next_power_of_2(group)
@@ -60,22 +66,25 @@ def pq_score(
         "num_warps": 8,
     }
     grid = (num_rows * num_chunks,)
-    _chunk_totals[grid](tables, codes, begin, end, totals[0], totals[1], *shape, **options)
+    _chunk_totals[grid](tables, codes, seats, begin, end, totals[0], totals[1], *shape, **options)
     _weights[grid](
-        tables, codes, begin, end, totals[0], totals[1], scores, *shape, **options, CHUNKS=NUM_CHUNKS
+        tables, codes, seats, begin, end, totals[0], totals[1], scores, *shape, **options, CHUNKS=NUM_CHUNKS
     )
     return scores
 
 
 @triton.jit
 def _tables(
-    query, codebooks, tables, scale, group, num_parts, ksub, dsub, BLOCK: tl.constexpr, WIDTH: tl.constexpr
-):
+    query, codebooks, tables, seats, scale, num_kv_heads, group, num_parts, ksub, dsub, stride_seat, stride_head,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Scaled inner products, in base 2, of one part of one query head with BLOCK centroids of its row."""
     head, part = (tl.program_id(0) // num_parts).to(tl.int64), tl.program_id(0) % num_parts
     codes, dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_code, is_dim = codes < ksub, dims < dsub
-    book = codebooks + (head // group * num_parts + part) * ksub * dsub
+    row = head // group
+    seat = tl.load(seats + row // num_kv_heads)
+    book = codebooks + seat * stride_seat + row % num_kv_heads * stride_head + part * ksub * dsub
     centroids = tl.load(
         book + codes[:, None] * dsub + dims[None, :], mask=is_code[:, None] & is_dim[None, :], other=0.0
     )
@@ -107,25 +116,26 @@ def _lookup(
 
 
 @triton.jit
-def _chunk(codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head):
+def _chunk(codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, stride_seat, stride_head):
     """This program's row and chunk, the row's codes, and its candidates as [first, last)."""
     row, index = (tl.program_id(0) // num_chunks).to(tl.int64), tl.program_id(0) % num_chunks
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     first = tl.load(begin + sequence).to(tl.int32)
     last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
-    return row, index, codes + sequence * stride_batch + kv_head * stride_head, first, last
+    codes += tl.load(seats + sequence) * stride_seat + kv_head * stride_head
+    return row, index, codes, first, last
 
 
 @triton.jit
 def _chunk_totals(
-    tables, codes, begin, end, peaks, sums, num_kv_heads, num_positions, chunk, num_chunks,
-    stride_batch, stride_head, stride_position, stride_part,
+    tables, codes, seats, begin, end, peaks, sums, num_kv_heads, num_positions, chunk, num_chunks,
+    stride_seat, stride_head, stride_position, stride_part,
     GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, NUM_PARTS: tl.constexpr, KSUB: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Largest score and sum of exponentials of every head of the group over one chunk's candidates."""
     row, index, codes, first, last = _chunk(
-        codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head
+        codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, stride_seat, stride_head
     )
     chunk_begin = index * chunk
     # Every tile between these holds a candidate, so that the largest score is finite from the first tile on. Where
@@ -152,14 +162,14 @@ def _chunk_totals(
 
 @triton.jit
 def _weights(
-    tables, codes, begin, end, peaks, sums, output, num_kv_heads, num_positions, chunk, num_chunks,
-    stride_batch, stride_head, stride_position, stride_part,
+    tables, codes, seats, begin, end, peaks, sums, output, num_kv_heads, num_positions, chunk, num_chunks,
+    stride_seat, stride_head, stride_position, stride_part,
     GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, NUM_PARTS: tl.constexpr, KSUB: tl.constexpr,
     TILE: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Weights of one chunk, summed over the group; -inf where there is no candidate."""
     row, index, codes, first, last = _chunk(
-        codes, begin, end, num_kv_heads, num_positions, num_chunks, stride_batch, stride_head
+        codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, stride_seat, stride_head
     )
     output += row * num_positions
 

@@ -7,22 +7,30 @@ from torch import Tensor
 
 
 def pq_score(
-    query: Tensor, codebooks: Tensor, codes: Tensor, begin: Tensor, end: Tensor, scale: float
+    query: Tensor,
+    codebooks: Tensor,
+    codes: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    scale: float,
+    num_positions: int,
 ) -> Tensor:
     """Softmax over candidates of the approximate inner products, summed over each GQA group.
 
-    query: [B, H_q, d]. codebooks: float32 [B, H_kv, m, ksub, d/m]. codes: uint8 [B, H_kv, N, m], by position.
-    begin, end: int64 [B], the candidates' positions. Returns float32 [B, H_kv, N]; -inf beyond the candidates.
+    query: [B, H_q, d]. codebooks: float32 [seats, H_kv, m, ksub, d/m]. codes: uint8 [seats, H_kv, N, m], by position.
+    seats: int64 [B], the seat of each row. begin, end: int64 [B], the candidates' positions. num_positions: at most N.
+    Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates.
     """
-    batch, num_kv_heads, num_positions, num_subvectors = codes.shape
-    dsub = codebooks.shape[-1]
+    # What is no candidate may hold any byte, also one that is no code.
+    masked = outside(num_positions, begin, end)
+    codes = codes[seats, :, :num_positions].masked_fill(masked[:, None, :, None], 0)
+    codebooks = codebooks[seats]
+    batch, num_kv_heads, num_subvectors, _, dsub = codebooks.shape
     parts = query.float().view(batch, num_kv_heads, -1, num_subvectors, dsub)
     table = torch.einsum("bhgmd,bhmkd->bhgmk", parts, codebooks)
     group = table.shape[2]
     scores = torch.zeros(batch, num_kv_heads, group, num_positions, device=query.device)
-    masked = outside(num_positions, begin, end)
-    # What is no candidate may hold any byte, also one that is no code.
-    codes = codes.masked_fill(masked[:, None, :, None], 0)
     for part in range(num_subvectors):
         index = codes[:, :, None, :, part].long().expand(-1, -1, group, -1)
         scores += table[:, :, :, part].gather(-1, index)

@@ -1,4 +1,4 @@
-"""Chunked causal attention: the plain definition, and the same through PyTorch's fused attention."""
+"""Chunked causal attention: the plain definition, and the same through PyTorch's fused attention on a CPU."""
 
 from __future__ import annotations
 
@@ -28,31 +28,23 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     """`attend_chunk_naive` through PyTorch's fused attention: same arguments, same result within rounding."""
     num_tokens, _num_heads, head_dim = query.shape
     grouped = query.transpose(0, 1)[None]
-    keys, values = rows[None, ..., :head_dim], rows[None, ..., head_dim:]
     end = begin + num_tokens
+    keys, values = rows[None, :, :end, :head_dim], rows[None, :, :end, head_dim:]
     if begin == 0 or num_tokens == 1:
         output = F.scaled_dot_product_attention(
-            grouped, keys[:, :, :end], values[:, :, :end], is_causal=begin == 0, scale=scale, enable_gqa=True
+            grouped, keys, values, is_causal=begin == 0, scale=scale, enable_gqa=True
         )
-    elif query.device.type == "cpu":
-        output = _past_and_chunk(grouped, keys, values, begin, end, scale)
     else:
-        positions = torch.arange(end, device=query.device)
-        visible = positions[None, :] <= positions[begin:, None]
-        output = F.scaled_dot_product_attention(
-            grouped, keys[:, :, :end], values[:, :, :end], attn_mask=visible, scale=scale, enable_gqa=True
-        )
+        output = _past_and_chunk(grouped, keys, values, begin, scale)
     return output[0].transpose(0, 1)
 
 
-def _past_and_chunk(
-    query: Tensor, keys: Tensor, values: Tensor, begin: int, end: int, scale: float
-) -> Tensor:
+def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
     """Two unmasked calls instead of one masked: a mask costs the CPU kernel twice the time of the past itself."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     group = query.shape[1] // keys.shape[1]
-    keys = keys[:, :, :end].repeat_interleave(group, dim=1)
-    values = values[:, :, :end].repeat_interleave(group, dim=1)
+    keys = keys.repeat_interleave(group, dim=1)
+    values = values.repeat_interleave(group, dim=1)
     past, past_lse = fused(query, keys[:, :, :begin], values[:, :, :begin], scale=scale)
     chunk, chunk_lse = fused(query, keys[:, :, begin:], values[:, :, begin:], is_causal=True, scale=scale)
     share = torch.sigmoid(past_lse - chunk_lse)[..., None].to(past.dtype)

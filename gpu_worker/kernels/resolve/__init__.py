@@ -1,5 +1,9 @@
 """From token positions to slots: hits at once, misses on the slots of the least recently used tokens."""
 
-from gpu_worker.kernels.resolve.reference import Misses, Residency, SeatRows, claim, lookup, resolve
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.resolve import reference
+from gpu_worker.kernels.resolve.reference import Residency, SeatRows
 
-__all__ = ["Misses", "Residency", "SeatRows", "claim", "lookup", "resolve"]
+resolve = by_device(reference.resolve, "gpu_worker.kernels.resolve.kernel", "resolve")
+
+__all__ = ["Residency", "SeatRows", "resolve"]

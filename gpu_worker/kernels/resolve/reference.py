@@ -1,155 +1,168 @@
-"""The definition of the hot cache's clock, in PyTorch."""
+"""The definition of the hot cache's clock, in PyTorch; a CPU serves with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+# What a bit is set to while a call runs, where the slot is required: it is not evicted.
+NEEDED = 2
+# Slots of the ring that are looked at first, beside four for each that is wanted; then WIDER times as many.
+SPAN = 64
+WIDER = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which token lies in which slot, for one layer of every seat. All views are mutated in place.
+    """Which token lies in which slot, for every seat and head. All are mutated in place, and all may be views.
 
-    slot_of: int32 [seats, H_kv, N], slot of a position or -1. token_of: int32 [seats, H_kv, S], position in a slot
-    or -1. referenced: bool [seats, H_kv, S], the clock's bits. hand: int64 [seats, H_kv].
+    slot_of: int32 [seats, H, N], slot of a position or -1. token_of: int32 [seats, H, S], position in a slot; of a
+    free one, anything. referenced: uint8 [seats, H, S], the clock's bits, 0 or 1. hand: int32 [seats, H], a slot.
+    filled: int32 [seats, H], slots [0, filled) hold tokens, those from there up to the seat's capacity are free. H are
+    the KV heads of one layer, or those of many layers.
     """
 
     slot_of: Tensor
     token_of: Tensor
     referenced: Tensor
     hand: Tensor
+    filled: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.slot_of.device
 
 
 @dataclass(frozen=True, slots=True)
 class SeatRows:
     """Whose slots are resolved: row b of a call's tensors is seat `seats[b]`. int64 [B] each, on the device.
 
-    capacities: slots in use of each seat. protected_below, protected_from: see `resolve`. width: the largest capacity.
+    capacities: slots in use of each seat. protected_below, protected_from: see `resolve`.
     """
 
     seats: Tensor
     capacities: Tensor
     protected_below: Tensor
     protected_from: Tensor
-    width: int
-
-    @classmethod
-    def of(
-        cls,
-        seats: list[int],
-        capacities: list[int],
-        protected_below: list[int],
-        protected_from: list[int],
-        device: torch.device,
-    ) -> SeatRows:
-        rows = torch.tensor([seats, capacities, protected_below, protected_from], device=device)
-        return cls(rows[0], rows[1], rows[2], rows[3], max(capacities))
 
 
-@dataclass(frozen=True, slots=True)
-class Misses:
-    """Where misses lie in [B, H_kv, R]: one entry of row, head and column (int64 [n]) each; most: of one head."""
+def resolve(residency: Residency, rows: SeatRows, required: Tensor) -> tuple[Tensor, Tensor]:
+    """Give every required position a slot and say which positions must be fetched into theirs.
 
-    row: Tensor
-    head: Tensor
-    column: Tensor
-    most: int
+    Misses take slots in the order of their columns: free ones first, ascending; then from the clock's hand on those
+    whose bit is clear; then from the hand on those whose bit is set. Tokens at positions below `protected_below`
+    (sinks), from `protected_from` on (window) and those required now are never evicted. The hand moves behind the
+    furthest evicted slot, and bits that it passes are cleared; where the clear ones did not suffice, all are. Free
+    slots do not move it. In the end the bit of every required slot is set.
 
-
-def resolve(
-    residency: Residency,
-    seats: list[int],
-    capacities: list[int],
-    required: Tensor,
-    protected_below: list[int],
-    protected_from: list[int],
-) -> tuple[Tensor, Tensor]:
-    """Give every required position a slot and say which rows must be fetched into theirs.
-
-    A miss takes, in this order, a free slot, one whose clock bit is clear, one whose bit is set; within a class
-    the first from the clock's hand on. Positions below `protected_below` (sinks), from `protected_from` on (window)
-    and those required now are never evicted. Bits that the hand passes are cleared; if the hand went round once in
-    vain, all are. A slot that was required has its bit set.
-
-    seats, capacities (slots in use of each seat), protected_*: one entry a row of `required`.
-    required: int64 [B, H_kv, R], no position twice in a head, -1 pads. Returns (slots int64 [B, H_kv, R], -1 pads;
-    missed bool [B, H_kv, R]). The caller guarantees room: capacity >= protected + required.
-
-    Its halves are `lookup` and `claim`: whoever fetches learns of the misses between them, at the price of one
-    synchronisation with the host; neither half has one of its own.
+    required: int64 [B, H, R], no position twice in a head, -1 pads anywhere. Returns (slots int64 [B, H, R], -1 pads;
+    missed bool [B, H, R]). A miss for which there is no room keeps -1. No seat may stand in two rows, unless all that
+    the rows require is pads: those change nothing.
     """
-    rows = SeatRows.of(seats, capacities, protected_below, protected_from, required.device)
-    slots, missed = lookup(residency, rows, required)
-    row, head, column = missed.nonzero(as_tuple=True)
-    misses = Misses(row, head, column, most=int(missed.sum(dim=-1).max()))
-    return claim(residency, rows, required, slots, missed, misses), missed
-
-
-def lookup(residency: Residency, rows: SeatRows, required: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots of the required positions, -1 for misses and pads, and the misses; both [B, H_kv, R]. Changes nothing."""
-    heads = torch.arange(required.shape[1], device=required.device)
-    slots = residency.slot_of[rows.seats[:, None, None], heads[:, None], required.clamp(min=0)]
+    seats, heads = rows.seats[:, None, None], torch.arange(required.shape[1], device=required.device)[:, None]
     is_position = required >= 0
-    slots = slots.long().where(is_position, -1)
-    return slots, is_position & (slots < 0)
+    slots = residency.slot_of[seats, heads, required.clamp(min=0)].long().where(is_position, -1)
+    missed = is_position & (slots < 0)
+    if missed.any():
+        _set_bits(residency, seats, heads, slots, NEEDED)
+        slots = _take(residency, rows, required, slots, missed)
+    _set_bits(residency, seats, heads, slots, 1)
+    return slots, missed
 
 
-def claim(
-    residency: Residency,
-    rows: SeatRows,
-    required: Tensor,
-    slots: Tensor,
-    missed: Tensor,
-    misses: Misses | None,
-) -> Tensor:
-    """Slots with those that the misses took: `slots` and `missed` are `lookup`'s, `misses` says where (None: none)."""
-    # Pads write to a column of their own.
-    needed = torch.zeros(*slots.shape[:2], rows.width + 1, dtype=torch.bool, device=slots.device)
-    needed = needed.scatter_(2, slots.where(slots >= 0, rows.width), True)[..., : rows.width]
-    referenced = residency.referenced[rows.seats, :, : rows.width]
-    if misses is not None and misses.most:
-        token_of = residency.token_of[rows.seats, :, : rows.width]
-        victims, passed = _victims(residency, rows, token_of, referenced, needed, missed, misses.most)
-        rank = missed.cumsum(dim=-1) - 1
-        slots = torch.where(missed, victims.gather(-1, rank.clamp(min=0, max=misses.most - 1)), slots)
-        row, head = misses.row, misses.head
-        seat, position = rows.seats[row], required[row, head, misses.column]
-        slot = slots[row, head, misses.column]
-        evicted = token_of[row, head, slot]
-        # Who took a free slot evicts nothing: what it clears instead is its own entry, which is written next.
-        residency.slot_of[seat, head, torch.where(evicted >= 0, evicted, position)] = -1
-        residency.slot_of[seat, head, position] = slot.to(residency.slot_of.dtype)
-        residency.token_of[seat, head, slot] = position.to(residency.token_of.dtype)
-        needed[row, head, slot] = True
-        referenced &= ~passed
-    residency.referenced[rows.seats, :, : rows.width] = referenced | needed
+def _set_bits(residency: Residency, seats: Tensor, heads: Tensor, slots: Tensor, bit: int) -> None:
+    has_slot = slots >= 0
+    if not has_slot.all():
+        seats, heads, slots = (index.expand_as(slots)[has_slot] for index in (seats, heads, slots))
+    residency.referenced[seats, heads, slots] = bit
+
+
+def _take(residency: Residency, rows: SeatRows, required: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
+    """`slots`, with those that the misses take: the state holds them, but for the bits of required slots."""
+    filled, wanted = residency.filled[rows.seats].long(), missed.sum(dim=-1)
+    num_free = torch.minimum(wanted, (rows.capacities[:, None] - filled).clamp(min=0))
+    rank = torch.arange(int(wanted.max()), device=slots.device)
+    # Whose turn is when: [B, H, most misses of a head].
+    turns = (filled[..., None] + rank).where(rank < num_free[..., None], -1)
+    _evict(residency, rows, filled, num_free, wanted - num_free, turns)
+    turn = (missed.cumsum(dim=-1) - 1).clamp(min=0)
+    slots = slots.where(~missed, turns.gather(-1, turn))
+
+    placed = missed & (slots >= 0)
+    row, head, _ = placed.nonzero(as_tuple=True)
+    seat, slot, position = rows.seats[row], slots[placed], required[placed]
+    is_evicted = slot < filled[row, head]
+    evicted = residency.token_of[seat, head, slot][is_evicted].long()
+    residency.slot_of[seat[is_evicted], head[is_evicted], evicted] = -1
+    residency.slot_of[seat, head, position] = slot.int()
+    residency.token_of[seat, head, slot] = position.int()
+    row, head = num_free.nonzero(as_tuple=True)
+    residency.filled[rows.seats[row], head] = (filled + num_free)[row, head].int()
     return slots
 
 
-def _victims(
-    residency: Residency,
-    rows: SeatRows,
-    token_of: Tensor,
-    referenced: Tensor,
-    needed: Tensor,
-    missed: Tensor,
-    most: int,
-) -> tuple[Tensor, Tensor]:
-    """Slots to reuse, in the order of taking: int64 [B, H_kv, most]; and those the hand passed. Moves the hand."""
-    capacity = rows.capacities[:, None, None]
-    hand = residency.hand[rows.seats]
-    places = torch.arange(rows.width, device=token_of.device)
-    distance = (places - hand[..., None]) % capacity
-    free = token_of < 0
-    below, from_ = rows.protected_below[:, None, None], rows.protected_from[:, None, None]
-    kept = needed | (places >= capacity) | (~free & ((token_of < below) | (token_of >= from_)))
-    rank = torch.where(free, 0, torch.where(referenced, 2, 1))
-    key = torch.where(kept, 3 * capacity, rank * capacity + distance)
-    ordered, victims = key.topk(most, dim=-1, largest=False, sorted=True)
-    used = torch.arange(most, device=key.device) < missed.sum(dim=-1, keepdim=True)
-    reach = torch.where(used, ordered % capacity, -1).amax(dim=-1)
-    wrapped = (used & (ordered >= 2 * capacity)).any(dim=-1)
-    residency.hand[rows.seats] = (hand + reach + 1) % rows.capacities[:, None]
-    return victims, (distance <= reach[..., None]) | wrapped[..., None]
+class _Rings(NamedTuple):
+    """Heads that evict: int64 [n, 1] each. first: the first turn that is the ring's; wanted: how many are."""
+
+    row: Tensor
+    head: Tensor
+    seat: Tensor
+    capacity: Tensor
+    below: Tensor
+    from_: Tensor
+    filled: Tensor
+    first: Tensor
+    wanted: Tensor
+    hand: Tensor
+
+
+def _evict(
+    residency: Residency, rows: SeatRows, filled: Tensor, num_free: Tensor, wanted: Tensor, turns: Tensor
+) -> None:
+    """Write the evicted slots into `turns`, move the hands and clear the bits that they pass."""
+    row, head = wanted.nonzero(as_tuple=True)
+    of_seat = (rows.seats, rows.capacities, rows.protected_below, rows.protected_from)
+    seat, capacity, below, from_ = (field[row] for field in of_seat)
+    of_head = (field[row, head] for field in (filled, num_free, wanted))
+    hand = residency.hand[seat, head].long()
+    columns = (row, head, seat, capacity, below, from_, *of_head, hand)
+    rings = _Rings(*(column[:, None] for column in columns))
+    span = SPAN + 4 * turns.shape[-1]
+    while rings.row.numel():
+        width = int(rings.capacity.max())
+        in_vain = _sweep(residency, rings, turns, min(span, width), is_whole=span >= width)
+        rings = _Rings(*(column[in_vain] for column in rings))
+        span *= WIDER
+
+
+def _sweep(residency: Residency, rings: _Rings, turns: Tensor, span: int, is_whole: bool) -> Tensor:
+    """Evict within `span` slots from the hand on. Returns whose clear slots there do not suffice: bool [n].
+
+    Of those nothing is done, unless the span is the whole ring; then nobody is returned.
+    """
+    distance = torch.arange(span, device=turns.device)
+    slot = (rings.hand + distance) % rings.capacity
+    in_ring = distance < rings.capacity
+    token = residency.token_of[rings.seat, rings.head, slot]
+    bit = residency.referenced[rings.seat, rings.head, slot]
+    may_go = in_ring & (slot < rings.filled) & (token >= rings.below) & (token < rings.from_)
+    is_clear, is_set = may_go & (bit == 0), may_go & (bit == 1)
+    num_clear = is_clear.sum(dim=-1, keepdim=True)
+    in_vain = num_clear < rings.wanted
+    is_done = ~in_vain | is_whole
+    rank = torch.where(is_clear, is_clear.cumsum(-1), num_clear + is_set.cumsum(-1)) - 1
+    taken = is_done & (is_clear | is_set) & (rank < rings.wanted)
+    ring, _ = taken.nonzero(as_tuple=True)
+    turn = (rings.first + rank)[taken]
+    turns[rings.row[ring, 0], rings.head[ring, 0], turn] = slot[taken]
+
+    reach = distance.where(taken, -1).amax(dim=-1, keepdim=True)
+    cleared = is_done & in_ring & ((distance <= reach) | in_vain)
+    ring, _ = cleared.nonzero(as_tuple=True)
+    residency.referenced[rings.seat[ring, 0], rings.head[ring, 0], slot[cleared]] = 0
+    hand = (rings.hand + reach + 1) % rings.capacity
+    residency.hand[rings.seat, rings.head] = hand.int()
+    return (~is_done)[:, 0]

@@ -1,5 +1,9 @@
-"""A layer's residual addition and the RMSNorm after it, as one."""
+"""A layer's residual addition and the RMSNorms beside it, as one."""
 
-from gpu_worker.kernels.rms_norm.reference import rms_norm
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.rms_norm import reference
 
-__all__ = ["rms_norm"]
+rms_norm = by_device(reference.rms_norm, "gpu_worker.kernels.rms_norm.kernel", "rms_norm")
+add_normed = by_device(reference.add_normed, "gpu_worker.kernels.rms_norm.kernel", "add_normed")
+
+__all__ = ["add_normed", "rms_norm"]

@@ -1,14 +1,33 @@
-"""K|V rows between the arena in host memory, the pool of slots and new keys and values."""
+"""K|V rows between the arena in host memory, the pool of slots and new keys and values.
 
-from gpu_worker.kernels.rows.reference import (
-    ArenaLayout,
-    arena_offsets,
-    fetch_misses,
-    gather_pairs,
-    gather_rows,
-    scatter_pairs,
-    scatter_rows,
-)
+On a GPU the arena is a CUDA tensor, also where it is a view of registered host memory.
+"""
+
+from torch import Tensor
+
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.rows import reference
+from gpu_worker.kernels.rows.reference import ArenaLayout
+
+_COPIES = "gpu_worker.kernels.rows.kernel"
+_FETCHES = "gpu_worker.kernels.rows.fetch_kernel"
+
+gather_rows = by_device(reference.gather_rows, _COPIES, "gather_rows")
+scatter_rows = by_device(reference.scatter_rows, _COPIES, "scatter_rows")
+gather_pairs = by_device(reference.gather_pairs, _COPIES, "gather_pairs")
+scatter_pairs = by_device(reference.scatter_pairs, _COPIES, "scatter_pairs")
+store_token = by_device(reference.store_token, _COPIES, "store_token")
+fetch_misses = by_device(reference.fetch_misses, _FETCHES, "fetch_misses")
+pool_rows = by_device(reference.pool_rows, _FETCHES, "pool_rows")
+_offsets_by_table = by_device(reference.offsets_by_table, _FETCHES, "offsets_by_table")
+
+
+def arena_offsets(
+    layout: ArenaLayout, num_slabs: int, slab_table: Tensor, seats: Tensor, positions: Tensor
+) -> Tensor:
+    """Where the rows of these positions begin: see `reference.offsets_by_table`."""
+    return _offsets_by_table(slab_table, seats, positions, layout, num_slabs)
+
 
 __all__ = [
     "ArenaLayout",
@@ -16,6 +35,8 @@ __all__ = [
     "fetch_misses",
     "gather_pairs",
     "gather_rows",
+    "pool_rows",
     "scatter_pairs",
     "scatter_rows",
+    "store_token",
 ]

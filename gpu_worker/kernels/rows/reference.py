@@ -27,8 +27,8 @@ class ArenaLayout:
     row_bytes: int
 
 
-def arena_offsets(
-    layout: ArenaLayout, num_slabs: int, slab_table: Tensor, seats: Tensor, positions: Tensor
+def offsets_by_table(
+    slab_table: Tensor, seats: Tensor, positions: Tensor, layout: ArenaLayout, num_slabs: int
 ) -> Tensor:
     """Where the rows of these positions begin: int64 [B, H_kv, R]; -1 where there is none.
 
@@ -48,17 +48,19 @@ def arena_offsets(
 def gather_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
     """Copy rows of the arena into slots of the pool.
 
-    arena: uint8 [bytes]. offsets, slots: int64, of one shape; a slot below 0 is skipped. pool: [num_slots, 2d],
-    contiguous, of any type; written in place. No slot may be written twice.
+    arena: uint8 [bytes]. offsets: int64, slots: int64 or int32, of one shape; a slot below 0 is skipped. pool:
+    [num_slots, 2d], contiguous, of any type; written in place. No slot may be written twice.
     """
     wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
-    pool[slots[wanted]] = arena[_bytes(offsets[wanted], pool)].view(pool.dtype)
+    rows = _rows(arena, pool).index_select(0, _places(offsets[wanted], pool))
+    pool.index_copy_(0, slots[wanted].long(), rows)
 
 
 def scatter_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
     """The other way: copy slots of the pool to rows of the arena. Arguments as of `gather_rows`."""
     wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
-    arena[_bytes(offsets[wanted], pool)] = pool[slots[wanted]].view(torch.uint8)
+    rows = pool.index_select(0, slots[wanted].long())
+    _rows(arena, pool).index_copy_(0, _places(offsets[wanted], pool), rows)
 
 
 def gather_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -68,7 +70,7 @@ def gather_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -
     place.
     """
     wanted = _in_arena(arena, offsets, keys, halves=2)
-    rows = arena[_bytes(offsets[wanted], keys, halves=2)].view(keys.dtype)
+    rows = _rows(arena, keys, halves=2).index_select(0, _places(offsets[wanted], keys))
     keys[wanted], values[wanted] = rows.chunk(2, dim=-1)
 
 
@@ -76,7 +78,37 @@ def scatter_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) 
     """The other way: write keys and values as rows K|V of the arena. Arguments as of `gather_pairs`."""
     wanted = _in_arena(arena, offsets, keys, halves=2)
     rows = torch.cat([keys[wanted], values[wanted]], dim=-1)
-    arena[_bytes(offsets[wanted], keys, halves=2)] = rows.view(torch.uint8)
+    _rows(arena, keys, halves=2).index_copy_(0, _places(offsets[wanted], keys), rows)
+
+
+def store_token(
+    keys: Tensor,
+    values: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    arena: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> None:
+    """Write the new rows of a decode step into the pool, and into the arena where there is one.
+
+    keys, values: [B, H_kv, d] of the pool's type, contiguous in d only. pool: [num_slots, 2d], contiguous; written in
+    place. slots: int32 or int64 [B, H_kv], pool rows. arena: uint8 [bytes] or None; offsets: int64 [B, H_kv]. Either
+    write is skipped where its slot or offset is below 0, the other is not. No row may be written twice.
+    """
+    wanted = slots >= 0
+    pool[slots[wanted].long()] = torch.cat([keys[wanted], values[wanted]], dim=-1)
+    if arena is not None and offsets is not None:
+        scatter_pairs(arena, offsets, keys, values)
+
+
+def pool_rows(block_tables: Tensor, seats: Tensor, slots: Tensor, out: Tensor) -> None:
+    """Write where logical slots lie in the pool to `out`, int32 [B, H, R], contiguous in R only.
+
+    block_tables: int64 [seats, H, blocks]. seats: int64 [B]. slots: int64 [B, H, R], -1 stays -1.
+    """
+    heads = torch.arange(slots.shape[1], device=slots.device)[:, None]
+    blocks = block_tables[seats[:, None, None], heads, slots.clamp(min=0) // BLOCK_SIZE]
+    out.copy_((blocks * BLOCK_SIZE + slots % BLOCK_SIZE).where(slots >= 0, -1))
 
 
 def fetch_misses(
@@ -89,21 +121,26 @@ def fetch_misses(
     slots: Tensor,
     missed: Tensor,
     pool: Tensor,
-) -> Tensor:
-    """Copy the rows of missed positions into the slots that they took. Returns every slot's pool row.
+    out: Tensor,
+    fetched: Tensor | None = None,
+) -> None:
+    """Copy the rows of missed positions into the slots that they took, and say where every slot lies in the pool.
 
-    arena: uint8 [bytes]. slab_table: int32 [seats, I], see `arena_offsets`. block_tables: int64 [seats, H_kv,
+    arena: uint8 [bytes]. slab_table: int32 [seats, I], see `offsets_by_table`. block_tables: int64 [seats, H_kv,
     blocks], of the same layer. seats: int64 [B]. required, slots: int64 [B, H_kv, R], missed: bool alike: what
-    `resolve` was asked and gave. pool: [num_slots, 2d], contiguous; written in place. Returns int64 [B, H_kv, R], -1
-    where there is no slot. A row that the arena does not have is not written.
+    `resolve` was asked and gave. pool: [num_slots, 2d], contiguous; written in place. out: int32 [B, H_kv, R],
+    contiguous in R only: every slot's pool row, -1 where there is no slot. fetched: int64 [seats] or None; the rows
+    copied for each seat are added. A row that the arena does not have is neither copied nor counted.
     """
-    heads = torch.arange(slots.shape[1], device=slots.device)[:, None]
-    blocks = block_tables[seats[:, None, None], heads, slots.clamp(min=0) // BLOCK_SIZE]
-    pool_slots = (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).where(slots >= 0, -1)
+    pool_rows(block_tables, seats, slots, out)
+    if not missed.any():
+        return
     num_slabs = arena.shape[0] // layout.slab_bytes
-    offsets = arena_offsets(layout, num_slabs, slab_table, seats, required)
-    gather_rows(arena, offsets.where(missed, -1), pool, pool_slots)
-    return pool_slots
+    offsets = offsets_by_table(slab_table, seats, required, layout, num_slabs)
+    offsets = offsets.where(missed & (slots >= 0), -1)
+    gather_rows(arena, offsets, pool, out)
+    if fetched is not None:
+        fetched.index_add_(0, seats, (offsets >= 0).sum(dim=(1, 2)))
 
 
 def _row_bytes(like: Tensor, halves: int) -> int:
@@ -114,6 +151,13 @@ def _in_arena(arena: Tensor, offsets: Tensor, like: Tensor, halves: int = 1) -> 
     return (offsets >= 0) & (offsets <= arena.shape[0] - _row_bytes(like, halves))
 
 
-def _bytes(offsets: Tensor, like: Tensor, halves: int = 1) -> Tensor:
-    """The bytes of the rows at `offsets` [n]: int64 [n, row bytes]."""
-    return offsets[:, None] + torch.arange(_row_bytes(like, halves), device=offsets.device)
+def _rows(arena: Tensor, like: Tensor, halves: int = 1) -> Tensor:
+    """Every place of the arena at which a row could begin, as that row: a view that overlaps itself."""
+    itemsize = like.element_size()
+    elements = arena[: arena.shape[0] // itemsize * itemsize].view(like.dtype)
+    return elements.unfold(0, halves * like.shape[-1], 1)
+
+
+def _places(offsets: Tensor, like: Tensor) -> Tensor:
+    """Rows at these offsets in `_rows`."""
+    return offsets // like.element_size()

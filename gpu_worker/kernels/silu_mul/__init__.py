@@ -1,5 +1,8 @@
 """The gate of an MLP: SiLU of one half times the other."""
 
-from gpu_worker.kernels.silu_mul.reference import silu_mul
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.silu_mul import reference
+
+silu_mul = by_device(reference.silu_mul, "gpu_worker.kernels.silu_mul.kernel", "silu_mul")
 
 __all__ = ["silu_mul"]

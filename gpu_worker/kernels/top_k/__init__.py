@@ -1,5 +1,8 @@
 """The k best candidates of every head, ties defined."""
 
-from gpu_worker.kernels.top_k.reference import top_k
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.kernels.top_k import reference
 
 __all__ = ["top_k"]
+
+top_k = by_device(reference.top_k, "gpu_worker.kernels.top_k.kernel", "top_k")

@@ -35,7 +35,7 @@ class MemoryStore:
         self._check()
         self.rows[sequence_id] = np.empty(0, np.uint8)
 
-    def reserve(self, sequence_id: str, num_tokens: int) -> None:
+    def reserve(self, sequence_id: str, num_tokens: int) -> np.ndarray:
         self._check()
         others = sum(
             rows.shape[2] for name, rows in self.rows.items() if name != sequence_id and rows.ndim == 4
@@ -50,6 +50,7 @@ class MemoryStore:
         if old.ndim == 4:
             grown[:, :, : old.shape[2]] = old
         self.rows[sequence_id] = grown
+        return np.zeros((layout.num_layers, padded // self.tokens_per_slab), np.int32)
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
         self._check()
@@ -76,6 +77,7 @@ class MemoryStore:
         token_end: int,
         params: PQParams | KMeansParams,
         seed: int = 0,
+        prefill_seconds: float = 0.0,
     ) -> Future[IndexSegment]:
         self._check()
         rows = self.rows[sequence_id][layer, :, token_begin:token_end]

@@ -41,9 +41,9 @@ class StrictStore(MemoryStore):
         if sequence_id not in self.rows:
             raise NotInStore(f"no sequence {sequence_id}")
 
-    def reserve(self, sequence_id: str, num_tokens: int) -> None:
+    def reserve(self, sequence_id: str, num_tokens: int) -> np.ndarray:
         self._known(sequence_id)
-        super().reserve(sequence_id, num_tokens)
+        return super().reserve(sequence_id, num_tokens)
 
     def reattach(self) -> None:
         super().reattach()
@@ -84,11 +84,14 @@ class StrictStore(MemoryStore):
         token_end: int,
         params: PQParams | KMeansParams,
         seed: int = 0,
+        prefill_seconds: float = 0.0,
     ) -> Future[IndexSegment]:
         self._known(sequence_id)
         if not token_begin < token_end <= self.sealed_at[sequence_id][layer]:
             raise InvalidStoreRequest(f"[{token_begin}, {token_end}) of layer {layer} is not sealed")
-        future = super().build_index(sequence_id, layer, token_begin, token_end, params, seed)
+        future = super().build_index(
+            sequence_id, layer, token_begin, token_end, params, seed, prefill_seconds
+        )
         self.segments[sequence_id, layer, token_begin] = future.result()
         if not self.holds_builds:
             return future

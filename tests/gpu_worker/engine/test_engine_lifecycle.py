@@ -304,7 +304,7 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     rig = Rig(hot_cache=LEAST, tokens_per_slab=32)
     prompt = random_prompt(120)
     rig.submit(request("one", policy, 0.3, max_tokens=100), request("other", "pqcache", 0.2, max_tokens=60))
-    hot_cache = rig.engine._caches.recall._hot_cache
+    recall = rig.engine._caches.recall
     checked = 0
     while rig.engine.has_work:
         rig.step()
@@ -316,9 +316,12 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
         assert min(rig.store.sealed_at["one"]) >= sequence.num_tokens // 32 * 32
         for layer in range(NUM_LAYERS):
             for head in range(NUM_KV_HEADS):
-                slot_of = hot_cache._slot_of[sequence.seat, layer, head, : sequence.num_tokens]
+                if sequence.can_miss:
+                    slot_of = recall._hot._slot_of[sequence.seat, layer, head, : sequence.num_tokens]
+                else:
+                    slot_of = torch.arange(sequence.num_tokens)
                 positions = (slot_of >= 0).nonzero().flatten()
-                table = hot_cache._tables[sequence.seat, layer, head]
+                table = recall._block_tables.tables[sequence.seat, layer, head]
                 held = rig.engine._pool.rows[physical_slots(table, slot_of[positions].long())]
                 assert np.array_equal(held.numpy(), stored[layer, head, positions])
                 assert positions[:4].tolist() == [0, 1, 2, 3]

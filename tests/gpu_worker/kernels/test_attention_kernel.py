@@ -23,6 +23,10 @@ FEW_SHAPES += [
     (7, 96, torch.float32),
 ]
 NUM_SLOTS = 6 * BLOCK_SIZE
+# More of them than rows, and in another order.
+NUM_SEATS, SEATS = 5, [3, 0]
+# Of no slot, block or row.
+NOWHERE = 10**9
 TOLERANCES = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
     torch.float16: {"atol": 1e-3, "rtol": 2e-3},
@@ -62,12 +66,51 @@ def assert_attends(output: Tensor, expected: Tensor, dtype: torch.dtype) -> None
 def random_slots(lengths: list[list[int]], width: int, device: torch.device, num_slots: int) -> Tensor:
     """Different slots in random columns, -1 in the others."""
     generator = torch.Generator().manual_seed(1)
-    slots = torch.full((len(lengths), len(lengths[0]), width), -1)
+    slots = torch.full((len(lengths), len(lengths[0]), width), -1, dtype=torch.int32)
     for b, row in enumerate(lengths):
         for head, length in enumerate(row):
             columns = torch.randperm(width, generator=generator)[:length]
-            slots[b, head, columns] = torch.randperm(num_slots, generator=generator)[:length]
+            slots[b, head, columns] = torch.randperm(num_slots, generator=generator)[:length].int()
     return slots.to(device)
+
+
+def seated(rows: Tensor, poison: float = NOWHERE) -> Tensor:
+    """What belongs to two rows, at their seats."""
+    at_seats = torch.full((NUM_SEATS, *rows.shape[1:]), poison, dtype=rows.dtype, device=rows.device)
+    at_seats[SEATS] = rows
+    return at_seats
+
+
+def listed(slots: Tensor, num_fixed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """fixed, seats, selected."""
+    fixed, selected = slots[..., :num_fixed], slots[..., num_fixed:].contiguous()
+    return seated(fixed), torch.tensor(SEATS, device=slots.device), selected
+
+
+def tabled(tables: list[list[list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """block_tables, seats."""
+    return seated(torch.tensor(tables, device=device)), torch.tensor(SEATS, device=device)
+
+
+def assert_lists_attend(
+    query: Tensor, pool: Tensor, lists: tuple[Tensor, Tensor, Tensor], scale: float
+) -> None:
+    expected = reference.attend_slots(query.float(), pool.float(), *lists, scale)
+    assert_attends(kernel.attend_slots(query, pool, *lists, scale), expected, query.dtype)
+
+
+def assert_tables_attend(
+    query: Tensor,
+    pool: Tensor,
+    tables: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    scale: float,
+    longest: int,
+    bias: Tensor | None = None,
+) -> None:
+    expected = reference.attend_blocks(query.float(), pool.float(), *tables, lengths, scale, longest, bias)
+    output = kernel.attend_blocks(query, pool, *tables, lengths, scale, longest, bias)
+    assert_attends(output, expected, query.dtype)
 
 
 @pytest.mark.parametrize(("group", "head_dim", "dtype"), SHAPES + FEW_SHAPES[3:])
@@ -75,41 +118,33 @@ def test_listed_slots(group: int, head_dim: int, dtype: torch.dtype, device: tor
     query, pool, scale = problem(group, head_dim, dtype, device)
     pool[200:] = math.nan
     slots = random_slots([[1, 64], [129, 63]], 130, device, num_slots=200)
-    output = kernel.attend_slots(query, pool, slots, scale)
-    assert_attends(output, reference.attend_slots(query.float(), pool.float(), slots, scale), dtype)
+    # The first list ends in the middle of a tile.
+    assert_lists_attend(query, pool, listed(slots, 37), scale)
 
 
 @pytest.mark.parametrize(("group", "head_dim", "dtype"), FEW_SHAPES)
 def test_block_tables(group: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
     query, pool, scale = problem(group, head_dim, dtype, device)
     lengths = torch.tensor([[1, 64], [65, 130]], device=device)
-    tables = torch.tensor([[[2, -7, 9], [0, 10**12, -7]], [[1, 4, 10**12], [1, 0, 5]]], device=device)
+    tables = tabled([[[2, -7, 9], [0, 10**12, -7]], [[1, 4, 10**12], [1, 0, 5]]], device)
     # Block 3 is nobody's, and the others end where the longest that holds them ends.
     pool[3 * BLOCK_SIZE : 4 * BLOCK_SIZE] = math.nan
     pool[2 * BLOCK_SIZE + 1 : 3 * BLOCK_SIZE] = math.nan
     pool[4 * BLOCK_SIZE + 1 : 5 * BLOCK_SIZE] = math.nan
     pool[5 * BLOCK_SIZE + 2 :] = math.nan
-    expected = reference.attend_blocks(query.float(), pool.float(), tables, lengths, scale)
-    assert_attends(kernel.attend_blocks(query, pool, tables, lengths, scale), expected, dtype)
+    assert_tables_attend(query, pool, tables, lengths, scale, 10**6)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 192])
 def test_every_cut_gives_the_same(length: int, num_processors: int, device: torch.device) -> None:
-    dtype = torch.float32
-    query, pool, scale = problem(2, 64, dtype, device)
-    tables = torch.tensor([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device=device)
+    query, pool, scale = problem(2, 64, torch.float32, device)
+    tables = tabled([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device)
     lengths = torch.tensor([[length, 1], [192, length]], device=device)
-    expected = reference.attend_blocks(query.float(), pool.float(), tables, lengths, scale)
-    assert_attends(kernel.attend_blocks(query, pool, tables, lengths, scale), expected, dtype)
-    capped = kernel.attend_blocks(query, pool, tables, lengths.clamp(max=length), scale, longest=length)
-    expected = reference.attend_blocks(
-        query.float(), pool.float(), tables, lengths.clamp(max=length), scale, longest=length
-    )
-    assert_attends(capped, expected, dtype)
-    slots = random_slots([[length, 1], [190, length]], 192, device, NUM_SLOTS)[..., :length].contiguous()
+    assert_tables_attend(query, pool, tables, lengths, scale, 192)
+    assert_tables_attend(query, pool, tables, lengths.clamp(max=length), scale, length)
+    slots = random_slots([[length, 1], [190, length]], 192, device, NUM_SLOTS)[..., :length]
     slots[..., 0] = 7
-    expected = reference.attend_slots(query.float(), pool.float(), slots, scale)
-    assert_attends(kernel.attend_slots(query, pool, slots, scale), expected, dtype)
+    assert_lists_attend(query, pool, listed(slots, length // 2), scale)
 
 
 def test_the_number_of_tiles_in_a_split_varies(num_processors: int) -> None:
@@ -117,55 +152,88 @@ def test_the_number_of_tiles_in_a_split_varies(num_processors: int) -> None:
     assert num_splits(4, 3, num_processors) == {1: 1, 2: 2, 132: 3}[num_processors]
 
 
+@pytest.mark.parametrize("num_fixed", [1, 64, 100])
+def test_the_lists_meet_anywhere(num_fixed: int, num_processors: int, device: torch.device) -> None:
+    query, pool, scale = problem(1, 64, torch.float32, device)
+    slots = random_slots([[192, 100], [1, 191]], 192, device, NUM_SLOTS)
+    assert_lists_attend(query, pool, listed(slots, num_fixed), scale)
+
+
+@pytest.mark.parametrize(("num_fixed", "num_selected"), [(0, 0), (0, 1), (1, 0), (1, 1), (0, 65), (65, 0)])
+def test_a_list_may_have_no_places(num_fixed: int, num_selected: int, device: torch.device) -> None:
+    query, pool, scale = problem(1, 64, torch.float32, device)
+    width = num_fixed + num_selected
+    lists = listed(torch.arange(4 * width, device=device).int().view(2, 2, width), num_fixed)
+    assert lists[0].shape[2] == num_fixed
+    # Memory of no size lies nowhere.
+    assert (lists[2].data_ptr() == 0) == (num_selected == 0)
+    assert_lists_attend(query, pool, lists, scale)
+    if width == 0:
+        assert not kernel.attend_slots(query, pool, *lists, scale).any()
+
+
 def test_a_run_of_pads_longer_than_a_split(num_processors: int, device: torch.device) -> None:
     query, pool, scale = problem(4, 64, torch.float32, device)
-    slots = torch.full((2, 2, 192), -1, device=device)
+    slots = torch.full((2, 2, 192), -1, device=device, dtype=torch.int32)
     slots[0, 0, 191] = 3
     slots[0, 1, 0] = 4
     slots[1, 0, 70] = 5
-    slots[1, 1, [5, 150]] = torch.tensor([6, 7], device=device)
+    slots[1, 1, [5, 150]] = torch.tensor([6, 7], device=device, dtype=torch.int32)
     pool[8:] = math.nan
-    expected = reference.attend_slots(query, pool, slots, scale)
-    assert_attends(kernel.attend_slots(query, pool, slots, scale), expected, torch.float32)
+    assert_lists_attend(query, pool, listed(slots, 100), scale)
+
+
+@pytest.mark.parametrize("all_pads", [slice(0, 70), slice(70, 192)], ids=["fixed", "selected"])
+def test_one_list_may_be_pads_only(all_pads: slice, num_processors: int, device: torch.device) -> None:
+    query, pool, scale = problem(1, 64, torch.float32, device)
+    slots = random_slots([[192, 100], [192, 150]], 192, device, 200)
+    slots[..., all_pads] = -1
+    pool[200:] = math.nan
+    assert_lists_attend(query, pool, listed(slots, 70), scale)
 
 
 def test_who_has_nothing_to_attend_gets_zeros(num_processors: int, device: torch.device) -> None:
     """A captured batch is padded with such sequences."""
     query, pool, scale = problem(4, 64, torch.float32, device)
-    slots = torch.full((2, 2, 130), -1, device=device)
+    slots = torch.full((2, 2, 130), -1, device=device, dtype=torch.int32)
     slots[1, 1, 129] = 0
-    output = kernel.attend_slots(query, pool, slots, scale)
+    output = kernel.attend_slots(query, pool, *listed(slots, 37), scale)
     assert torch.equal(output[0], torch.zeros_like(output[0]))
+    assert torch.equal(output[1, :4], torch.zeros_like(output[1, :4]))
     torch.testing.assert_close(output[1, 4:], pool[0, 64:].expand(4, 64))
-    tables = torch.full((2, 2, 2), 10**12, device=device)
-    tables[1, 1] = 0
+    tables = tabled([[[10**12] * 2] * 2, [[10**12] * 2, [0, 0]]], device)
     lengths = torch.tensor([[0, 0], [0, 1]], device=device)
-    assert torch.equal(kernel.attend_blocks(query, pool, tables, lengths, scale), output)
+    bias = seated(torch.full((2, 2, 128), math.nan, device=device), math.nan)
+    bias[SEATS[1], 1, 0] = 1.0
+    for added in None, bias:
+        assert torch.equal(kernel.attend_blocks(query, pool, *tables, lengths, scale, 128, added), output)
 
 
 def test_the_bias_adds_to_the_scaled_scores(num_processors: int, device: torch.device) -> None:
-    dtype = torch.float32
-    query, pool, scale = problem(3, 96, dtype, device)
-    slots = random_slots([[1, 64], [130, 63]], 130, device, NUM_SLOTS)
-    bias = 2 * torch.randn(2, 2, 130, generator=torch.Generator().manual_seed(2)).to(device)
-    bias = bias.masked_fill(slots < 0, math.nan)
-    expected = reference.attend_slots(query.float(), pool.float(), slots, scale, bias)
-    assert_attends(kernel.attend_slots(query, pool, slots, scale, bias), expected, dtype)
-    strided = bias.mT.contiguous().mT
+    query, pool, scale = problem(3, 96, torch.float32, device)
+    tables = tabled([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device)
+    lengths = torch.tensor([[1, 64], [130, 63]], device=device)
+    bias = 2 * torch.randn(2, 2, 150, generator=torch.Generator().manual_seed(2)).to(device)
+    bias = bias.masked_fill(torch.arange(150, device=device) >= lengths[..., None], math.nan)
+    bias = seated(bias, math.nan)
+    strided = torch.full((NUM_SEATS, 3, 150, 2), math.nan, device=device)
+    strided[:, 1] = bias.mT
+    strided = strided[:, 1].mT
+    assert strided.stride() == (3 * 150 * 2, 1, 2)
+    assert_tables_attend(query, pool, tables, lengths, scale, 130, bias)
     assert torch.equal(
-        kernel.attend_slots(query, pool, slots, scale, strided),
-        kernel.attend_slots(query, pool, slots, scale, bias),
+        kernel.attend_blocks(query, pool, *tables, lengths, scale, 130, strided),
+        kernel.attend_blocks(query, pool, *tables, lengths, scale, 130, bias),
     )
 
 
-def test_a_listed_slot_of_no_weight_does_not_hide_the_others(device: torch.device) -> None:
+def test_a_slot_of_no_weight_does_not_hide_the_others(num_processors: int, device: torch.device) -> None:
     query, pool, scale = problem(3, 64, torch.float32, device)
-    slots = random_slots([[64, 64], [130, 130]], 130, device, NUM_SLOTS)
-    bias = torch.zeros(2, 2, 130, device=device)
+    tables = tabled([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device)
+    lengths = torch.tensor([[101, 164], [130, 130]], device=device)
+    bias = torch.zeros(NUM_SEATS, 2, 192, device=device)
     bias[..., :100] = -math.inf
-    slots[:, :, 129] = 9
-    expected = reference.attend_slots(query, pool, slots, scale, bias)
-    assert_attends(kernel.attend_slots(query, pool, slots, scale, bias), expected, torch.float32)
+    assert_tables_attend(query, pool, tables, lengths, scale, 164, bias)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -175,27 +243,35 @@ def test_equal_keys_of_extreme_scores_do_not_overflow(
     ramp = torch.arange(160.0)[:, None].expand(160, 64)
     pool = torch.cat([torch.full((160, 64), 300.0), ramp], dim=1).to(device)
     query = torch.full((2, 2, 64), sign * 300.0, device=device)
-    slots = torch.arange(160, device=device).expand(2, 2, 160)
+    lists = listed(torch.arange(160, device=device).int().expand(2, 2, 160), 37)
     torch.testing.assert_close(
-        kernel.attend_slots(query, pool, slots, 1.0), torch.full((2, 2, 64), 79.5, device=device)
+        kernel.attend_slots(query, pool, *lists, 1.0), torch.full((2, 2, 64), 79.5, device=device)
     )
 
 
-def test_views_and_int32_ids_are_read_in_place(device: torch.device) -> None:
+def test_views_and_int32_tables_are_read_in_place(device: torch.device) -> None:
     query, pool, scale = problem(3, 64, torch.float32, device)
     wide = torch.full((2, 10, 64), math.nan, device=device)
     wide[:, 2:8] = query
-    tables = torch.full((2, 4, 2, 5), 10**9, device=device, dtype=torch.int32)
-    tables[:, 1, :, :3] = torch.tensor([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device=device)
+    within, seats = tabled([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device)
+    # [seats, layers, H_kv, M], of which one layer
+    tables = torch.full((NUM_SEATS, 4, 2, 5), NOWHERE, device=device, dtype=torch.int32)
+    tables[:, 1, :, :3] = within
     lengths = torch.tensor([70, 133], device=device)[:, None].expand(2, 2)
-    expected = reference.attend_blocks(query, pool, tables[:, 1, :, :3].long(), lengths, scale)
-    output = kernel.attend_blocks(wide[:, 2:8], pool, tables[:, 1, :, :3], lengths, scale)
+    expected = reference.attend_blocks(query, pool, within, seats, lengths, scale, 133)
+    output = kernel.attend_blocks(wide[:, 2:8], pool, tables[:, 1, :, :3], seats, lengths, scale, 133)
     assert_attends(output, expected, torch.float32)
-    listed = torch.full((2, 140, 3, 2), 10**9, device=device)
-    listed[..., 1, :] = random_slots([[70, 133], [1, 64]], 140, device, NUM_SLOTS).mT
-    slots = listed[..., 1, :].mT
-    expected = reference.attend_slots(query, pool, slots, scale)
-    assert_attends(kernel.attend_slots(wide[:, 2:8], pool, slots, scale), expected, torch.float32)
+    fixed, seats, selected = listed(random_slots([[70, 133], [1, 64]], 140, device, NUM_SLOTS), 45)
+    expected = reference.attend_slots(query, pool, fixed, seats, selected, scale)
+    layers = torch.full((NUM_SEATS, 3, 2, 50), NOWHERE, device=device, dtype=torch.int32)
+    layers[:, 1, :, :45] = fixed
+    turned = torch.full((NUM_SEATS, 95, 3, 2), NOWHERE, device=device, dtype=torch.int32)
+    turned[:, :45, 1] = fixed.mT
+    of_steps = torch.full((2, 95, 3, 2), NOWHERE, device=device, dtype=torch.int32)
+    of_steps[..., 1, :] = selected.mT
+    for table in layers[:, 1, :, :45], turned[:, :45, 1].mT:
+        output = kernel.attend_slots(wide[:, 2:8], pool, table, seats, of_steps[..., 1, :].mT, scale)
+        assert_attends(output, expected, torch.float32)
 
 
 def test_slots_whose_elements_lie_beyond_int32(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,49 +279,72 @@ def test_slots_whose_elements_lie_beyond_int32(device: torch.device, monkeypatch
     # Only the pages of the slots that are written come to exist.
     num_slots = 2**31 // 128 + BLOCK_SIZE
     pool = torch.empty(num_slots, 128, device=device, dtype=torch.float16)
-    slots = torch.tensor([[[0, num_slots - 1, -1, num_slots - 64]]], device=device)
-    pool[slots[slots >= 0]] = torch.randn(3, 128, generator=torch.Generator().manual_seed(3)).to(pool)
+    slots = torch.tensor([[[0, num_slots - 1, -1, num_slots - 64]]], device=device, dtype=torch.int32)
+    pool[slots[slots >= 0].long()] = torch.randn(3, 128, generator=torch.Generator().manual_seed(3)).to(pool)
     query = torch.ones(1, 1, 64, device=device, dtype=torch.float16)
-    output = kernel.attend_slots(query, pool, slots, 0.1)
-    assert_attends(output, reference.attend_slots(query, pool, slots, 0.1, None).float(), torch.float16)
+    seats = torch.zeros(1, device=device, dtype=torch.int64)
+    lists = slots[..., :2], seats, slots[..., 2:]
+    output = kernel.attend_slots(query, pool, *lists, 0.1)
+    assert_attends(output, reference.attend_slots(query, pool, *lists, 0.1).float(), torch.float16)
     tables = torch.tensor([[[num_slots // BLOCK_SIZE - 1]]], device=device)
-    output = kernel.attend_blocks(query, pool, tables, torch.tensor([[1]], device=device), 0.1)
+    output = kernel.attend_blocks(query, pool, tables, seats, torch.tensor([[1]], device=device), 0.1, 1)
     torch.testing.assert_close(output[0, 0], pool[num_slots - BLOCK_SIZE, 64:])
 
 
 def test_other_layouts_are_refused(device: torch.device) -> None:
     query, pool, scale = problem(3, 64, torch.float32, device)
-    slots = torch.zeros(2, 2, 3, dtype=torch.int64, device=device)
+    lists = fixed, seats, selected = listed(torch.zeros(2, 2, 3, dtype=torch.int32, device=device), 1)
     with pytest.raises(ValueError, match="cast the query"):
-        kernel.attend_slots(query.half(), pool, slots, scale)
+        kernel.attend_slots(query.half(), pool, *lists, scale)
     with pytest.raises(ValueError, match="contiguous"):
-        kernel.attend_slots(query.mT.contiguous().mT, pool, slots, scale)
+        kernel.attend_slots(query.mT.contiguous().mT, pool, *lists, scale)
     with pytest.raises(ValueError, match="contiguous"):
-        kernel.attend_slots(query, pool.T.contiguous().T, slots, scale)
+        kernel.attend_slots(query, pool.T.contiguous().T, *lists, scale)
     with pytest.raises(ValueError, match=r"not K\|V of 64"):
-        kernel.attend_slots(query, pool[:, :96], slots, scale)
+        kernel.attend_slots(query, pool[:, :96], *lists, scale)
+    with pytest.raises(ValueError, match="less than 2"):
+        kernel.attend_slots(query, pool[:1].expand(2**31, -1), *lists, scale)
+    for others in (fixed.long(), seats, selected), (fixed, seats, selected.long()):
+        with pytest.raises(ValueError, match="as int32"):
+            kernel.attend_slots(query, pool, *others, scale)
+    for other in seats.int(), seats[:1], torch.stack([seats, seats], dim=1)[:, 0]:
+        with pytest.raises(ValueError, match="2 contiguous int64"):
+            kernel.attend_slots(query, pool, fixed, other, selected, scale)
+    with pytest.raises(ValueError, match="does not fit"):
+        kernel.attend_slots(query, pool, fixed, seats, selected[:, :1], scale)
+    tables, lengths = seated(torch.zeros(2, 2, 3, dtype=torch.int64, device=device)), seats.expand(2, 2)
+    for bias in torch.zeros(NUM_SEATS, 2, 99, device=device), torch.zeros(NUM_SEATS, 2, 100).double():
+        with pytest.raises(ValueError, match="100 float32"):
+            kernel.attend_blocks(query, pool, tables, seats, lengths, scale, 100, bias)
 
 
 def test_a_captured_graph_holds_for_other_lengths_and_slots(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
     query, pool, scale = problem(4, 128, torch.bfloat16, device)
-    tables = torch.tensor([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device=device)
+    tables, seats = tabled([[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 0]]], device)
     lengths = torch.ones(2, 2, dtype=torch.int64, device=device)
-    slots = random_slots([[1, 64], [129, 63]], 130, device, NUM_SLOTS)
-    kernel.attend_blocks(query, pool, tables, lengths, scale)
-    kernel.attend_slots(query, pool, slots, scale)
+    bias = torch.randn(NUM_SEATS, 2, 192, device=device)
+    fixed, _, selected = listed(random_slots([[1, 64], [129, 63]], 130, device, NUM_SLOTS), 37)
+    kernel.attend_blocks(query, pool, tables, seats, lengths, scale, 192, bias)
+    kernel.attend_slots(query, pool, fixed, seats, selected, scale)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        of_blocks = kernel.attend_blocks(query, pool, tables, lengths, scale)
-        of_slots = kernel.attend_slots(query, pool, slots, scale)
+        of_blocks = kernel.attend_blocks(query, pool, tables, seats, lengths, scale, 192, bias)
+        of_slots = kernel.attend_slots(query, pool, fixed, seats, selected, scale)
     lengths.copy_(torch.tensor([[192, 64], [65, 130]]))
-    slots.copy_(random_slots([[130, 2], [65, 1]], 130, device, NUM_SLOTS))
+    slots = random_slots([[130, 2], [65, 1]], 130, device, NUM_SLOTS)
+    for old, new in (fixed, slots[..., :37]), (tables, tables[SEATS]):
+        old.fill_(NOWHERE)
+        old[[1, 4]] = new
+    selected.copy_(slots[..., 37:])
+    seats.copy_(torch.tensor([1, 4]))
     graph.replay()
     wide = query.float(), pool.float()
-    assert_attends(of_blocks, reference.attend_blocks(*wide, tables, lengths, scale), torch.bfloat16)
-    assert_attends(of_slots, reference.attend_slots(*wide, slots, scale), torch.bfloat16)
+    expected = reference.attend_blocks(*wide, tables, seats, lengths, scale, 192, bias)
+    assert_attends(of_blocks, expected, torch.bfloat16)
+    assert_attends(of_slots, reference.attend_slots(*wide, fixed, seats, selected, scale), torch.bfloat16)
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 48, 192, 1024])

@@ -8,6 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from seat_rig import seated, seats_of
+
 from gpu_worker.kernels.centroid_rank import reference
 from gpu_worker.kernels.centroid_rank.kernel import centroid_rank
 
@@ -48,10 +50,19 @@ def problem(
     return tuple(tensor.to(device) for tensor in inputs)
 
 
+def in_seats(inputs: tuple[Tensor, ...]) -> tuple[Tensor | int, ...]:
+    """The arguments that rank `inputs` where they lie in one layer of an index."""
+    query, centroids, sizes, labels, within, begin, end = inputs
+    seats = seats_of(len(begin), query.device)
+    index = (seated(tensor, seats, 10**6) for tensor in (sizes, labels, within))
+    return query, seated(centroids, seats, float("nan")), *index, seats, begin, end, labels.shape[2]
+
+
 def check(inputs: tuple[Tensor, ...]) -> None:
-    places = centroid_rank(*inputs)
+    arguments = in_seats(inputs)
+    places = centroid_rank(*arguments)
     assert places.dtype == torch.float32
-    assert torch.equal(places, reference.centroid_rank(*inputs))
+    assert torch.equal(places, reference.centroid_rank(*arguments))
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
@@ -80,19 +91,27 @@ def test_tokens_of_many_blocks(device: torch.device, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sequence_without_candidates_has_no_places(device: torch.device) -> None:
-    inputs = problem(device, 3, 70, 20, spans=((20, 20), (5, 60), (0, 0)))
-    places = centroid_rank(*inputs)
+    arguments = in_seats(problem(device, 3, 70, 20, spans=((20, 20), (5, 60), (0, 0))))
+    places = centroid_rank(*arguments)
     assert torch.isneginf(places[[0, 2]]).all()
-    assert torch.equal(places, reference.centroid_rank(*inputs))
+    assert torch.equal(places, reference.centroid_rank(*arguments))
 
 
-def test_labels_and_places_may_be_views_of_a_larger_index(device: torch.device) -> None:
-    query, centroids, sizes, labels, within, begin, end = problem(device, 4, 90, 30, spans=((4, 80), (0, 90)))
-    wide = torch.full((2, 2, 3, 128), 77, dtype=torch.int32, device=device)
-    wide[:, 1, :, :90] = labels
-    deep = torch.full((2, 3, 100, 2), 77, dtype=torch.int32, device=device)
-    deep[:, :, :90, 1] = within
-    views = (query, centroids, sizes, wide[:, 1, :, :90], deep[:, :, :90, 1], begin, end)
+def test_no_more_positions_are_ranked_than_asked_for(device: torch.device) -> None:
+    arguments = in_seats(problem(device, 4, 90, 30, spans=((4, 71), (0, 60))))
+    places = centroid_rank(*arguments[:-1], 71)
+    assert places.shape == (2, 3, 71)
+    assert torch.equal(places, centroid_rank(*arguments)[..., :71])
+    assert centroid_rank(*arguments[:-1], 0).shape == (2, 3, 0)
+
+
+def test_labels_and_places_may_have_any_strides(device: torch.device) -> None:
+    query, centroids, sizes, labels, within, *rest = in_seats(
+        problem(device, 4, 90, 30, spans=((4, 80), (0, 90)))
+    )
+    deep = torch.full((*within.shape, 2), 77, dtype=torch.int32, device=device)
+    deep[..., 1] = within
     assert torch.equal(
-        centroid_rank(*views), reference.centroid_rank(query, centroids, sizes, labels, within, begin, end)
+        centroid_rank(query, centroids, sizes, labels, deep[..., 1], *rest),
+        reference.centroid_rank(query, centroids, sizes, labels, within, *rest),
     )

@@ -50,7 +50,9 @@ def test_the_top_k_are_the_first_k_tokens_of_the_ranked_clusters(group: int, cou
             labels[b, head, :begin] = -5
             labels[b, head, end:] = 10**6
     begins, ends = torch.tensor(spans).T
-    scores = centroid_rank(query, centroids, sizes, labels, within, begins, ends)
+    # The first sequence lies at seat 1.
+    index = (tensor.flip(0) for tensor in (centroids, sizes, labels, within))
+    scores = centroid_rank(query, *index, torch.tensor([1, 0]), begins, ends, 64)
     assert scores.dtype == torch.float32
     taken = top_k(scores, torch.tensor([count, count]))
     for b, (begin, end) in enumerate(spans):
@@ -69,8 +71,9 @@ def test_equal_centroids_are_taken_by_cluster_id() -> None:
     within = places_within(labels[0, 0], 0, 6)[None, None]
     sizes = torch.tensor([[[2, 2, 2]]], dtype=torch.int32)
     scores = centroid_rank(
-        torch.ones(1, 2, 4), centroids, sizes, labels, within, torch.tensor([0]), torch.tensor([6])
-    )
+        torch.ones(1, 2, 4), centroids, sizes, labels, within,
+        torch.tensor([0]), torch.tensor([0]), torch.tensor([6]), 6,
+    )  # fmt: skip
     assert scores[0, 0].tolist() == [-4.0, -2.0, 0.0, -3.0, -5.0, -1.0]
 
 
@@ -84,7 +87,9 @@ def test_the_last_cluster_loses_its_highest_positions() -> None:
         labels,
         places_within(labels[0, 0], 0, 5)[None, None],
         torch.tensor([0]),
+        torch.tensor([0]),
         torch.tensor([5]),
+        5,
     )
     assert top_k(scores, torch.tensor([3]))[0, 0].tolist() == [0, 1, 3]
     assert top_k(scores, torch.tensor([4]))[0, 0].tolist() == [0, 1, 2, 3]

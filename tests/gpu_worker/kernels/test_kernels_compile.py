@@ -25,15 +25,18 @@ def zeros(*shape, dtype=float32):
 ATTENTION = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
 
-lengths = torch.ones(2, 2, dtype=int64)
+lengths, seats = torch.ones(2, 2, dtype=int64), torch.arange(2)
 for dtype, group, head_dim in (bfloat16, 4, 128), (float16, 3, 96), (float32, 7, 64):
     query, pool = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(64, 2 * head_dim, dtype=dtype)
+    for num_fixed, num_selected in (0, 1), (1, 0), (37, 93), (144, 1008):
+        fixed = zeros(5, 3, 2, num_fixed, dtype=int32)[:, 1]
+        attend_slots(query, pool, fixed, seats, zeros(2, 2, num_selected, dtype=int32), 0.1)
     for width in 1, 130:
-        slots = zeros(2, 2, width, dtype=int64)
-        attend_slots(query, pool, slots, 0.1)
-        attend_blocks(query, pool, slots, lengths, 0.1)
-    attend_slots(query, pool, slots, 0.1, zeros(2, 2, 130))
-    attend_blocks(query, pool, slots.int(), lengths[:, :1].expand(2, 2), 0.1, longest=1)
+        tables = zeros(5, 2, width, dtype=int64)
+        attend_blocks(query, pool, tables, seats, lengths, 0.1, 64 * width)
+    attend_blocks(query, pool, tables, seats, lengths, 0.1, 130, zeros(5, 2, 130))
+    attend_blocks(query, pool, tables, seats, lengths, 0.1, 130, zeros(5, 130, 2).mT)
+    attend_blocks(query, pool, tables.int(), seats, lengths[:, :1].expand(2, 2), 0.1, 1)
 """
 TOP_K = """
 from gpu_worker.kernels.top_k.kernel import top_k
@@ -47,51 +50,85 @@ from gpu_worker.kernels.page_bound.kernel import page_bound
 from gpu_worker.kernels.pq_score.assign_kernel import pq_assign
 from gpu_worker.kernels.pq_score.kernel import pq_score
 
-begin, end = zeros(2, dtype=int64), torch.full((2,), 4000)
+seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
 for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     query, codebooks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 2, parts, 64, head_dim // parts)
-    pq_score(query, codebooks, zeros(2, 2, 5000, parts, dtype=uint8), begin, end, 0.1)
+    pq_score(query, codebooks, zeros(2, 2, 5000, parts, dtype=uint8), seats, begin, end, 0.1, 4000)
     pq_assign(zeros(2, 2, 33, head_dim, dtype=dtype), codebooks)
-    places = zeros(2, 2, 5000, dtype=int32)
-    centroid_rank(query, zeros(2, 2, 100, head_dim), zeros(2, 2, 100, dtype=int32), places, places, begin, end)
+    places, sizes = zeros(2, 2, 5000, dtype=int32), zeros(2, 2, 100, dtype=int32)
+    centroid_rank(query, zeros(2, 2, 100, head_dim), sizes, places, places, seats, begin, end, 4000)
     pages = zeros(2, 2, 300, head_dim, dtype=dtype)
     page_bound(query, pages, pages, begin, end)
 """
+PAIRS = """
+from gpu_worker.kernels.pq_append.kernel import pq_append
+from gpu_worker.kernels.pq_select.kernel import pq_select
+
+seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
+for dtype, group, ksub, dsub, num_positions in (
+    (bfloat16, 4, 64, 64, 131072), (float16, 3, 128, 48, 80001), (float32, 7, 2, 5, 9), (bfloat16, 16, 100, 64, 9000)
+):
+    query, keys = zeros(2, 2 * group, 2 * dsub, dtype=dtype), zeros(2, 3, 2, 2 * dsub, dtype=dtype)
+    codebooks, codes = zeros(2, 3, 2, 2, ksub, dsub), zeros(2, 3, 2, num_positions, 2, dtype=uint8)
+    counts = zeros(2, 3, 2, ksub * ksub, dtype=int32)
+    index = codebooks[:, 1], codes[:, 1], counts[:, 1]
+    pq_select(query, *index, seats, begin, end, end, 4000, num_positions, 0.1)
+    pq_append(keys, codebooks, codes, counts, seats, begin)
+    pq_append(keys, codebooks, codes, None, seats, begin)
+"""
 ROWS = """
-from gpu_worker.kernels.resolve.kernel import resolve_on_device
+from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatRows
-from gpu_worker.kernels.rows.kernel import fetch_misses, gather_pairs, gather_rows, scatter_pairs, scatter_rows
+from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table, pool_rows
+from gpu_worker.kernels.rows.kernel import gather_pairs, gather_rows, scatter_pairs, scatter_rows, store_token
 from gpu_worker.kernels.rows.reference import ArenaLayout
 
-required = torch.arange(300).expand(2, 2, 300).contiguous()
-state = Residency(
-    zeros(2, 2, 9000, dtype=int32), zeros(2, 2, 5000, dtype=int32), zeros(2, 2, 5000, dtype=torch.bool),
-    zeros(2, 2, dtype=int64),
-)
-rows = SeatRows.of([0, 1], [5000, 4000], [4, 4], [8000, 8000], required.device)
-resolve_on_device(state, rows, required)
+counts, bits = zeros(2, 2, dtype=int32), zeros(2, 2, 5000, dtype=uint8)
+state = Residency(zeros(2, 2, 9000, dtype=int32), zeros(2, 2, 5000, dtype=int32), bits, counts, counts)
+rows = SeatRows(*torch.tensor([[0, 1], [5000, 4000], [4, 4], [8000, 8000]]))
+for num_columns in 1, 20, 300, 3000:
+    resolve(state, rows, zeros(2, 2, num_columns, dtype=int64))
+resolve(state, rows, zeros(2, 1, 1, dtype=int64).expand(2, 2, 1))
+required, slots = zeros(2, 2, 300, dtype=int64), zeros(2, 2, 9, dtype=int64)
 arena, table = zeros(1 << 20, dtype=uint8), zeros(2, 3, dtype=int32)
 for dtype, head_dim in (bfloat16, 128), (float32, 96):
     pool, offsets = zeros(640, 2 * head_dim, dtype=dtype), zeros(2, 2, 9, dtype=int64)
     layout = ArenaLayout(1 << 18, 128, pool.shape[1] * pool.element_size())
-    some = zeros(2, 2, 9, dtype=int64)
-    gather_rows(arena, offsets, pool, some)
-    scatter_rows(arena, offsets, pool, some)
+    gather_rows(arena, offsets, pool, slots)
+    scatter_rows(arena, offsets, pool, slots.int())
     keys = zeros(2, 9, head_dim, dtype=dtype)
     gather_pairs(arena, offsets[0], keys, keys)
     scatter_pairs(arena, offsets[0], keys, keys)
+    store_token(keys, keys, pool, slots[0].int())
+    store_token(keys, keys, pool, slots[0], arena, offsets[0])
     blocks, seats = zeros(2, 2, 100, dtype=int64), zeros(2, dtype=int64)
-    fetch_misses(arena, layout, table, blocks, seats, required, required, required > 0, pool)
+    pool_rows(blocks, seats, required, required.int())
+    pool_rows(blocks, seats, required[:, :, :1], required[:, :, :1].int())
+    for fetched in None, seats:
+        out = required.int()
+        fetch_misses(arena, layout, table, blocks, seats, required, required, required > 0, pool, out, fetched)
+    offsets_by_table(table, seats, required, layout, 4)
 """
 ACTIVATIONS = """
-from gpu_worker.kernels.rms_norm.kernel import rms_norm
+from gpu_worker.kernels.rms_norm.kernel import add_normed, rms_norm
+from gpu_worker.kernels.rope.kernel import rope
 from gpu_worker.kernels.silu_mul.kernel import silu_mul
 
-for dtype in bfloat16, float16:
+for dtype in bfloat16, float16, float32:
     hidden = zeros(3, 4096, dtype=dtype)
     rms_norm(hidden, hidden[0], 1e-5)
     rms_norm(hidden, hidden[0], 1e-5, hidden)
+    rms_norm(hidden, hidden[0], 1e-5, hidden, hidden[0])
+    add_normed(hidden, hidden, hidden[0], 1e-5)
     silu_mul(zeros(3, 2 * 14336, dtype=dtype))
+    norms = zeros(2, 128, dtype=dtype)
+    for heads, head_dim, rotary_dim, interleaved, with_norms in (
+        ((32, 8), 128, 128, False, ()), ((32, 8), 128, 128, False, (*norms, 1e-5)), ((7, 1), 96, 48, False, ()),
+        ((32, 2), 128, 64, True, ()), ((14, 2), 64, 64, True, (*norms[:, :64], 1e-5)),
+    ):
+        table, columns = zeros(9, 2, rotary_dim, dtype=dtype), zeros(3, 3, dtype=int64)
+        qkv = zeros(3, (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
+        rope(qkv, table, columns[:, 1], *heads, interleaved, *with_norms)
 """
 
 
@@ -113,10 +150,22 @@ for dtype in bfloat16, float16:
                 "_page_bound",
             },
         ),
-        (ROWS, {"look_up", "count", "take", "_copy_rows", "_copy_pairs", "_fetch"}),
-        (ACTIVATIONS, {"_rms_norm", "_silu_mul"}),
+        (PAIRS, {"mark_chunk", "write_taken", "_append"}),
+        (
+            ROWS,
+            {
+                "resolve_head",
+                "copy_rows",
+                "copy_pairs",
+                "store_rows",
+                "find_rows",
+                "fetch_rows",
+                "find_offsets",
+            },
+        ),
+        (ACTIVATIONS, {"_rms_norm", "_rope", "_silu_mul"}),
     ],
-    ids=["attention", "top_k", "scores", "rows", "activations"],
+    ids=["attention", "top_k", "scores", "pairs", "rows", "activations"],
 )
 def test_programs_compile(tmp_path: Path, script: str, programs: set[str]) -> None:
     if torch.cuda.is_available():

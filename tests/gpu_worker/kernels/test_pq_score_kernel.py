@@ -8,6 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from seat_rig import seated, seats_of
+
 from gpu_worker.kernels.pq_score import reference
 from gpu_worker.kernels.pq_score.kernel import pq_score
 
@@ -39,10 +41,19 @@ def problem(
     )
 
 
+def in_seats(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor | float | int, ...]:
+    """The arguments that score `inputs` where they lie in one layer of an index."""
+    query, codebooks, codes, begin, end = inputs
+    seats = seats_of(len(begin), query.device)
+    books = seated(codebooks, seats, float("nan"))
+    return query, books, seated(codes, seats, 255), seats, begin, end, scale, codes.shape[2]
+
+
 def check(inputs: tuple[Tensor, ...], scale: float = 0.3) -> None:
-    scores = pq_score(*inputs, scale)
+    arguments = in_seats(inputs, scale)
+    scores = pq_score(*arguments)
     assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, reference.pq_score(*inputs, scale), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(scores, reference.pq_score(*arguments), atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
@@ -71,10 +82,10 @@ def test_rows_of_many_chunks_and_tiles(device: torch.device, monkeypatch: pytest
 
 
 def test_a_sequence_without_candidates_has_no_scores(device: torch.device) -> None:
-    inputs = problem(device, 3, 70, spans=((20, 20), (5, 60), (40, 12), (0, 0)))
-    scores = pq_score(*inputs, 1.0)
+    arguments = in_seats(problem(device, 3, 70, spans=((20, 20), (5, 60), (40, 12), (0, 0))), 1.0)
+    scores = pq_score(*arguments)
     assert torch.isneginf(scores[[0, 2, 3]]).all()
-    torch.testing.assert_close(scores[1], reference.pq_score(*inputs, 1.0)[1], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(scores[1], reference.pq_score(*arguments)[1], atol=1e-6, rtol=1e-4)
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish(device: torch.device) -> None:
@@ -92,16 +103,15 @@ def test_scores_far_apart_neither_overflow_nor_vanish(device: torch.device) -> N
 def test_unused_centroids_may_be_anything(device: torch.device) -> None:
     inputs = problem(device, 3, 90, (2, 64, 24), spans=((4, 80),))
     inputs[2][:, :, 4:80] %= 50
-    clean = pq_score(*inputs, 1.0)
+    clean = pq_score(*in_seats(inputs, 1.0))
     inputs[1][:, :, :, 50:] = float("nan")
-    assert torch.equal(pq_score(*inputs, 1.0), clean)
+    assert torch.equal(pq_score(*in_seats(inputs, 1.0)), clean)
 
 
-def test_codes_may_be_a_view_of_a_larger_index(device: torch.device) -> None:
-    query, codebooks, codes, begin, end = problem(device, 4, 90, spans=((4, 80), (0, 90)))
-    index = torch.full((2, 5, 3, 128, 2), 255, dtype=torch.uint8, device=device)
-    index[:, 3, :, :90] = codes
-    view = index[:, 3, :, :90]
-    assert torch.equal(
-        pq_score(query, codebooks, view, begin, end, 0.5), pq_score(query, codebooks, codes, begin, end, 0.5)
-    )
+def test_no_more_positions_are_scored_than_asked_for(device: torch.device) -> None:
+    inputs = problem(device, 4, 90, spans=((4, 71), (0, 60)))
+    arguments = in_seats(inputs, 0.5)
+    scores = pq_score(*arguments[:-1], 71)
+    assert scores.shape == (2, 3, 71)
+    assert torch.equal(scores, pq_score(*arguments)[..., :71])
+    assert pq_score(*arguments[:-1], 0).shape == (2, 3, 0)

@@ -54,7 +54,8 @@ def test_scores_are_the_softmax_over_decoded_candidates(
     for b, (first, last) in enumerate(spans):
         codes[b, :, :first] = 255
         codes[b, :, last:] = 255
-    scores = pq_score(query, codebooks, codes, begin, end, 0.3)
+    seats = torch.tensor([2, 0, 1])
+    scores = pq_score(query, codebooks[[1, 2, 0]], codes[[1, 2, 0]], seats, begin, end, 0.3, 50)
     assert scores.dtype == torch.float32
     expected = score_loop(query, codebooks, codes, spans, 0.3)
     torch.testing.assert_close(scores.double(), expected, atol=1e-5, rtol=1e-4)
@@ -63,9 +64,11 @@ def test_scores_are_the_softmax_over_decoded_candidates(
 def test_unused_centroids_may_be_anything() -> None:
     query, codebooks, codes = problem(1, 2, 3, 20, 2, 8, 4)
     codes %= 5
-    clean = pq_score(query, codebooks, codes, torch.tensor([2]), torch.tensor([20]), 1.0)
+    spans = (torch.tensor([0]), torch.tensor([2]), torch.tensor([19]))
+    clean = pq_score(query, codebooks, codes, *spans, 1.0, 19)
+    assert clean.shape == (1, 2, 19)
     codebooks[:, :, :, 5:] = float("nan")
-    assert torch.equal(pq_score(query, codebooks, codes, torch.tensor([2]), torch.tensor([20]), 1.0), clean)
+    assert torch.equal(pq_score(query, codebooks, codes, *spans, 1.0, 19), clean)
 
 
 def test_assignment_takes_the_nearest_centroid_of_every_part() -> None:

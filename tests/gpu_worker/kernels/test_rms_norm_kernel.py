@@ -1,4 +1,4 @@
-"""Sum and norm of rows with garbage beside them, against the reference and PyTorch's own."""
+"""Sum and norms of rows with NaN beside them, into NaN, against the reference in float32."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) ->
     wide = torch.full((num_rows, width + 3), float("nan"), dtype=dtype)
     wide[:, :width] = torch.randn(num_rows, width) * 3
     return wide.to(device)[:, :width]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -37,10 +43,29 @@ def test_equals_the_reference(
         assert torch.equal(summed, expected_sum)
     assert torch.equal(hidden, before)
     assert normed.dtype == dtype
-    expected = reference.rms_norm(summed, weight, 1e-5)[1]
+    expected = reference.rms_norm(summed.float(), weight.float(), 1e-5)[1].to(dtype)
     torch.testing.assert_close(normed, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    official = torch.nn.functional.rms_norm(summed, weight.shape, weight, 1e-5)
-    torch.testing.assert_close(normed, official, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("num_rows", "width"), [(3, 63), (5, 2560), (0, 64)])
+def test_what_is_added_is_normed_first(
+    device: torch.device, dtype: torch.dtype, num_rows: int, width: int
+) -> None:
+    torch.manual_seed(width)
+    hidden, added = rows(num_rows, width, dtype, device), rows(num_rows, width, dtype, device)
+    before = hidden.clone(), added.clone()
+    weight, added_weight = torch.randn(2, width).to(device, dtype)
+    summed, normed = kernel.rms_norm(hidden, weight, 1e-5, added, added_weight)
+    wide = reference.add_normed(hidden.float(), added.float(), added_weight.float(), 1e-5)
+    # Rounded twice: as the norm, and as the sum.
+    bound = TOLERANCE[dtype] * ((wide - hidden.float()).abs() + wide.abs() + 1)
+    assert ((summed.float() - wide).abs() <= bound).all()
+    expected = reference.rms_norm(summed.float(), weight.float(), 1e-5)[1].to(dtype)
+    torch.testing.assert_close(normed, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(kernel.add_normed(hidden, added, added_weight, 1e-5), summed)
+    assert torch.equal(hidden, before[0])
+    assert torch.equal(added, before[1])
 
 
 def test_small_rows_are_held_up_by_eps(device: torch.device) -> None:

@@ -8,6 +8,7 @@ import torch
 from gpu_worker.kernels.rows import ArenaLayout, reference
 
 kernel = pytest.importorskip("gpu_worker.kernels.rows.kernel")
+fetch_kernel = pytest.importorskip("gpu_worker.kernels.rows.fetch_kernel")
 
 SHAPES = [
     (64, torch.bfloat16),
@@ -93,8 +94,66 @@ def test_pairs_both_ways(
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), SHAPES)
+@pytest.mark.parametrize(("batch", "num_heads"), [(1, 1), (3, 2), (2, 6)])
+@pytest.mark.parametrize("slot_type", [torch.int32, torch.int64])
+def test_new_tokens(
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    batch: int,
+    num_heads: int,
+    slot_type: torch.dtype,
+) -> None:
+    torch.manual_seed(head_dim)
+    # As a projection gives them: Q, K and V in one row.
+    projected = random_rows(batch, 4 * num_heads * head_dim, dtype=dtype, device=device)
+    heads = projected.unflatten(1, (4 * num_heads, head_dim))
+    keys, values = heads[:, 2 * num_heads : 3 * num_heads], heads[:, 3 * num_heads :]
+    pool = random_rows(40, 2 * head_dim, dtype=dtype, device=device)
+    row_bytes = 2 * head_dim * keys.element_size()
+    arena = random_bytes(30 * row_bytes + 12, device=device)
+    # Slots of one layer of a wider tensor, offsets the other way round.
+    slots = torch.randperm(40)[: 3 * batch * num_heads].to(device, slot_type).view(batch, 3, num_heads)[:, 1]
+    offsets = some_offsets(arena.shape[0], row_bytes, batch * num_heads).view(num_heads, batch).T.to(device)
+    slots[-1, 0] = -1
+    for each in None, offsets:
+        expected, expected_arena = pool.clone(), arena.clone()
+        bytes_ = None if each is None else arena
+        kernel.store_token(keys, values, pool, slots, bytes_, each)
+        reference.store_token(keys, values, expected, slots, None if each is None else expected_arena, each)
+        assert same(pool, expected)
+        assert same(arena, expected_arena)
+        keys, values = values, keys
+
+
+def random_tables(
+    num_seats: int, num_heads: int, num_blocks: int, device: torch.device
+) -> tuple[torch.Tensor, int]:
+    """Block tables of the middle one of three layers; and how many slots all of them have."""
+    num_all = num_seats * 3 * num_heads * num_blocks
+    tables = torch.randperm(num_all).view(num_seats, 3, num_heads, num_blocks)
+    return tables.to(device)[:, 1], num_all * 64
+
+
+def random_slots(shape: tuple[int, int, int], num_slots: int) -> torch.Tensor:
+    """A slot at most once in a head."""
+    return torch.stack([torch.randperm(num_slots)[: shape[2]] for _ in range(shape[0] * shape[1])]).view(
+        shape
+    )
+
+
+def wide_out(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where pool rows are written: amid wider rows, filled with what no pool row is; and its middle."""
+    wide = torch.full((shape[0], shape[1] + 1, shape[2] + 5), 7777777, dtype=torch.int32, device=device)
+    return wide, wide[:, 1:, 2:-3]
+
+
 @pytest.mark.parametrize("num_programs", [3, 1056])
-@pytest.mark.parametrize(("num_heads", "num_columns"), [(1, 1), (3, 33), (2, 100)])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "num_heads", "num_columns"),
+    [(*SHAPES[0], 3, 33), (*SHAPES[1], 2, 100), (*SHAPES[2], 1, 1), (*SHAPES[3], 3, 33), (*SHAPES[4], 1, 65)],
+)
+@pytest.mark.parametrize("counts", [False, True])
 def test_misses(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,34 +162,91 @@ def test_misses(
     num_programs: int,
     num_heads: int,
     num_columns: int,
+    counts: bool,
 ) -> None:
-    monkeypatch.setattr(kernel, "PROGRAMS", num_programs)
+    monkeypatch.setattr(fetch_kernel, "PROGRAMS", num_programs)
     torch.manual_seed(num_columns)
-    seats, num_seats, num_layers, num_slabs = torch.tensor([3, 1], device=device), 4, 2, 6
+    # The last row is one of padding.
+    seats, num_seats, num_layers, num_slabs = torch.tensor([3, 1, 0], device=device), 4, 2, 6
     row_bytes = 2 * head_dim * torch.empty((), dtype=dtype).element_size()
     layout = ArenaLayout(16 * num_heads * row_bytes + 32, 16, row_bytes)
     arena = random_bytes(num_slabs * layout.slab_bytes + 20, device=device)
     # Slabs that are none and that are beyond the arena's end.
     slab_table = torch.randint(-1, num_slabs + 1, (num_seats, num_layers, 9), dtype=torch.int32).to(device)
-    blocks = torch.randperm(num_seats * num_layers * num_heads * 3)
-    block_tables = blocks.view(num_seats, num_layers, num_heads, 3).to(device)
-    pool = random_rows(blocks.shape[0] * 64, 2 * head_dim, dtype=dtype, device=device)
+    block_tables, num_slots = random_tables(num_seats, num_heads, 3, device)
+    pool = random_rows(num_slots, 2 * head_dim, dtype=dtype, device=device)
+    shape = (3, num_heads, num_columns)
     # Some are beyond the table.
-    required = torch.stack([torch.randperm(9 * 16 + 8)[:num_columns] for _ in range(2 * num_heads)])
-    slots = torch.stack([torch.randperm(3 * 64)[:num_columns] for _ in range(2 * num_heads)])
-    is_pad = torch.rand(required.shape) < 0.2
+    required, slots = random_slots(shape, 9 * 16 + 8), random_slots(shape, 3 * 64)
+    is_pad = torch.rand(shape) < 0.2
+    is_pad[2] = True
     required, slots = required.masked_fill(is_pad, -1), slots.masked_fill(is_pad, -1)
     # A miss without room has no slot.
-    missed = (torch.rand(required.shape) < 0.5) & ~is_pad
-    slots[missed & (torch.rand(required.shape) < 0.1)] = -1
-    required, slots, missed = (
-        t.view(2, num_heads, num_columns).to(device) for t in (required, slots, missed)
+    missed = (torch.rand(shape) < 0.5) & ~is_pad
+    slots[missed & (torch.rand(shape) < 0.1)] = -1
+    required = required.transpose(0, 2).contiguous().transpose(0, 2)
+    arguments = (slab_table[:, 1], block_tables, seats, *(t.to(device) for t in (required, slots, missed)))
+    found, expected, copied = wide_out(shape, device), wide_out(shape, device), pool.clone()
+    fetched = torch.arange(num_seats, device=device) if counts else None
+    expected_counts = torch.arange(num_seats, device=device) if counts else None
+    kernel_arguments = (layout, *arguments, pool, found[1])
+    fetch_kernel.fetch_misses(arena, *kernel_arguments, fetched)
+    reference.fetch_misses(arena, layout, *arguments, copied, expected[1], expected_counts)
+    assert torch.equal(found[0], expected[0])
+    assert same(pool, copied)
+    if fetched is not None:
+        assert torch.equal(fetched, expected_counts)
+        assert fetched[[0, 2]].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 1), (2, 3, 33), (1, 2, 300), (2, 1, 513)])
+def test_pool_rows(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(fetch_kernel, "ITEMS", 64)
+    torch.manual_seed(shape[2])
+    tables, _ = random_tables(4, shape[1], 10, device)
+    seats = torch.tensor([2, 0, 3], device=device)[: shape[0]]
+    slots = random_slots(shape, 640)
+    slots[torch.rand(shape) < 0.2] = -1
+    for each in (
+        slots.to(device),
+        slots.transpose(0, 2).contiguous().transpose(0, 2).to(device),
+        slots[:, :1, :1].to(device).expand(shape),
+    ):
+        found, expected = wide_out(shape, device), wide_out(shape, device)
+        fetch_kernel.pool_rows(tables, seats, each, found[1])
+        reference.pool_rows(tables, seats, each, expected[1])
+        assert torch.equal(found[0], expected[0])
+
+
+def test_pool_rows_fill_32_bits(device: torch.device) -> None:
+    tables = torch.tensor([[[2**31 // 64 - 1, 0]]], device=device)
+    out = torch.zeros(1, 1, 3, dtype=torch.int32, device=device)
+    seats, slots = (
+        torch.zeros(1, dtype=torch.int64, device=device),
+        torch.tensor([[[63, 64, -1]]], device=device),
     )
-    arguments = (slab_table[:, 1], block_tables[:, 1], seats, required, slots, missed)
-    expected = pool.clone()
-    found = kernel.fetch_misses(arena, layout, *arguments, pool)
-    assert torch.equal(found, reference.fetch_misses(arena, layout, *arguments, expected))
-    assert same(pool, expected)
+    fetch_kernel.pool_rows(tables, seats, slots, out)
+    assert out.flatten().tolist() == [2**31 - 1, 0, -1]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 1), (2, 3, 65)])
+def test_offsets(device: torch.device, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
+    monkeypatch.setattr(fetch_kernel, "ITEMS", 64)
+    torch.manual_seed(shape[2])
+    # Slabs of 2 MiB, so that offsets need more than 32 bits.
+    layout, num_slabs = ArenaLayout(2 << 20, 64, 512), 9000
+    slab_table = torch.randint(-1, num_slabs + 100, (4, 2, 5), dtype=torch.int32).to(device)[:, 1]
+    slab_table[:, 0] = num_slabs - 1
+    seats = torch.tensor([2, 0, 3], device=device)[: shape[0]]
+    positions = random_slots(shape, 5 * 64 + 30)
+    positions[torch.rand(shape) < 0.2] = -1
+    for each in positions.to(device), torch.full((1, 1, 1), 63, device=device).expand(shape):
+        found = fetch_kernel.offsets_by_table(slab_table, seats, each, layout, num_slabs)
+        assert found.dtype == torch.int64
+        assert torch.equal(found, reference.offsets_by_table(slab_table, seats, each, layout, num_slabs))
+    assert found[0, 0, 0] == (num_slabs - 1) * layout.slab_bytes + 63 * 512
 
 
 def test_offsets_beyond_32_bits_are_kept(device: torch.device) -> None:
@@ -141,6 +257,20 @@ def test_offsets_beyond_32_bits_are_kept(device: torch.device) -> None:
     kernel.gather_rows(arena, offsets, pool, torch.arange(4, device=device))
     assert same(pool[:3], before[:3])
     assert same(pool[3], arena[64:128].view(torch.bfloat16))
+
+
+def test_nothing_to_do(device: torch.device) -> None:
+    pool = random_rows(4, 32, dtype=torch.bfloat16, device=device)
+    none, table = torch.zeros(0, 2, 5, dtype=torch.int64, device=device), torch.zeros(3, 2, 1, device=device)
+    tables, seats, layout = table.long(), none[:, 0, 0], ArenaLayout(256, 1, 64)
+    out, arena = none.int(), random_bytes(640, device=device)
+    fetch_kernel.pool_rows(tables, seats, none, out)
+    fetch_kernel.fetch_misses(
+        arena, layout, tables[:, 0].int(), tables, seats, none, none, none > 0, pool, out
+    )
+    assert fetch_kernel.offsets_by_table(tables[:, 0].int(), seats, none, layout, 2).shape == none.shape
+    keys = torch.zeros(0, 2, 16, dtype=torch.bfloat16, device=device)
+    kernel.store_token(keys, keys, pool, none[:, :, 0])
 
 
 @pytest.mark.gpu
@@ -163,5 +293,7 @@ def test_what_cannot_be_copied_in_words_is_refused(device: torch.device) -> None
     table = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
     pool = torch.zeros(64, 128, dtype=torch.bfloat16, device=device)
     arena = torch.zeros(2064, dtype=torch.uint8, device=device)
+    out = torch.zeros(1, 1, 1, dtype=torch.int32, device=device)
+    some = (table[0].int(), table, table[0, 0], table, table, table > 0)
     with pytest.raises(ValueError, match="1032"):
-        kernel.fetch_misses(arena, layout, table[0].int(), table, table[0, 0], table, table, table > 0, pool)
+        fetch_kernel.fetch_misses(arena, layout, *some, pool, out)

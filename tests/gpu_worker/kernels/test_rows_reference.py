@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpu_worker.kernels.rows import ArenaLayout, arena_offsets, fetch_misses, gather_pairs, scatter_pairs
+from gpu_worker.kernels.rows import (
+    ArenaLayout,
+    arena_offsets,
+    fetch_misses,
+    gather_pairs,
+    gather_rows,
+    pool_rows,
+    scatter_pairs,
+    scatter_rows,
+    store_token,
+)
 from kv_store.client.layout import Layout, SlabGeometry
 
 NUM_HEADS, NUM_SLABS = 3, 5
@@ -55,6 +65,40 @@ def test_pairs_there_and_back() -> None:
     assert torch.equal(again[1], values.masked_fill(skipped[..., None], 8.0))
 
 
+def test_rows_there_and_back() -> None:
+    torch.manual_seed(2)
+    # The arena ends within a row, and rows begin at any multiple of 16 bytes.
+    arena = torch.zeros(20 * 32 + 20, dtype=torch.uint8)
+    pool = torch.randn(6, 16).bfloat16()
+    offsets, slots = torch.tensor([48, -1, 128, 20 * 32]), torch.tensor([5, 0, -1, 1], dtype=torch.int32)
+    scatter_rows(arena, offsets, pool, slots)
+    assert torch.equal(arena[48:80].view(torch.bfloat16), pool[5])
+    assert int(arena.count_nonzero()) == int(arena[48:80].count_nonzero())
+    gather_rows(arena, torch.tensor([48, 16]), pool, torch.tensor([2, 3]))
+    assert torch.equal(pool[2], pool[5])
+    assert torch.equal(pool[3], torch.zeros(16))
+
+
+def test_new_tokens_go_to_the_pool_and_to_the_arena() -> None:
+    torch.manual_seed(3)
+    keys, values = torch.randn(2, 2, 2, 8).bfloat16()
+    pool, arena = torch.zeros(9, 16, dtype=torch.bfloat16), torch.zeros(5 * 32, dtype=torch.uint8)
+    slots = torch.tensor([[3, -1], [8, 0]], dtype=torch.int32)
+    offsets = torch.tensor([[-1, 32], [96, 0]])
+    expected = torch.zeros_like(pool)
+    for row, head, slot in (0, 0, 3), (1, 0, 8), (1, 1, 0):
+        expected[slot] = torch.cat([keys[row, head], values[row, head]])
+    store_token(keys, values, pool, slots)
+    assert torch.equal(pool, expected)
+    pool.zero_()
+    store_token(keys, values, pool, slots, arena, offsets)
+    assert torch.equal(pool, expected)
+    in_arena = torch.zeros(5, 16, dtype=torch.bfloat16)
+    for row, head, place in (0, 1, 1), (1, 0, 3), (1, 1, 0):
+        in_arena[place] = torch.cat([keys[row, head], values[row, head]])
+    assert torch.equal(arena.view(torch.bfloat16).view(5, 16), in_arena)
+
+
 def test_misses_are_fetched_into_their_slots() -> None:
     torch.manual_seed(1)
     cut, spot = geometry(), layout()
@@ -66,7 +110,12 @@ def test_misses_are_fetched_into_their_slots() -> None:
     missed = torch.tensor([True, False, False, True, True]).expand(1, NUM_HEADS, 5)
     pool = torch.zeros(6 * 64, 16, dtype=torch.bfloat16)
     seats = torch.tensor([0])
-    found = fetch_misses(arena, spot, slab_table, block_tables, seats, required, slots, missed, pool)
+    found, fetched = torch.zeros(1, NUM_HEADS, 5, dtype=torch.int32), torch.tensor([40])
+    translated = torch.zeros_like(found)
+    fetch_misses(arena, spot, slab_table, block_tables, seats, required, slots, missed, pool, found, fetched)
+    pool_rows(block_tables, seats, slots, translated)
+    assert torch.equal(found, translated)
+    assert fetched.tolist() == [40 + 2 * NUM_HEADS]
     assert found[0, 0].tolist() == [5 * 64 + 6, 64 + 3, -1, 5 * 64, 64 + 63]
     rows = cut.rows(arena.numpy())
     expected = torch.zeros_like(pool).view(torch.uint8)

@@ -93,8 +93,9 @@ def test_tokens_of_mixed_sequences_do_not_touch_each_other(name: str, tmp_path: 
         assert decoder.finish_layer(0, hidden[:0], attention[:0]).shape == (0, config.hidden_size)
 
 
-def test_inputs_are_only_read(tmp_path: Path) -> None:
-    save_model(CONFIGS["glm4"](), tmp_path)
+@pytest.mark.parametrize("name", ["llama2-group1", "llama-linear-biases", "glm4"])
+def test_inputs_are_only_read(name: str, tmp_path: Path) -> None:
+    save_model(CONFIGS[name](), tmp_path)
     decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
     with torch.inference_mode():
         hidden = decoder.embed(random_token_ids(6))
@@ -135,6 +136,6 @@ def test_carrel_nano_equals_transformers() -> None:
     loaded = load_model(str(NANO), device="cpu", dtype=torch.float32)
     token_ids = random_token_ids(120)
     assert loaded.config.eos_token_ids
-    torch.testing.assert_close(
-        dense_forward(loaded.decoder, token_ids), rival_logits(rival, token_ids), atol=1e-4, rtol=0
-    )
+    ours, expected = dense_forward(loaded.decoder, token_ids), rival_logits(rival, token_ids)
+    # Its logits reach 40, and float32's rounding leaves both 1e-4 from what float64 gives.
+    torch.testing.assert_close(ours, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)

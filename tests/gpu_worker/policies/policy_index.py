@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies import RecallPolicy
 from gpu_worker.policies.base import CacheShape, Candidates
 from kv_store.client import IndexSegment
@@ -27,6 +26,8 @@ def poison(index: object) -> None:
     """Fill an index with what a CUDA allocation may hold."""
     for name in index.__slots__:  # type: ignore[attr-defined]
         tensor = getattr(index, name)
+        if tensor is None:
+            continue
         tensor.fill_(float("nan") if tensor.is_floating_point() else 113)
 
 
@@ -46,4 +47,4 @@ def select(
     begin, end = torch.tensor(list(spans.values())).T
     seats, num_positions = torch.tensor(list(spans)), int(end.max())
     candidates = Candidates(layer, query, seats, begin, end, num_positions, SHAPE.scale)
-    return top_k(policy.score(index, candidates), torch.full((len(spans),), k)).tolist()
+    return policy.select(index, candidates, torch.full((len(spans),), k), k).tolist()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from policy_index import SHAPE, poison, pq_segment, select
 from torch import Tensor
 
+from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies import PQCache
-from gpu_worker.policies.base import IndexJob
+from gpu_worker.policies.base import Candidates, IndexJob
 from gpu_worker.policies.pqcache import PQIndex
 from kv_store.client import PQParams
 
@@ -34,6 +36,36 @@ def random_codes(num_tokens: int, seed: int) -> Tensor:
     return torch.randint(0, 8, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
 
 
+def leave(index: PQIndex, seat: int, layers: range, position: int, keys: Tensor) -> None:
+    """Code one token, keys [L, HEADS, d], beside a row of padding."""
+    seats, positions = torch.tensor([(seat + 1) % 3, seat]), torch.tensor([-1, position])
+    both = torch.stack([torch.full_like(keys, float("nan")), keys])
+    POLICY.extend(index, seats, layers, positions, both)
+
+
+@pytest.mark.parametrize("num_subvectors", [1, 2, 4])
+def test_what_is_selected_are_the_best_by_their_scores(num_subvectors: int) -> None:
+    """With two parts the selection goes by a table of code pairs, with others by every token's score."""
+    policy = PQCache(num_subvectors=num_subvectors, num_bits=3, num_sink=4)
+    index = policy.allocate(SHAPE)
+    poison(index)
+    generator = torch.Generator().manual_seed(num_subvectors)
+    spans = {2: (4, 90), 0: (2, 33)}
+    for seat, (begin, end) in spans.items():
+        shape = (HEADS, num_subvectors, 8, DIM // num_subvectors)
+        codes = torch.randint(0, 8, (HEADS, end - 1 - begin, num_subvectors), generator=generator)
+        segment = pq_segment(torch.randn(shape, generator=generator), codes.to(torch.uint8))
+        policy.load(index, seat, 1, IndexJob(begin, end - 1, PQParams(num_subvectors, 3)), segment)
+        keys = torch.randn(1, 1, HEADS, DIM, generator=generator)
+        policy.extend(index, torch.tensor([seat]), range(1, 2), torch.tensor([end - 1]), keys)
+    query = torch.randn(2, 4, DIM, generator=generator)
+    begin, end = torch.tensor(list(spans.values())).T
+    candidates = Candidates(1, query, torch.tensor(list(spans)), begin, end, 100, SHAPE.scale)
+    counts = torch.tensor([9, 20])
+    expected = top_k(policy.score(index, candidates), counts, 24)
+    assert torch.equal(policy.select(index, candidates, counts, 24), expected)
+
+
 def test_a_needle_of_the_segment_is_selected() -> None:
     index, codebooks = new_index(), books(0)
     codes = random_codes(96, 0).clamp(max=5)
@@ -53,7 +85,8 @@ def test_tokens_that_leave_the_window_get_the_code_of_their_nearest_centroid() -
     for layer in range(2):
         POLICY.load(index, seat, layer, job(4, 50), pq_segment(codebooks[layer], random_codes(46, layer)))
     keys = torch.randn(2, HEADS, 3, DIM)
-    POLICY.extend(index, seat, range(2), 50, keys)
+    for token in range(3):
+        leave(index, seat, range(2), 50 + token, keys[:, :, token])
     for layer in range(2):
         assert torch.equal(index.codes[seat, layer, :, 4:50], random_codes(46, layer))
         for head in range(HEADS):
@@ -68,7 +101,8 @@ def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
     index, seat = new_index(), 0
     POLICY.load(index, seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1)))
     keys = torch.randn(1, HEADS, 2, DIM)
-    POLICY.extend(index, seat, range(1, 2), 50, keys)
+    for token in range(2):
+        leave(index, seat, range(1, 2), 50 + token, keys[:, :, token])
     assert (index.codes[seat, 0] == 113).all()
     assert (index.codes[seat, 1, :, 50:52] < 8).all()
     assert (index.codes[[1, 2]] == 113).all()

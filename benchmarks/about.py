@@ -1,0 +1,45 @@
+"""Where a result comes from: command, machine, versions, commit and date."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from carrel.evaluation.about import describe
+from carrel.version import CHECKOUT
+
+
+def about(argv: Sequence[str], device: str, commit: str | None = None) -> dict[str, Any]:
+    """argv: what stood behind `carrel bench`. commit: for where git is missing. Creates no CUDA context."""
+    found = describe(device)
+    found["command"] = shlex.join(["carrel", "bench", *argv])
+    found["commit"] = commit or found["versions"]["commit"] + ("-dirty" if _has_changes() else "")
+    found["load_average_before"] = round(os.getloadavg()[0], 2)
+    machine = found["machine"]
+    machine["device"] = machine.get("gpu", machine["cpu"])
+    machine["python"] = platform.python_version()
+    for package in ("torch", "triton"):
+        machine[package] = found["versions"].get(package)
+    machine["driver"] = _driver() if device.startswith("cuda") else None
+    return found
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return next(iter(_lines(command)), "unknown").strip()
+
+
+def _has_changes() -> bool:
+    return bool(_lines(["git", "-C", str(CHECKOUT), "status", "--porcelain", "--untracked-files=no"]))
+
+
+def _lines(command: Sequence[str]) -> list[str]:
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return found.stdout.splitlines()

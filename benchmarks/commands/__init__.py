@@ -1,0 +1,15 @@
+"""The benchmarks of `carrel bench` by name. Each is a module with `add_arguments`, `run` and `render`."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "decode": "decode step and throughput of Carrel and its rivals, with random weights",
+    "prefill": "time to first and second token of Carrel and its rivals, with random weights",
+    "gather": "random rows from host memory to the GPU, beside the copy engine and the CPU",
+    "kernels": "every GPU kernel against its bytes, the copy ceiling and PyTorch",
+    "serve": "load on a running server: latencies and throughput by policy and concurrency",
+}
+
+
+def module_of(name: str) -> str:
+    return f"benchmarks.commands.{name}"

@@ -1,0 +1,248 @@
+"""`carrel bench decode`: time per output token, throughput, memory and bytes moved, beside the minimal dense loop."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import plots, tables, targets
+from benchmarks.commands.options import (
+    Workload,
+    add_memory_limit,
+    add_model,
+    add_output,
+    add_policies,
+    add_workloads,
+    at_least,
+    finish,
+    share,
+    workloads_of,
+)
+from benchmarks.comparison import Outcome, choose, measure_rivals
+from benchmarks.device import choose_device, default_dtype
+from benchmarks.progress import RunProgress
+from benchmarks.records import DecodeCase, DecodeFigures, revive
+from benchmarks.rivals import BASELINE, DECODE, RivalSpec
+from benchmarks.shapes import SHAPES, ModelShape
+from benchmarks.tables import Column
+
+# activations, logits and the allocator's rounding
+DENSE_SPARE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """A rival and a case. throughput_ratio: to the dense baseline of the same run, context, batch and limit.
+
+    Under a limit the baseline's batch is the largest that fits it, and may be smaller.
+    """
+
+    rival: str
+    case: DecodeCase
+    figures: DecodeFigures | None
+    error: str | None
+    tokens_per_s: float | None = None
+    throughput_ratio: float | None = None
+    baseline_batch: int | None = None
+
+
+COLUMNS: tuple[Column[DecodeRow], ...] = (
+    Column("context", lambda row: tables.tokens(row.case.context)),
+    Column("batch", lambda row: str(row.case.batch)),
+    Column("rival", lambda row: row.rival, False),
+    Column("policy", lambda row: row.case.policy, False),
+    Column("attended", lambda row: _of(row, lambda f: tables.number(f.attended_tokens, 0))),
+    Column("replayed", lambda row: tables.number(row.case.hit_rate, 2)),
+    Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
+    Column("ms a step", lambda row: _of(row, lambda f: tables.spread(f.step_ms, 2))),
+    Column("tokens/s", lambda row: tables.number(row.tokens_per_s, 0)),
+    Column("x dense", lambda row: tables.number(row.throughput_ratio, 2)),
+    Column("hit rate", lambda row: _of(row, lambda f: tables.number(f.hit_rate, 3))),
+    Column("MiB moved", lambda row: _of(row, lambda f: f"{f.bytes_moved / 2**20:.1f}")),
+    Column("GPU, GiB", lambda row: _of(row, lambda f: tables.gib(f.device_bytes))),
+    Column("host, GiB", lambda row: _of(row, lambda f: tables.gib(f.host_bytes))),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_workloads(parser)
+    add_policies(parser)
+    parser.add_argument(
+        "--hit-rates",
+        nargs="+",
+        type=share,
+        default=[None],
+        metavar="H",
+        help="replay selections of which this share was selected a step before; full has none "
+        "(default: what random weights select)",
+    )
+    add_memory_limit(parser)
+    parser.add_argument(
+        "--rivals",
+        nargs="+",
+        default=[BASELINE, "weights only", "carrel"],
+        metavar="NAME",
+        help=f"{', '.join(DECODE.rivals)} (default: {BASELINE}, weights only, carrel)",
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), default=50, metavar="N", help="timed (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises BenchmarkError."""
+    shape, device = SHAPES[options.model_shape], choose_device(options.device)
+    asked = [
+        case
+        for workload in workloads_of(options)
+        for case in _cases(options, workload, (policy for policy in options.policies))
+    ]
+    element_bytes = default_dtype(device).itemsize
+    plan = {
+        name: cases_of(DECODE.rivals[name], asked, shape, element_bytes)
+        for name in choose(DECODE, options.rivals)
+    }
+    total = options.rounds * sum(len(cases) for cases in plan.values())
+    with RunProgress(total) as progress:
+        outcomes = measure_rivals(DECODE, plan, shape.name, str(device), options.rounds, progress)
+    rows = rows_of(outcomes)
+    finish(options, str(device), {shape.name: shape}, tuple(rows))
+    tables.show("decode", COLUMNS, rows, notes(rows))
+    if options.plots:
+        draw(rows, options.plots)
+    return 0
+
+
+def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[str]) -> list[DecodeCase]:
+    return [
+        DecodeCase(
+            options.model_shape,
+            policy,
+            None if policy == "full" else options.budget,
+            workload.batch,
+            workload.context,
+            None if policy == "full" else hit_rate,
+            options.gpu_memory_limit,
+            options.steps,
+        )
+        for policy in policies
+        for hit_rate in (options.hit_rates if policy != "full" else [None])
+    ]
+
+
+def cases_of(
+    spec: RivalSpec, asked: Sequence[DecodeCase], shape: ModelShape, element_bytes: int
+) -> list[DecodeCase]:
+    """The cases of one rival: what was asked, or its dense counterpart, once each, in a batch that fits the limit."""
+    cases = list(asked)
+    if not spec.has_policies:
+        cases = [replace(case, policy="full", budget_tokens=None, hit_rate=None) for case in cases]
+        cases = [replace(case, batch=_fitting(case, shape, element_bytes)) for case in cases]
+    if spec.max_batch is not None:
+        cases = [case for case in cases if case.batch <= spec.max_batch]
+    if spec.max_repeats is not None:
+        cases = [replace(case, steps=min(case.steps, spec.max_repeats)) for case in cases]
+    return list(dict.fromkeys(cases))
+
+
+def _fitting(case: DecodeCase, shape: ModelShape, element_bytes: int) -> int:
+    """The largest batch up to the case's whose dense cache fits the limit beside the weights, at least 1."""
+    if case.gpu_memory_limit is None:
+        return case.batch
+    room = case.gpu_memory_limit - shape.num_weights * element_bytes - DENSE_SPARE_BYTES
+    return max(1, min(case.batch, room // shape.kv_bytes(case.context, element_bytes)))
+
+
+def rows_of(outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]) -> list[DecodeRow]:
+    """With throughputs and their ratios, ordered by workload."""
+    rows = []
+    for outcome in outcomes:
+        row = DecodeRow(outcome.rival, outcome.case, outcome.figures, outcome.error)
+        if outcome.figures is not None:
+            throughput = _throughput(outcome.case, outcome.figures)
+            row = replace(row, tokens_per_s=throughput)
+            baseline = _baseline(outcome.case, outcomes)
+            if baseline is not None and baseline.figures is not None:
+                ratio = throughput / _throughput(baseline.case, baseline.figures)
+                row = replace(row, throughput_ratio=ratio, baseline_batch=baseline.case.batch)
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row.case.context, row.case.batch))
+
+
+def _baseline(
+    case: DecodeCase, outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]
+) -> Outcome[DecodeCase, DecodeFigures] | None:
+    """The baseline at this context and limit, with the largest batch up to the case's."""
+    same = [
+        outcome
+        for outcome in outcomes
+        if outcome.rival == BASELINE
+        and outcome.figures is not None
+        and (outcome.case.context, outcome.case.gpu_memory_limit) == (case.context, case.gpu_memory_limit)
+        and (outcome.case.batch == case.batch or (case.gpu_memory_limit and outcome.case.batch < case.batch))
+    ]
+    return max(same, key=lambda outcome: outcome.case.batch, default=None)
+
+
+def _throughput(case: DecodeCase, figures: DecodeFigures) -> float:
+    return 1e3 * case.batch / figures.step_ms.median
+
+
+def notes(rows: Sequence[DecodeRow]) -> Iterable[str]:
+    """What could not be measured, and the targets."""
+    for row in rows:
+        if row.error:
+            yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
+    for row in rows:
+        if row.rival == "carrel" and row.throughput_ratio is not None:
+            yield from targets.decode_verdicts(row.case, row.throughput_ratio)
+
+
+def render(content: dict[str, Any]) -> str:
+    rows = [revive(DecodeRow, fields) for fields in content["rows"]]
+    return tables.markdown(COLUMNS, rows, notes(rows))
+
+
+def draw(rows: Sequence[DecodeRow], folder: Any) -> None:
+    """One PNG for each question that the rows answer."""
+    done = [(row, row.figures) for row in rows if row.figures is not None]
+
+    def series(x: Any, y: Any, group: Any) -> plots.Series:
+        lines: plots.Series = {}
+        for row, figures in done:
+            value = y(row, figures)
+            if value is not None:
+                lines.setdefault(f"{_who(row)}, {group(row)}", []).append((x(row), value))
+        return lines
+
+    def by_context(y: Any) -> plots.Series:
+        return series(lambda row: row.case.context, y, lambda row: f"batch {row.case.batch}")
+
+    def by_batch(y: Any) -> plots.Series:
+        return series(lambda row: row.case.batch, y, lambda row: f"{tables.tokens(row.case.context)} tokens")
+
+    context, batch = "context, tokens", "batch"
+    for name, label, y_label, lines in (
+        ("tpot", context, "ms a step", by_context(lambda _, f: f.step_ms.median)),
+        ("throughput", batch, "tokens/s", by_batch(lambda row, _: row.tokens_per_s)),
+        ("memory", context, "GPU memory, GiB", by_context(lambda _, f: f.device_bytes / 2**30)),
+        ("bytes_moved", context, "MiB a step", by_context(lambda _, f: f.bytes_moved / 2**20 or None)),
+        ("hit_rate", context, "hit rate", by_context(lambda _, f: f.hit_rate)),
+    ):
+        plots.lines(folder / f"decode_{name}.png", label, y_label, lines)
+
+
+def _who(row: DecodeRow) -> str:
+    if row.rival != "carrel":
+        return row.rival
+    replayed = "" if row.case.hit_rate is None else f" h={row.case.hit_rate}"
+    return f"carrel {row.case.policy}{replayed}"
+
+
+def _of(row: DecodeRow, text: Any) -> str:
+    return "-" if row.figures is None else str(text(row.figures))

@@ -1,0 +1,118 @@
+"""`carrel bench kernels`: every GPU kernel against the bytes it must move, a plain copy, and PyTorch's own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, tables
+from benchmarks.commands.options import (
+    add_model,
+    add_output,
+    add_workloads,
+    finish,
+    num_tokens,
+    workloads_of,
+)
+from benchmarks.device import choose_device, default_dtype, release
+from benchmarks.kernels import OPS, cases_of
+from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
+from benchmarks.progress import RunProgress
+from benchmarks.records import revive
+from benchmarks.shapes import SHAPES
+from benchmarks.tables import Column
+
+COLUMNS: tuple[Column[KernelRow], ...] = (
+    Column("kernel", lambda row: row.op, False),
+    Column("size", lambda row: row.label, False),
+    Column("MiB", lambda row: f"{row.num_bytes / 2**20:.2f}"),
+    Column("us", lambda row: tables.spread(row.us, 1)),
+    Column("TB/s", lambda row: f"{row.tb_per_s:.2f}"),
+    Column("of a copy's", lambda row: f"{row.ceiling_share:.2f}"),
+    Column("rival", lambda row: row.rival or "-", False),
+    Column("its us", lambda row: tables.spread(row.rival_us, 1)),
+    Column("x faster", lambda row: tables.number(row.rival_ratio, 2)),
+    Column("error", lambda row: "-" if row.error is None else f"{row.error:.1e}"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "On a CPU the references run, which shows that the benchmark works and nothing else."
+    add_model(parser)
+    add_workloads(parser)
+    parser.add_argument(
+        "--budget",
+        type=num_tokens,
+        default=2048,
+        metavar="N",
+        help="selected per KV head (default: %(default)s)",
+    )
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), metavar="OP", help=", ".join(OPS))
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="the same operands in every call, in the L2 cache where they fit (default: many in turn, so that none is)",
+    )
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns 1 when a case failed. Raises BenchmarkError."""
+    shape, device = SHAPES[options.model_shape], choose_device(options.device)
+    workloads = tuple(workloads_of(options))
+    setting = Setting(shape, workloads, options.budget, device, default_dtype(device))
+    rows: list[KernelRow] = []
+    failed: list[str] = []
+    with RunProgress(1 + sum(1 for op in options.ops for _ in cases_of(op, setting))) as progress:
+        progress.doing("copies")
+        ceilings = copy_ceilings(device)
+        progress.done(_ceilings(ceilings))
+        for case in (case for op in options.ops for case in cases_of(op, setting)):
+            progress.doing(f"{case.op} {case.label}")
+            release(device)
+            try:
+                row = measure(case, device, ceilings, options.warm)
+            except Exception as exc:
+                # one kernel that fails does not cost the others' figures
+                failed.append(
+                    f"{case.op} {case.label}: {type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
+                )
+                progress.done(failed[-1])
+                continue
+            rows.append(row)
+            progress.done(f"{row.op}, {row.label}: {row.us.median:.1f} us, {row.tb_per_s:.2f} TB/s")
+    finish(options, str(device), {shape.name: shape, "copies": ceilings}, tuple(rows))
+    tables.show("kernels", COLUMNS, rows, [_ceilings(ceilings), *failed])
+    if options.plots:
+        draw(rows, options.plots)
+    return 1 if failed else 0
+
+
+def _ceilings(found: Ceilings) -> str:
+    return f"plain copies: {found.tb_per_s:.2f} TB/s on the device, {1e3 * found.from_host_tb_per_s:.1f} GB/s to it"
+
+
+def render(content: dict[str, Any]) -> str:
+    rows = [revive(KernelRow, fields) for fields in content["rows"]]
+    copies = revive(Ceilings, content["shapes"]["copies"])
+    return tables.markdown(COLUMNS, rows, [_ceilings(copies)])
+
+
+def draw(rows: Sequence[KernelRow], folder: Path) -> None:
+    names = [f"{row.op} {row.label}" for row in rows]
+    plots.bars(
+        folder / "kernels_ceiling.png",
+        "share of a copy's TB/s",
+        names,
+        {"carrel": [r.ceiling_share for r in rows]},
+    )
+    compared = [row for row in rows if row.rival_us is not None]
+    times: dict[str, Sequence[float | None]] = {
+        "carrel": [row.us.median for row in compared],
+        "PyTorch": [row.rival_us.median if row.rival_us else None for row in compared],
+    }
+    plots.bars(
+        folder / "kernels_us.png", "us", [f"{row.op} {row.label}" for row in compared], times, is_log=True
+    )

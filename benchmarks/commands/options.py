@@ -1,0 +1,141 @@
+"""Options that several benchmarks share, and what their words mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.about import about
+from benchmarks.records import Report
+from benchmarks.shapes import SHAPES
+from carrel.serve.flags import num_bytes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`batch` sequences of `context` tokens; written 32768x24, or 32Kx24."""
+
+    context: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.context}x{self.batch}"
+
+
+DEFAULT_WORKLOADS = {
+    "llama-3.1-8b": "32Kx1 32Kx8 32Kx24 128Kx1 128Kx6",
+    "nano": "4Kx1 4Kx8",
+    "tiny": "64x1 64x2",
+}
+
+
+def workload(text: str) -> Workload:
+    context, separator, batch = text.lower().partition("x")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is no CONTEXTxBATCH, such as 32Kx24")
+    return Workload(num_tokens(context), at_least(1)(batch))
+
+
+def workloads_of(options: argparse.Namespace) -> list[Workload]:
+    """Those that were named, or the shape's own."""
+    named: list[Workload] | None = options.workloads
+    return named or [workload(word) for word in DEFAULT_WORKLOADS[options.model_shape].split()]
+
+
+def num_tokens(text: str) -> int:
+    """A number of tokens from 1 up: 131072 or 128K."""
+    digits, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    if not digits.isdigit() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, such as 131072 or 128K")
+    return int(digits) * factor
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    return integer
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
+    return value
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="write everything measured here"
+    )
+    parser.add_argument(
+        "--plots", type=Path, default=None, metavar="DIR", help="draw PNG files into this folder"
+    )
+    parser.add_argument(
+        "--commit", default=None, metavar="HASH", help="recorded where the code runs without its git folder"
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-shape",
+        choices=list(SHAPES),
+        default="llama-3.1-8b",
+        metavar="NAME",
+        help=f"{', '.join(SHAPES)} (default: %(default)s)",
+    )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda (default: %(default)s)"
+    )
+
+
+def add_workloads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        type=workload,
+        default=None,
+        metavar="CONTEXTxBATCH",
+        help="such as 32Kx24 128Kx6 (default: the shape's own)",
+    )
+
+
+def add_policies(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policies", nargs="+", default=["full", "pqcache"], metavar="NAME", help="default: full pqcache"
+    )
+    parser.add_argument(
+        "--budget",
+        type=num_tokens,
+        default=2048,
+        metavar="N",
+        help="tokens attended per KV head and layer; full has none (default: %(default)s)",
+    )
+
+
+def add_memory_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-memory-limit",
+        type=num_bytes,
+        default=None,
+        metavar="SIZE",
+        help="use no more of the GPU's memory than this, such as 80GiB; dense rivals take the largest batch that fits",
+    )
+
+
+def finish(options: argparse.Namespace, device: str, shapes: dict[str, Any], rows: tuple[Any, ...]) -> Report:
+    """The report of a run, written where the options say."""
+    report = Report(options.benchmark, about(options.argv, device, options.commit), shapes, rows)
+    if options.json:
+        report.write(options.json)
+    return report

@@ -1,0 +1,170 @@
+"""`carrel bench prefill`: time to the first and to the second token of one long prompt."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, tables
+from benchmarks.commands.options import (
+    add_memory_limit,
+    add_model,
+    add_output,
+    add_policies,
+    at_least,
+    finish,
+    num_tokens,
+)
+from benchmarks.comparison import Outcome, choose, measure_rivals
+from benchmarks.device import choose_device
+from benchmarks.progress import RunProgress
+from benchmarks.records import PrefillCase, PrefillFigures, revive
+from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
+from benchmarks.shapes import SHAPES
+from benchmarks.tables import Column
+
+DEFAULT_CONTEXTS = {"llama-3.1-8b": [8192, 32768, 131072], "nano": [1024, 4096], "tiny": [64, 128]}
+# the wait for the index may cost this much of the time to the second token under dense attention
+TT2T_TARGET = 1.05
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """A rival and a prompt. ttft_ratio: to the baseline of the same run; tt2t_ratio: to Carrel's dense policy."""
+
+    rival: str
+    case: PrefillCase
+    figures: PrefillFigures | None
+    error: str | None
+    ttft_ratio: float | None = None
+    tt2t_ratio: float | None = None
+
+
+COLUMNS: tuple[Column[PrefillRow], ...] = (
+    Column("context", lambda row: tables.tokens(row.case.context)),
+    Column("rival", lambda row: row.rival, False),
+    Column("policy", lambda row: row.case.policy, False),
+    Column("budget", lambda row: str(row.case.budget_tokens or "-")),
+    Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
+    Column("first token, ms", lambda row: tables.spread(row.figures.ttft_ms, 1) if row.figures else "-"),
+    Column("x minimal dense", lambda row: tables.number(row.ttft_ratio, 2)),
+    Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
+    Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),
+    Column("tokens/s", lambda row: tables.number(_rate(row), 0)),
+    Column("GPU, GiB", lambda row: tables.gib(row.figures.device_bytes) if row.figures else "-"),
+    Column("host, GiB", lambda row: tables.gib(row.figures.host_bytes) if row.figures else "-"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--contexts", nargs="+", type=num_tokens, default=None, metavar="N", help="such as 32K 128K"
+    )
+    add_policies(parser)
+    add_memory_limit(parser)
+    parser.add_argument(
+        "--rivals",
+        nargs="+",
+        default=[BASELINE, "carrel"],
+        metavar="NAME",
+        help=f"{', '.join(PREFILL.rivals)} (default: {BASELINE}, carrel)",
+    )
+    parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises BenchmarkError."""
+    shape, device = SHAPES[options.model_shape], choose_device(options.device)
+    asked = [
+        PrefillCase(
+            shape.name,
+            policy,
+            None if policy == "full" else options.budget,
+            context,
+            options.gpu_memory_limit,
+            options.repeats,
+        )
+        for context in options.contexts or DEFAULT_CONTEXTS[shape.name]
+        for policy in options.policies
+    ]
+    plan = {name: cases_of(PREFILL.rivals[name], asked) for name in choose(PREFILL, options.rivals)}
+    total = options.rounds * sum(len(cases) for cases in plan.values())
+    with RunProgress(total) as progress:
+        outcomes = measure_rivals(PREFILL, plan, shape.name, str(device), options.rounds, progress)
+    rows = rows_of(outcomes)
+    finish(options, str(device), {shape.name: shape}, tuple(rows))
+    tables.show("prefill", COLUMNS, rows, notes(rows))
+    if options.plots:
+        draw(rows, options.plots)
+    return 0
+
+
+def cases_of(spec: RivalSpec, asked: Sequence[PrefillCase]) -> list[PrefillCase]:
+    """What was asked, or its dense counterpart, once each."""
+    if spec.has_policies:
+        return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(replace(case, policy="full", budget_tokens=None) for case in asked))
+
+
+def rows_of(outcomes: Sequence[Outcome[PrefillCase, PrefillFigures]]) -> list[PrefillRow]:
+    """With their ratios, ordered by context."""
+    rows = []
+    for outcome in outcomes:
+        row = PrefillRow(outcome.rival, outcome.case, outcome.figures, outcome.error)
+        if outcome.figures is not None:
+            baseline = _dense(BASELINE, outcome.case, outcomes)
+            dense = _dense("carrel", outcome.case, outcomes)
+            if baseline is not None:
+                row = replace(row, ttft_ratio=outcome.figures.ttft_ms.median / baseline.ttft_ms.median)
+            if dense is not None and dense.tt2t_ms is not None and outcome.figures.tt2t_ms is not None:
+                row = replace(row, tt2t_ratio=outcome.figures.tt2t_ms.median / dense.tt2t_ms.median)
+        rows.append(row)
+    return sorted(rows, key=lambda row: row.case.context)
+
+
+def _dense(
+    rival: str, case: PrefillCase, outcomes: Sequence[Outcome[PrefillCase, PrefillFigures]]
+) -> PrefillFigures | None:
+    wanted = replace(case, policy="full", budget_tokens=None)
+    return next((each.figures for each in outcomes if (each.rival, each.case) == (rival, wanted)), None)
+
+
+def _rate(row: PrefillRow) -> float | None:
+    return 1e3 * row.case.context / row.figures.ttft_ms.median if row.figures else None
+
+
+def notes(rows: Sequence[PrefillRow]) -> Iterable[str]:
+    """What could not be measured, and the target."""
+    for row in rows:
+        if row.error:
+            yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
+    for row in rows:
+        if row.rival == "carrel" and row.case.policy == "pqcache" and row.tt2t_ratio is not None:
+            met = "met" if row.tt2t_ratio <= TT2T_TARGET else "MISSED"
+            yield (
+                f"{row.case}: {row.tt2t_ratio:.2f} of the time to the second token of carrel full "
+                f"(target: at most {TT2T_TARGET:.2f}): {met}"
+            )
+
+
+def render(content: dict[str, Any]) -> str:
+    rows = [revive(PrefillRow, fields) for fields in content["rows"]]
+    return tables.markdown(COLUMNS, rows, notes(rows))
+
+
+def draw(rows: Sequence[PrefillRow], folder: Path) -> None:
+    first: plots.Series = {}
+    memory: plots.Series = {}
+    for row in rows:
+        if row.figures is not None:
+            name = f"carrel {row.case.policy}" if row.rival == "carrel" else row.rival
+            first.setdefault(name, []).append((row.case.context, row.figures.ttft_ms.median))
+            memory.setdefault(name, []).append((row.case.context, row.figures.device_bytes / 2**30))
+    plots.lines(folder / "prefill_ttft.png", "context, tokens", "ms to the first token", first)
+    plots.lines(folder / "prefill_memory.png", "context, tokens", "GPU memory, GiB", memory)

@@ -1,0 +1,194 @@
+"""`carrel bench serve`: load on a running server, by policy, concurrency and length of the prompts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, tables
+from benchmarks.commands.options import add_output, at_least, finish, num_tokens
+from benchmarks.load.client import LoadClient
+from benchmarks.load.generator import run_level
+from benchmarks.load.records import Level, Percentiles, ServeRow
+from benchmarks.progress import RunProgress
+from benchmarks.records import revive
+from benchmarks.tables import Column
+from carrel.chat.records import parse_budget
+
+SERVER_POLICY = "server"
+WARM_UP_TOKENS = 4
+
+COLUMNS: tuple[Column[ServeRow], ...] = (
+    Column("policy", lambda row: row.level.policy or "the server's", False),
+    Column("budget", lambda row: "-" if row.level.budget is None else str(row.level.budget)),
+    Column("prompt", lambda row: tables.tokens(row.level.prompt_tokens)),
+    Column("output", lambda row: tables.number(row.completion_tokens, 0)),
+    Column("at once", lambda row: str(row.level.concurrency)),
+    Column("done", lambda row: f"{row.num_done}/{row.level.num_requests}"),
+    Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
+    Column("TPOT p50/p95/p99, ms", lambda row: _percentiles(row.tpot_ms, 2)),
+    Column("latency p50/p95/p99, ms", lambda row: _percentiles(row.latency_ms, 0)),
+    Column("tokens/s", lambda row: f"{row.output_tokens_per_s:.1f}"),
+    Column("requests/s", lambda row: f"{row.requests_per_s:.2f}"),
+    Column("cached", lambda row: tables.number(row.cached_tokens, 0)),
+    Column("attended", lambda row: tables.number(row.attended_tokens, 0)),
+    Column("hit rate", lambda row: tables.number(row.hit_rate, 3)),
+    Column("MiB moved", lambda row: "-" if row.bytes_moved is None else f"{row.bytes_moved / 2**20:.1f}"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Start the server with `carrel serve`; it must take prompts as token ids, as OpenAI's API has it."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
+    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
+    parser.add_argument("--model", default=None, metavar="NAME", help="default: the first that is served")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=[SERVER_POLICY],
+        metavar="NAME",
+        help=f"{SERVER_POLICY} leaves it to the server (default: {SERVER_POLICY})",
+    )
+    parser.add_argument(
+        "--budget", type=_budget, default=None, metavar="SHARE|N", help="for all policies but full"
+    )
+    parser.add_argument(
+        "--concurrency",
+        nargs="+",
+        type=at_least(1),
+        default=[1, 4],
+        metavar="N",
+        help="requests at once (default: 1 4)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", nargs="+", type=num_tokens, default=[1024], metavar="N", help="default: 1024"
+    )
+    parser.add_argument(
+        "--shared-tokens",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="of the prompts' start are the same in all (default: 0)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=at_least(1), default=64, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--requests",
+        type=at_least(1),
+        default=None,
+        metavar="N",
+        help="per level (default: 4 times --concurrency)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of the prompts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
+    )
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns 1 when no request was answered. Raises BenchmarkError."""
+    levels = levels_of(options)
+    rows, served = asyncio.run(_run(options, levels))
+    # the machine of the load, which is the server's too where both run on one
+    finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, tuple(rows))
+    tables.show("serve", COLUMNS, rows, notes(rows))
+    if options.plots:
+        draw(rows, options.plots)
+    return 0 if any(row.num_done for row in rows) else 1
+
+
+def levels_of(options: argparse.Namespace) -> list[Level]:
+    """Every policy with every prompt length and concurrency."""
+    return [
+        Level(
+            None if policy == SERVER_POLICY else policy,
+            None if policy == "full" else options.budget,
+            concurrency,
+            prompt_tokens,
+            options.max_tokens,
+            options.requests or 4 * concurrency,
+            options.shared_tokens,
+        )
+        for policy in options.policies
+        for prompt_tokens in options.prompt_tokens
+        for concurrency in options.concurrency
+    ]
+
+
+async def _run(options: argparse.Namespace, levels: Sequence[Level]) -> tuple[list[ServeRow], dict[str, Any]]:
+    """The rows, and what is served where."""
+    key = options.api_key or os.environ.get("CARREL_API_KEY")
+    rows = []
+    async with LoadClient(options.url, key, options.timeout) as client:
+        model = options.model or await client.model()
+        served = {"url": options.url, "model": model, "server": await client.about()}
+        with RunProgress(sum(level.num_requests for level in levels)) as progress:
+            for index, level in enumerate(levels):
+                progress.doing(str(level))
+                seed = f"{options.seed}:{index}"
+                await run_level(client, model, _warm_up(level), f"{seed}:warm-up", lambda: None)
+                row = await run_level(client, model, level, seed, progress.advance)
+                progress.tell(f"{level}: {row.output_tokens_per_s:.1f} tokens/s")
+                rows.append(row)
+    return rows, served
+
+
+def _warm_up(level: Level) -> Level:
+    """One request more, so that no level pays for what its first request sets up."""
+    return replace(level, concurrency=1, num_requests=1, max_tokens=min(level.max_tokens, WARM_UP_TOKENS))
+
+
+def _budget(text: str) -> float | int:
+    try:
+        return parse_budget(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no share in (0, 1] and no number of tokens from 2 up"
+        ) from exc
+
+
+def _percentiles(values: Percentiles | None, digits: int) -> str:
+    if values is None:
+        return "-"
+    return " / ".join(f"{value:.{digits}f}" for value in (values.p50, values.p95, values.p99))
+
+
+def notes(rows: Sequence[ServeRow]) -> Iterable[str]:
+    """What failed."""
+    for row in rows:
+        if row.num_failed:
+            yield f"{row.level}: {row.num_failed} failed: {row.error}"
+
+
+def render(content: dict[str, Any]) -> str:
+    rows = [revive(ServeRow, fields) for fields in content["rows"]]
+    return tables.markdown(COLUMNS, rows, notes(rows))
+
+
+def draw(rows: Sequence[ServeRow], folder: Path) -> None:
+    throughput: plots.Series = {}
+    ttft: plots.Series = {}
+    tpot: plots.Series = {}
+    for row in rows:
+        name = f"{row.level.policy or 'server'}, {tables.tokens(row.level.prompt_tokens)} tokens"
+        at_once = row.level.concurrency
+        throughput.setdefault(name, []).append((at_once, row.output_tokens_per_s))
+        if row.ttft_ms is not None:
+            ttft.setdefault(name, []).append((at_once, row.ttft_ms.p50))
+        if row.tpot_ms is not None:
+            tpot.setdefault(name, []).append((at_once, row.tpot_ms.p50))
+    plots.lines(folder / "serve_throughput.png", "requests at once", "tokens/s", throughput)
+    plots.lines(folder / "serve_ttft.png", "requests at once", "ms to the first token (p50)", ttft)
+    plots.lines(folder / "serve_tpot.png", "requests at once", "ms a token (p50)", tpot)

@@ -1,0 +1,29 @@
+"""The kernels' cases by operation: each module has `cases(setting)`, which yields KernelCase after KernelCase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from benchmarks.kernels.base import KernelCase, Setting
+
+OPS = (
+    "rms_norm",
+    "rope",
+    "silu_mul",
+    "pq_select",
+    "pq_score",
+    "pq_append",
+    "top_k",
+    "centroid_rank",
+    "page_bound",
+    "resolve",
+    "fetch",
+    "attend_slots",
+    "attend_blocks",
+)
+
+
+def cases_of(op: str, setting: Setting) -> Iterator[KernelCase]:
+    """The cases of one operation. What a case's operands share is freed with it: take one after the other."""
+    yield from import_module(f"benchmarks.kernels.{op}").cases(setting)

@@ -1,0 +1,44 @@
+"""Dense decode attention through block tables; it must read the whole KV cache of a layer once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+
+
+def cases(setting: Setting) -> Iterator[KernelCase]:
+    attend = setting.implementation("attention", "attend_blocks")
+    reference = load("attention", "attend_blocks")
+    shape = setting.shape
+    for workload in setting.workloads:
+        batch, length = workload.batch, workload.context
+        rows = batch * shape.num_kv_heads
+
+        def make(batch: int = batch, length: int = length) -> Operands:
+            size = (batch, shape.num_kv_heads, -(-length // BLOCK_SIZE))
+            num_blocks = size[0] * size[1] * size[2]
+            query = setting.normal(batch, shape.num_heads, shape.head_dim)
+            pool = setting.normal(num_blocks * BLOCK_SIZE, shape.row_elements)
+            tables = torch.randperm(num_blocks, device=setting.device).view(size)
+            seats = torch.arange(batch, device=setting.device)
+            lengths = torch.full(size[:2], length, device=setting.device)
+            wanted = (query, pool, tables, seats, lengths, shape.head_dim**-0.5, length)
+            keys, values = (
+                setting.normal(batch, shape.num_kv_heads, length, shape.head_dim) for _ in range(2)
+            )
+
+            def rival() -> Tensor:
+                return F.scaled_dot_product_attention(query[:, :, None], keys, values, enable_gqa=True)
+
+            return Operands(
+                lambda: attend(*wanted), rival, lambda: relative_error(attend(*wanted), reference(*wanted))
+            )
+
+        num_bytes = rows * length * shape.row_elements * setting.dtype.itemsize
+        yield KernelCase("attend_blocks", f"{rows} x {length}", num_bytes, make, "SDPA, contiguous")

@@ -1,0 +1,149 @@
+"""One server: its model, token ids for prompts, and streamed completions with the time of every piece."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.load.records import Level, RequestResult
+
+CONNECT_TIMEOUT_S = 10.0
+WORDS = (
+    "river",
+    "mountain",
+    "window",
+    "letter",
+    "garden",
+    "engine",
+    "silver",
+    "winter",
+    "market",
+    "doctor",
+    "harbour",
+)
+
+
+class RequestFailed(Exception):
+    """The server refused a request, or broke its stream."""
+
+
+class LoadClient:
+    """Close it with `async with`. Raises BenchmarkError where the server cannot be used at all."""
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._client = httpx.AsyncClient(
+            base_url=self._url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def model(self) -> str:
+        """The first model that is served."""
+        return str((await self._json("GET", "/v1/models"))["data"][0]["id"])
+
+    async def about(self) -> dict[str, Any]:
+        """What the server says of its version."""
+        return await self._json("GET", "/version")
+
+    async def token_ids(self, count: int, seed: str) -> list[int]:
+        """Exactly `count` token ids of random words, the same for the same seed."""
+        rng, words = Random(seed), max(16, count)
+        text = " ".join(rng.choices(WORDS, k=words))
+        tokens: list[int] = (await self._json("POST", "/tokenize", {"prompt": text}))["tokens"]
+        if len(tokens) < count:
+            raise BenchmarkError(f"{words} words made {len(tokens)} tokens, not {count}")
+        return tokens[:count]
+
+    async def complete(self, model: str, prompt: list[int], level: Level) -> RequestResult:
+        """One streamed completion, greedy, of the level's whole length. Raises RequestFailed."""
+        carrel = {"policy": level.policy, "budget": level.budget}
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": level.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "carrel": {name: value for name, value in carrel.items() if value is not None},
+        }
+        begin = time.perf_counter()
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=body) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise RequestFailed(_refusal(response))
+                return await _result(response.aiter_lines(), begin)
+        except httpx.HTTPError as exc:
+            raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
+        except (ValueError, KeyError, AttributeError) as exc:
+            raise RequestFailed(f"this is not OpenAI's protocol: {exc!r}") from exc
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            response = await self._client.request(method, path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise BenchmarkError(
+                f"no server at {self._url} ({type(exc).__name__}): start one with `carrel serve`, or name it: --url"
+            ) from exc
+        if response.is_error:
+            raise BenchmarkError(f"{self._url}{path}: {_refusal(response)}")
+        found: dict[str, Any] = response.json()
+        return found
+
+
+async def _result(lines: AsyncIterator[str], begin: float) -> RequestResult:
+    first: float | None = None
+    last = 0.0
+    usage: dict[str, Any] | None = None
+    async for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            break
+        chunk = json.loads(data)
+        if error := chunk.get("error"):
+            raise RequestFailed(str(error.get("message", error)))
+        # a finish without text may be all that comes of tokens that make no character
+        if chunk.get("choices"):
+            last = time.perf_counter() - begin
+            first = last if first is None else first
+        usage = chunk.get("usage") or usage
+    end = time.perf_counter() - begin
+    if usage is None:
+        raise RequestFailed("the stream ended without usage")
+    details = usage.get("prompt_tokens_details") or {}
+    return RequestResult(
+        ttft_s=end if first is None else first,
+        last_s=last,
+        end_s=end,
+        prompt_tokens=int(usage["prompt_tokens"]),
+        completion_tokens=int(usage["completion_tokens"]),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+        carrel=dict(usage.get("carrel") or {}),
+    )
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"

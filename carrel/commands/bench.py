@@ -1,0 +1,81 @@
+"""`carrel bench`: starts one of the benchmarks beside this package, in a process of its own.
+
+They import PyTorch and the worker's kernels, which this package never does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from carrel.errors import CarrelError
+
+BENCHMARKS = {
+    "decode": "decode step, throughput, memory and bytes moved, beside the minimal dense loop",
+    "prefill": "time to the first and second token of a long prompt",
+    "gather": "random rows from host memory to the GPU",
+    "kernels": "every GPU kernel against its bytes and PyTorch",
+    "serve": "load on a running server",
+}
+# what each needs beyond this package's own
+LIBRARIES = {"serve": ("httpx",)}
+OTHER_LIBRARIES = ("torch",)
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class MissingBenchmarkError(CarrelError):
+    """The benchmarks, or a library that they need, are not installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    width = max(len(name) for name in BENCHMARKS) + 2
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(
+        [
+            "benchmarks:",
+            *(f"  {name:<{width}}{summary}" for name, summary in BENCHMARKS.items()),
+            "",
+            "Each has --json FILE and --plots DIR; `carrel bench NAME --help` lists its other options.",
+        ]
+    )
+    parser.add_argument("benchmark", choices=list(BENCHMARKS), metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own options"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The benchmark's exit code. Raises MissingBenchmarkError."""
+    check(arguments.benchmark, arguments.options, CHECKOUT)
+    path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
+    # -P: a folder of the same name where the user stands is not taken for ours
+    command = [sys.executable, "-P", "-m", "benchmarks", arguments.benchmark, *arguments.options]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # the terminal told the benchmark too, which ends its own processes first
+            continue
+
+
+def check(benchmark: str, options: Sequence[str], checkout: Path) -> None:
+    """Raises MissingBenchmarkError that says what to install."""
+    if not (checkout / "benchmarks" / "__main__.py").is_file():
+        raise MissingBenchmarkError(
+            f"there is no benchmarks/ folder in {checkout}: they are not part of the installed package, "
+            "run `carrel bench` from a checkout of the source"
+        )
+    wanted = [*LIBRARIES.get(benchmark, OTHER_LIBRARIES)]
+    if any(option.split("=")[0] == "--plots" for option in options):
+        wanted.append("matplotlib")
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingBenchmarkError(
+            f"{benchmark} needs {', '.join(missing)}: pip install -e '{checkout}[bench]'"
+        )

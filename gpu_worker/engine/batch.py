@@ -1,0 +1,146 @@
+"""A decode batch: sequences that are served alike side by side, and the sizes its kernels are launched with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs, fill_padding, fill_row
+from gpu_worker.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Rounds a batch's sizes up, so that few captured steps serve many batches; exact where nothing is captured."""
+
+    is_exact: bool
+
+    def rows(self, count: int) -> int:
+        """1, 2, 4, 8, then multiples of 8."""
+        if self.is_exact:
+            return count
+        return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
+
+    def positions(self, count: int) -> int:
+        """At most an eighth more; captured anew every so often as sequences grow."""
+        if self.is_exact or count == 0:
+            return count
+        unit = max(1024, (1 << (count.bit_length() - 1)) // 8)
+        return -(-count // unit) * unit
+
+    def width(self, count: int) -> int:
+        return count if self.is_exact else -(-count // 64) * 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What the host knows of a group: groups of equal shape run the same kernels on the same grids.
+
+    policy: "" where all is attended. can_miss: whether a selected token may lie in the arena only. num_rows: of the
+    batch, padding included. num_positions: no position that is scored, or attended where all are, is as large.
+    num_selected, K, and num_fixed, F: at least what one of them selects, and the sinks, window and new token that it
+    attends anyway.
+    """
+
+    policy: str
+    can_miss: bool
+    num_rows: int
+    num_positions: int
+    num_selected: int = 0
+    num_fixed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring rows of a decode batch that are served alike.
+
+    first_row: in the batch. rows: its part of the batch's inputs. sequences: of its first rows; the others are
+    padding. A step that is captured knows shape and rows only; `sequences` are for who works with the host.
+    """
+
+    shape: GroupShape
+    first_row: int
+    rows: RowInputs
+    sequences: tuple[Sequence, ...]
+
+    def part_of(self, batch: Tensor) -> Tensor:
+        """The group's rows of a tensor of the whole batch."""
+        return batch[self.first_row : self.first_row + self.shape.num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """All that a step's launches follow from: one captured step serves every batch of this shape."""
+
+    groups: tuple[GroupShape, ...]
+    # Where some layers are dense for everyone: the whole batch as one group.
+    dense: GroupShape
+
+
+@dataclass(slots=True)
+class Batch:
+    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column a row."""
+
+    shape: BatchShape
+    members: list[list[Sequence]] = field(default_factory=list)
+    table: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((NUM_FIELDS, 0), np.int64))
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """In the order of their rows."""
+        return [sequence for members in self.members for sequence in members]
+
+    @classmethod
+    def of(
+        cls,
+        sequences: list[Sequence],
+        shape_of: Callable[[list[Sequence], Buckets], GroupShape],
+        buckets: Buckets,
+        num_seats: int,
+    ) -> Batch:
+        """shape_of: the shape of one group of sequences that are served alike; equal keys are one group."""
+        by_key: dict[tuple[str, bool], list[Sequence]] = {}
+        exact = Buckets(is_exact=True)
+        for sequence in sequences:
+            alone = shape_of([sequence], exact)
+            by_key.setdefault((alone.policy, alone.can_miss), []).append(sequence)
+        members = [by_key[key] for key in sorted(by_key)]
+        seats = {sequence.seat for sequence in sequences}
+        unused = next((seat for seat in range(num_seats) if seat not in seats), None)
+        shapes = [shape_of(group, buckets) for group in members]
+        if unused is None:
+            # Padding needs a seat of its own; a full house needs no padding.
+            shapes = [
+                replace(shape, num_rows=len(group)) for shape, group in zip(shapes, members, strict=True)
+            ]
+        table = np.empty((NUM_FIELDS, sum(shape.num_rows for shape in shapes)), np.int64)
+        first = 0
+        for shape, group in zip(shapes, members, strict=True):
+            for place, sequence in enumerate(group):
+                fill_row(table[:, first + place], sequence)
+            if len(group) < shape.num_rows:
+                assert unused is not None
+                fill_padding(table[:, first + len(group) : first + shape.num_rows], unused)
+            first += shape.num_rows
+        longest = buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
+        return cls(BatchShape(tuple(shapes), GroupShape("", False, first, longest)), members, table)
+
+    def groups(self, table: Tensor) -> list[Group]:
+        """The groups over a device's copy of the table."""
+        groups, first = [], 0
+        for shape, members in zip(self.shape.groups, self.members, strict=True):
+            rows = RowInputs.of(table[:, first : first + shape.num_rows])
+            groups.append(Group(shape, first, rows, tuple(members)))
+            first += shape.num_rows
+        return groups
+
+    def without_padding(self, tensor: Tensor) -> Iterable[Tensor]:
+        """The parts of a tensor [rows, ...] that belong to sequences."""
+        first = 0
+        for shape, members in zip(self.shape.groups, self.members, strict=True):
+            yield tensor[first : first + len(members)]
+            first += shape.num_rows

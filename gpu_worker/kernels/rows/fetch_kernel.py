@@ -1,0 +1,141 @@
+"""What follows `resolve` on the GPU: pool rows of the slots, and the misses' rows out of the arena.
+
+`fetch_rows`, at most PROGRAMS programs that share out the list (row, KV head, 32 columns) in its order: what is under
+way at one time lies within a head or a few, because reads spread over gigabytes of host memory are less than half as
+fast. Hits cost a look at the block table; a miss costs its row once over the bus.
+
+`find_rows` and `find_offsets` do the one or the other half of it for callers that need no more.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.rows.fetch_programs import fetch_rows, find_offsets, find_rows
+from gpu_worker.kernels.rows.reference import ArenaLayout
+from gpu_worker.kernels.rows.words import WORD_BYTES, arena_words, unit_of, words
+
+COLUMNS = 32
+# Eight on each of an H200's 132 multiprocessors.
+PROGRAMS = 1056
+# Of `find_rows` and `find_offsets`.
+ITEMS = 512
+
+
+def fetch_misses(
+    arena: Tensor,
+    layout: ArenaLayout,
+    slab_table: Tensor,
+    block_tables: Tensor,
+    seats: Tensor,
+    required: Tensor,
+    slots: Tensor,
+    missed: Tensor,
+    pool: Tensor,
+    out: Tensor,
+    fetched: Tensor | None = None,
+) -> None:
+    """See the reference. The arena may lie in host memory that is registered with CUDA.
+
+    Raises ValueError where slabs are not as aligned as rows are.
+    """
+    _, num_heads, num_columns = slots.shape
+    if slots.numel() == 0:
+        return
+    num_items = slots.shape[0] * num_heads * triton.cdiv(num_columns, COLUMNS)
+    assert pool.is_contiguous(), "the pool is written in place"
+    assert out.stride(2) == slab_table.stride(1) == block_tables.stride(2) == 1
+    unit = unit_of(layout.row_bytes)
+    if layout.slab_bytes % (unit * WORD_BYTES):
+        raise ValueError(
+            f"slabs of {layout.slab_bytes} bytes: with rows of {layout.row_bytes} bytes they must be a multiple "
+            f"of {unit * WORD_BYTES}"
+        )
+    row_words = layout.row_bytes // WORD_BYTES
+    fetch_rows[(min(PROGRAMS, num_items),)](
+        arena_words(arena),
+        arena.shape[0] // layout.slab_bytes,
+        layout.slab_bytes // (unit * WORD_BYTES),
+        slab_table,
+        slab_table.shape[1],
+        slab_table.stride(0),
+        block_tables,
+        *block_tables.stride()[:2],
+        seats.contiguous(),
+        required,
+        *required.stride(),
+        slots.contiguous(),
+        missed.contiguous().view(torch.uint8),
+        words(pool),
+        out,
+        *out.stride()[:2],
+        fetched,
+        num_heads,
+        num_columns,
+        num_items,
+        TOKENS_PER_SLAB=layout.tokens_per_slab,
+        BLOCK_SIZE=BLOCK_SIZE,
+        ROW_WORDS=row_words,
+        UNIT=unit,
+        COLUMNS=COLUMNS,
+        WORDS=triton.next_power_of_2(row_words),
+        num_warps=4,
+    )
+
+
+def pool_rows(block_tables: Tensor, seats: Tensor, slots: Tensor, out: Tensor) -> None:
+    """See the reference. `slots` may have any strides."""
+    batch, num_heads, num_columns = slots.shape
+    if slots.numel() == 0:
+        return
+    assert out.stride(2) == block_tables.stride(2) == 1
+    columns = min(ITEMS, triton.next_power_of_2(num_columns))
+    num_places, places = batch * num_heads, ITEMS // columns
+    find_rows[(triton.cdiv(num_places, places), triton.cdiv(num_columns, columns))](
+        block_tables,
+        *block_tables.stride()[:2],
+        seats.contiguous(),
+        slots,
+        *slots.stride(),
+        out,
+        *out.stride()[:2],
+        num_heads,
+        num_columns,
+        num_places,
+        BLOCK_SIZE=BLOCK_SIZE,
+        COLUMNS=columns,
+        PLACES=places,
+        num_warps=4,
+    )
+
+
+def offsets_by_table(
+    slab_table: Tensor, seats: Tensor, positions: Tensor, layout: ArenaLayout, num_slabs: int
+) -> Tensor:
+    """See the reference. `positions` may have any strides."""
+    offsets = torch.empty(positions.shape, dtype=torch.int64, device=positions.device)
+    num_items = positions.numel()
+    if num_items == 0:
+        return offsets
+    assert slab_table.stride(1) == 1
+    find_offsets[(triton.cdiv(num_items, ITEMS),)](
+        slab_table,
+        slab_table.shape[1],
+        slab_table.stride(0),
+        num_slabs,
+        layout.slab_bytes,
+        layout.row_bytes,
+        seats.contiguous(),
+        positions,
+        *positions.stride(),
+        offsets,
+        *positions.shape[1:],
+        num_items,
+        TOKENS_PER_SLAB=layout.tokens_per_slab,
+        ITEMS=ITEMS,
+        num_warps=4,
+    )
+    return offsets

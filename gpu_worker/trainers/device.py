@@ -1,0 +1,27 @@
+"""The arrays of an index job, by its parameters: what the store's trainers make of the same rows on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gpu_worker.trainers.kmeans import train_kmeans
+from gpu_worker.trainers.pq import train_pq
+from kv_store.client import KMeansParams, PQParams
+
+# Lloyd's iterations where the parameters leave them open: no CPU time has to be hidden here.
+DEFAULT_ITERATIONS = 10
+
+
+def train_index(keys: Tensor, params: PQParams | KMeansParams, seed: int) -> Mapping[str, Tensor]:
+    """Train an index over keys [H_kv, T, d] of any float type; does not synchronise with the host.
+
+    Returns, on the keys' device: for PQ, codebooks float32 [H_kv, m, 2^b, d/m] and codes uint8 [H_kv, T, m]; for
+    K-means, centroids float32 [H_kv, C, d] and labels int32 [H_kv, T]. The same keys, parameters and seed give the
+    same arrays.
+    """
+    iterations = params.max_iterations or DEFAULT_ITERATIONS
+    if isinstance(params, PQParams):
+        return train_pq(keys, params, iterations, seed)
+    return train_kmeans(keys, params, iterations, seed)

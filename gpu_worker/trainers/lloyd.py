@@ -1,0 +1,72 @@
+"""Lloyd's K-means (1982) for many independent problems at once, without the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Scores of points against centroids that exist at one time.
+MAX_SCORES = 1 << 28
+# An empty cluster takes a centroid this much beside that of a large one.
+SPLIT = 1 / 1024
+
+
+def fit(
+    points: Tensor, num_clusters: int, iterations: int, seed: int, spherical: bool, max_points: int
+) -> Tensor:
+    """Centroids float32 [P, C, d] of points [P, n, d], n > C. spherical: unit centroids, by inner product.
+
+    Fits on at most `max_points` points of each problem, chosen by `seed`, as the first centroids are; an empty
+    cluster splits one of the largest.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(points.shape[1], generator=generator)[:max_points].to(points.device)
+    sample = points[:, order].float()
+    centroids = sample[:, :num_clusters].clone()
+    for _ in range(iterations):
+        labels = assign(sample, centroids, spherical)
+        means, sizes = cluster_means(sample, labels, centroids)
+        centroids = _fill_empty(means, sizes)
+        if spherical:
+            centroids = torch.nn.functional.normalize(centroids, dim=-1)
+    return centroids
+
+
+def assign(points: Tensor, centroids: Tensor, spherical: bool, sizes: Tensor | None = None) -> Tensor:
+    """Nearest centroid by L2, or of the largest inner product: int64 [P, n]. Ties take the smallest.
+
+    sizes: [P, C]; a cluster of size 0 is not chosen.
+    """
+    num_problems, num_points, _ = points.shape
+    chunk = max(1, MAX_SCORES // (num_problems * centroids.shape[1]))
+    less = centroids.new_zeros(centroids.shape[:2]) if spherical else centroids.square().sum(-1) / 2
+    if sizes is not None:
+        less = less.masked_fill(sizes == 0, float("inf"))
+    labels = []
+    for begin in range(0, num_points, chunk):
+        scores = points[:, begin : begin + chunk].float() @ centroids.mT
+        labels.append((scores - less[:, None]).argmax(dim=-1))
+    return torch.cat(labels, dim=1)
+
+
+def cluster_means(points: Tensor, labels: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of each cluster's points, [P, C, d] (an empty one keeps its `earlier`), and sizes int64 [P, C].
+
+    Points are summed in the order of their clusters, so that two runs agree.
+    """
+    num_problems, num_clusters, width = earlier.shape
+    sizes = torch.zeros(num_problems, num_clusters, dtype=torch.int64, device=labels.device)
+    sizes.scatter_add_(1, labels, torch.ones_like(labels))
+    order = labels.argsort(dim=1, stable=True)
+    ordered = points.float().gather(1, order[..., None].expand(-1, -1, width))
+    sums = torch.segment_reduce(ordered.flatten(0, 1), "sum", lengths=sizes.flatten(), unsafe=True, initial=0)
+    means = sums.view_as(earlier) / sizes.clamp(min=1)[..., None]
+    return torch.where(sizes[..., None] > 0, means, earlier), sizes
+
+
+def _fill_empty(centroids: Tensor, sizes: Tensor) -> Tensor:
+    is_empty = sizes == 0
+    donors = sizes.argsort(dim=1, descending=True, stable=True)
+    donor = donors.gather(1, (is_empty.cumsum(1) - 1).clamp(min=0))
+    beside = centroids.gather(1, donor[..., None].expand_as(centroids)) * (1 + SPLIT)
+    return torch.where(is_empty[..., None], beside, centroids)

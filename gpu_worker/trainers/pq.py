@@ -1,0 +1,31 @@
+"""Product quantisation of keys (PQCache, section 3.1): one codebook for each part of each head, L2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.pq_score import pq_assign
+from gpu_worker.trainers import lloyd
+from kv_store.client import PQParams
+
+# As FAISS: more points a centroid change the codebook little.
+POINTS_PER_CENTROID = 256
+
+
+def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapping[str, Tensor]:
+    """See `train_index`. With no more tokens than centroids each token is its own."""
+    num_heads, num_tokens, head_dim = keys.shape
+    num_parts, ksub = params.num_subvectors, 1 << params.num_bits
+    parts = keys.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)
+    if num_tokens <= ksub:
+        filled = torch.arange(ksub, device=keys.device).clamp(max=num_tokens - 1)
+        codebooks = parts[:, filled].float()
+    else:
+        codebooks = lloyd.fit(
+            parts, ksub, iterations, seed, spherical=False, max_points=POINTS_PER_CENTROID * ksub
+        )
+    codebooks = codebooks.view(num_heads, num_parts, ksub, -1)
+    return {"codebooks": codebooks, "codes": pq_assign(keys, codebooks)}

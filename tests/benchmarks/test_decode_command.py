@@ -1,0 +1,156 @@
+"""`carrel bench decode` and `prefill`: which cases each rival gets, ratios, targets, and one whole run of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.commands import decode, prefill
+from benchmarks.comparison import Outcome
+from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
+from benchmarks.report import render
+from benchmarks.rivals import BASELINE, DECODE, PREFILL
+from benchmarks.shapes import SHAPES
+from benchmarks.targets import decode_verdicts
+
+LLAMA = SHAPES["llama-3.1-8b"]
+LONG = DecodeCase(LLAMA.name, "pqcache", 2048, 6, 131072, None, None, 50)
+FULL = replace(LONG, policy="full", budget_tokens=None)
+
+
+def figures(step_ms: float) -> DecodeFigures:
+    return DecodeFigures(Spread(step_ms, step_ms, step_ms, 3), 1 << 30)
+
+
+def test_a_dense_rival_gets_each_case_once_without_policy() -> None:
+    asked = [FULL, LONG, replace(LONG, hit_rate=0.9)]
+    assert decode.cases_of(DECODE.rivals[BASELINE], asked, LLAMA, 2) == [FULL]
+    assert decode.cases_of(DECODE.rivals["carrel"], asked, LLAMA, 2) == asked
+
+
+def test_a_dense_rival_takes_the_largest_batch_that_fits_the_limit() -> None:
+    limited = replace(LONG, gpu_memory_limit=80 << 30)
+    (case,) = decode.cases_of(DECODE.rivals[BASELINE], [limited], LLAMA, 2)
+    # 15 GiB of weights, 16 GiB for each sequence
+    assert case == replace(FULL, batch=4, gpu_memory_limit=80 << 30)
+    assert decode.cases_of(DECODE.rivals["carrel"], [limited], LLAMA, 2) == [limited]
+    (small,) = decode.cases_of(DECODE.rivals[BASELINE], [replace(limited, gpu_memory_limit=1)], LLAMA, 2)
+    assert small.batch == 1
+
+
+def test_a_slow_rival_gets_small_batches_and_few_steps() -> None:
+    asked = [FULL, replace(FULL, batch=1)]
+    (case,) = decode.cases_of(DECODE.rivals["transformers offloaded"], asked, LLAMA, 2)
+    assert (case.batch, case.steps) == (1, 4)
+
+
+def test_ratios_are_to_the_dense_loop_of_the_same_case() -> None:
+    other = replace(FULL, batch=1)
+    rows = decode.rows_of(
+        [
+            Outcome("carrel", LONG, figures(10.0)),
+            Outcome("carrel", replace(LONG, batch=2), figures(10.0)),
+            Outcome(BASELINE, FULL, figures(30.0)),
+            Outcome(BASELINE, other, figures(5.0)),
+            Outcome("carrel", FULL, error="broken\nOutOfMemoryError"),
+        ]
+    )
+    ratios = {(row.rival, str(row.case)): row.throughput_ratio for row in rows}
+    assert ratios["carrel", str(LONG)] == pytest.approx(3.0)
+    assert ratios[BASELINE, str(FULL)] == 1.0
+    # no dense loop had this batch
+    assert ratios["carrel", str(replace(LONG, batch=2))] is None
+    assert [row.case.batch for row in rows] == [1, 2, 6, 6, 6]
+    told = list(decode.notes(rows))
+    assert told[0].endswith("full: OutOfMemoryError")
+    assert "3.00 times the throughput of the minimal dense loop (target: at least 3.50): MISSED" in told[1]
+
+
+def test_under_a_limit_the_smaller_dense_batch_counts() -> None:
+    limited = replace(LONG, gpu_memory_limit=80 << 30, hit_rate=0.9)
+    dense = replace(FULL, gpu_memory_limit=80 << 30, batch=4)
+    rows = decode.rows_of(
+        [Outcome(BASELINE, dense, figures(20.0)), Outcome("carrel", limited, figures(10.0))]
+    )
+    ours = next(row for row in rows if row.rival == "carrel")
+    assert ours.throughput_ratio == pytest.approx(3.0)
+    assert ours.baseline_batch == 4
+    assert next(iter(decode.notes(rows))).endswith("(target: at least 3.00): met")
+
+
+def test_targets_are_of_their_cases_only() -> None:
+    assert "met, hoped for: reached" in next(iter(decode_verdicts(LONG, 5.1)))
+    assert "MISSED" in next(iter(decode_verdicts(FULL, 0.9)))
+    assert list(decode_verdicts(replace(LONG, shape="tiny"), 9.0)) == []
+    assert list(decode_verdicts(replace(LONG, hit_rate=0.9), 9.0)) == []
+
+
+def test_the_wait_for_the_index_is_held_against_dense() -> None:
+    case = PrefillCase(LLAMA.name, "pqcache", 2048, 32768, None, 3)
+    dense = replace(case, policy="full", budget_tokens=None)
+
+    def of(ttft: float, tt2t: float | None) -> PrefillFigures:
+        first, second = (None if ms is None else Spread(ms, ms, ms, 3) for ms in (ttft, tt2t))
+        assert first is not None
+        return PrefillFigures(first, second, 1)
+
+    rows = prefill.rows_of(
+        [
+            Outcome(BASELINE, dense, of(1000.0, None)),
+            Outcome("carrel", dense, of(1100.0, 1200.0)),
+            Outcome("carrel", case, of(1100.0, 1230.0)),
+        ]
+    )
+    assert [row.ttft_ratio for row in rows] == pytest.approx([1.0, 1.1, 1.1])
+    assert rows[2].tt2t_ratio == pytest.approx(1.025)
+    assert next(iter(prefill.notes(rows))).endswith(
+        "1.02 of the time to the second token of carrel full (target: at most 1.05): met"
+    )
+    assert prefill.cases_of(PREFILL.rivals[BASELINE], [case, dense]) == [dense]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("decode", ["--workloads", "64x1", "64x2", "--steps", "2", "--budget", "16", "--hit-rates", "0.9"]),
+        ("prefill", ["--contexts", "64", "--repeats", "1"]),
+    ],
+)
+def test_a_run_writes_a_table_json_and_plots(
+    name: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_path = tmp_path / f"{name}.json"
+    common = ["--model-shape", "tiny", "--device", "cpu", "--rivals", BASELINE]
+    argv = [name, *common, *options, "--json", str(json_path), "--plots", str(tmp_path / "plots")]
+    assert main(argv) == 0
+    table = capsys.readouterr().out
+    assert f"| {BASELINE} | full |" in table
+    content = json.loads(json_path.read_text())
+    assert content["benchmark"] == name
+    assert content["about"]["command"].startswith(f"carrel bench {name} --model-shape tiny")
+    assert len(content["rows"]) == (2 if name == "decode" else 1)
+    assert table.strip() in render(json_path)
+    pictures = sorted((tmp_path / "plots").iterdir())
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["fly"], ["decode", "--workloads", "64"], ["decode", "--hit-rates", "1.5"], ["decode", "--steps", "0"]],
+)
+def test_bad_options_end_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+
+
+def test_what_cannot_be_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "--rivals", "nobody", "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("carrel bench decode: error: no rival nobody")
+    assert error.count("\n") == 1

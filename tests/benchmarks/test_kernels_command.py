@@ -1,0 +1,147 @@
+"""`carrel bench kernels` and `gather` at tiny sizes: every case's reference is right, and a run of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import plots
+from benchmarks.__main__ import main
+from benchmarks.commands.gather import host_path
+from benchmarks.commands.options import Workload
+from benchmarks.host_rows import host_rows
+from benchmarks.kernels import OPS, cases_of
+from benchmarks.kernels.base import (
+    Ceilings,
+    KernelCase,
+    Operands,
+    Setting,
+    load,
+    measure,
+    mismatch,
+    relative_error,
+)
+from benchmarks.report import render
+from benchmarks.shapes import SHAPES
+from benchmarks.timing import in_turn, time_steps
+
+CPU = torch.device("cpu")
+SETTING = Setting(SHAPES["tiny"], (Workload(64, 1), Workload(96, 3)), 16, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_case_calls_and_checks(op: str) -> None:
+    cases = list(cases_of(op, SETTING))
+    assert len({case.label for case in cases}) == len(cases) >= 2
+    for case in cases:
+        operands = case.make()
+        operands.call()
+        assert operands.error is not None
+        assert operands.error() == 0
+        assert (operands.rival is None) == (case.rival is None)
+        assert case.num_bytes > 0
+        if operands.rival is not None:
+            operands.rival()
+
+
+def test_a_kernel_never_stands_for_a_reference() -> None:
+    assert SETTING.implementation("top_k", "top_k") is load("top_k", "top_k")
+    triton = pytest.importorskip("triton")
+    assert triton
+    on_a_gpu = Setting(SHAPES["tiny"], (), 16, torch.device("cuda"), torch.bfloat16)
+    assert on_a_gpu.implementation("top_k", "top_k").__module__ == "gpu_worker.kernels.top_k.kernel"
+
+
+def test_an_error_is_seen() -> None:
+    (case, *_) = cases_of("silu_mul", SETTING)
+    right = case.make()
+    wrong = Operands(right.call, right.rival, lambda: relative_error(torch.ones(3), torch.full((3,), 2.0)))
+    row = measure(replace(case, make=lambda: wrong), CPU, Ceilings(1.0, 0.5), is_warm=True)
+    assert row.error == pytest.approx(0.5)
+    assert row.ceiling_share == row.tb_per_s
+    infinite = torch.tensor([1.0, float("-inf")])
+    assert relative_error(infinite, infinite) == 0
+    assert mismatch(torch.tensor([1, 2]), torch.tensor([1, 3])) == 0.5
+
+
+def test_calls_take_turns() -> None:
+    seen: list[int] = []
+    call = in_turn([lambda value=value: seen.append(value) for value in range(3)])
+    for _ in range(5):
+        call()
+    assert seen == [0, 1, 2, 0, 1]
+
+
+def test_what_prepares_a_step_is_not_timed() -> None:
+    steps: list[int] = []
+    spread = time_steps(lambda: None, 4, CPU, before=steps.append)
+    assert spread.n == 4
+    assert steps == list(range(7))
+
+
+def test_the_host_path_gathers_the_rows() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with host_rows(1 << 16, CPU) as memory, ThreadPoolExecutor(3) as threads:
+        rows = memory.host.view(-1, 512)
+        places = torch.randperm(128)[:50]
+        pool = torch.zeros(50, 512, dtype=torch.uint8)
+        host_path(rows, places, pool, threads, 3)()
+        assert torch.equal(pool, rows[places])
+        assert len(rows.unique(dim=0)) == 128
+
+
+def test_a_plot_without_points_is_not_drawn(tmp_path: Path) -> None:
+    plots.lines(tmp_path / "a.png", "x", "y", {"nothing": []})
+    plots.bars(tmp_path / "b.png", "y", [], {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (
+            ["kernels", "--model-shape", "tiny", "--budget", "16", "--workloads", "64x1", "--ops", "top_k"],
+            "| top_k | 2 x 64",
+        ),
+        (
+            ["gather", "--region", "256KiB", "--rows", "10", "9999", "--threads", "2"],
+            "| gather kernel | 512 | 512 |",
+        ),
+    ],
+)
+def test_a_run_writes_a_table_json_and_plots(
+    argv: list[str],
+    shown: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.commands.kernels.copy_ceilings", lambda device: Ceilings(1.0, 0.5))
+    path = tmp_path / "result.json"
+    assert main([*argv, "--device", "cpu", "--json", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    table = capsys.readouterr().out
+    assert shown in table
+    assert json.loads(path.read_text())["benchmark"] == argv[0]
+    assert table.strip() in render(path)
+    assert [each.suffix for each in (tmp_path / "plots").iterdir()] != []
+
+
+def test_a_kernel_that_fails_does_not_cost_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cases(op: str, setting: Setting) -> list[KernelCase]:
+        (good, *_) = cases_of("silu_mul", setting)
+        return [replace(good, op="broken", make=lambda: 1 // 0), good]
+
+    monkeypatch.setattr("benchmarks.commands.kernels.copy_ceilings", lambda device: Ceilings(1.0, 0.5))
+    monkeypatch.setattr("benchmarks.commands.kernels.cases_of", cases)
+    path = tmp_path / "result.json"
+    argv = ["kernels", "--model-shape", "tiny", "--device", "cpu", "--ops", "silu_mul", "--json", str(path)]
+    assert main(argv) == 1
+    assert "- broken 1 x 128: ZeroDivisionError" in capsys.readouterr().out
+    assert [row["op"] for row in json.loads(path.read_text())["rows"]] == ["silu_mul"]

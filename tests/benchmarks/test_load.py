@@ -1,0 +1,164 @@
+"""`carrel bench serve` against a real gateway with a fake worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fake_worker import Script
+from gateway_stack import Stack, running_stack, write_tokenizer
+
+from benchmarks.__main__ import main
+from benchmarks.errors import BenchmarkError
+from benchmarks.load.client import LoadClient
+from benchmarks.load.generator import run_level
+from benchmarks.load.records import Level, Percentiles, RequestResult, ServeRow, summarize
+from benchmarks.report import render
+
+LEVEL = Level("pqcache", 8, 2, 40, 6, 5)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
+    with running_stack(tmp_path_factory.mktemp("load"), model) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared: Stack) -> Stack:
+    shared.say("the quick brown fox jumps over the lazy dog", token_s=0.01)
+    return shared
+
+
+def run(stack: Stack, level: Level) -> ServeRow:
+    async def load() -> ServeRow:
+        async with LoadClient(stack.url, None, 20.0) as client:
+            return await run_level(client, await client.model(), level, "1", lambda: None)
+
+    return asyncio.run(load())
+
+
+def test_every_request_is_as_the_level_says(stack: Stack) -> None:
+    row = run(stack, LEVEL)
+    assert (row.num_done, row.num_failed) == (5, 0)
+    assert row.prompt_tokens == 40
+    assert row.completion_tokens == 6
+    # what the fake worker tells of itself
+    assert (row.cached_tokens, row.attended_tokens, row.hit_rate, row.bytes_moved) == (3, 2.5, 0.5, 7)
+    assert row.ttft_ms is not None
+    assert row.tpot_ms is not None
+    assert 5 < row.tpot_ms.p50 < 200
+    assert row.output_tokens_per_s == pytest.approx(30 / row.duration_s)
+    asked = stack.script.requests
+    assert {len(request.prompt_token_ids) for request in asked} == {40}
+    assert len({tuple(request.prompt_token_ids) for request in asked}) == 5
+    assert {(request.policy, request.budget.tokens) for request in asked} == {("pqcache", 8)}
+    assert all(request.sampling.ignore_eos and request.sampling.max_tokens == 6 for request in asked)
+
+
+def test_prompts_may_share_their_start(stack: Stack) -> None:
+    run(stack, Level(None, None, 1, 40, 2, 3, num_shared_tokens=30))
+    asked = [list(request.prompt_token_ids) for request in stack.script.requests]
+    assert len({tuple(prompt[:30]) for prompt in asked}) == 1
+    assert len({tuple(prompt) for prompt in asked}) == 3
+    assert stack.script.requests[0].policy == ""
+
+
+def test_no_more_than_the_concurrency_is_under_way(stack: Stack) -> None:
+    row = run(stack, Level(None, None, 4, 20, 8, 8))
+    alone = run(stack, Level(None, None, 1, 20, 8, 2))
+    assert row.output_tokens_per_s > 1.5 * alone.output_tokens_per_s
+
+
+def test_failures_are_counted_and_told(stack: Stack) -> None:
+    stack.script = Script(reply=[70, 71], fail_at=1, fail_with=(grpc.StatusCode.INTERNAL, "broken", ()))
+    row = run(stack, LEVEL)
+    assert (row.num_done, row.num_failed) == (0, 5)
+    assert row.error
+    assert row.ttft_ms is None
+    stack.say("the")
+    refused = run(stack, Level("no-such-policy", None, 1, 20, 2, 1))
+    assert refused.num_failed == 1
+    assert "no-such-policy" in str(refused.error)
+
+
+def test_percentiles() -> None:
+    assert Percentiles.of([]) is None
+    assert Percentiles.of([3.0]) == Percentiles(3.0, 3.0, 3.0)
+    found = Percentiles.of(float(value) for value in range(101))
+    assert found == Percentiles(50.0, 95.0, 99.0)
+
+
+def test_a_single_token_has_no_time_between_tokens() -> None:
+    result = RequestResult(0.5, 0.5, 0.6, 10, 1, 0, {})
+    row = summarize(LEVEL, [result], [], 2.0)
+    assert row.tpot_ms is None
+    assert row.hit_rate is None
+    assert row.ttft_ms == Percentiles(500.0, 500.0, 500.0)
+
+
+def test_a_run_writes_a_table_json_and_plots(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.json"
+    options = [
+        "--url",
+        stack.url,
+        "--policies",
+        "full",
+        "pqcache",
+        "--budget",
+        "0.5",
+        "--concurrency",
+        "1",
+        "2",
+    ]
+    sizes = ["--prompt-tokens", "20", "--max-tokens", "4", "--requests", "2"]
+    assert main(["serve", *options, *sizes, "--json", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    table = capsys.readouterr().out
+    content = json.loads(path.read_text())
+    assert [(row["level"]["policy"], row["level"]["concurrency"]) for row in content["rows"]] == [
+        ("full", 1), ("full", 2), ("pqcache", 1), ("pqcache", 2),
+    ]  # fmt: skip
+    assert content["shapes"]["model"] == "tiny"
+    assert table.strip() in render(path)
+    assert len(list((tmp_path / "plots").iterdir())) == 3
+    shares = [request.budget.share for request in stack.script.requests if request.policy == "pqcache"]
+    assert shares
+    assert set(shares) == {0.5}
+
+
+def test_a_run_without_an_answer_ends_with_one(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--policies", "no-such-policy", "--concurrency", "1", "--prompt-tokens", "20"]
+    assert main(["serve", "--url", stack.url, *options]) == 1
+    assert "4 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
+def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--url", url]) == 1
+    error = capsys.readouterr().err
+    assert f"no server at {url}" in error
+    assert error.count("\n") == 1
+
+
+def test_prompts_are_of_the_exact_length(stack: Stack) -> None:
+    async def lengths() -> list[int]:
+        async with LoadClient(f"{stack.url}/v1", None, 20.0) as client:
+            return [len(await client.token_ids(count, "x")) for count in (1, 17, 100)]
+
+    assert asyncio.run(lengths()) == [1, 17, 100]
+
+
+def test_a_server_that_refuses_is_told(stack: Stack) -> None:
+    async def ask() -> None:
+        async with LoadClient(f"{stack.url}/nowhere", None, 20.0) as client:
+            await client.model()
+
+    with pytest.raises(BenchmarkError, match="no such route"):
+        asyncio.run(ask())

@@ -1,0 +1,93 @@
+"""`carrel bench`: what is started, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commands import COMMANDS
+from carrel.cli import main
+from carrel.commands import bench
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_knows_the_benchmarks_that_there_are() -> None:
+    assert list(bench.BENCHMARKS) == list(COMMANDS)
+
+
+def test_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in bench.BENCHMARKS)
+
+
+def test_an_unknown_benchmark_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "fly"])
+    assert ended.value.code == 2
+
+
+def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
+    # a folder of the same name is not taken for ours
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__main__.py").write_text("print('theirs')")
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "carrel",
+        "bench",
+        "gather",
+        "--device",
+        "cpu",
+        "--region",
+        "64KiB",
+    ]
+    ended = subprocess.run(
+        [*command, "--rows", "10", "--json", "result.json"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "| gather kernel | 10 |" in ended.stdout
+    assert (tmp_path / "result.json").is_file()
+
+
+def test_the_exit_code_is_the_benchmarks(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:1"]) == 1
+    assert "no server at http://127.0.0.1:1" in capfd.readouterr().err
+
+
+def test_without_the_folder_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
+    assert main(["bench", "decode"]) == 1
+    error = capsys.readouterr().err
+    assert "there is no benchmarks/ folder" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "missing"),
+    [
+        (["decode"], "torch"),
+        (["serve"], "httpx"),
+        (["kernels", "--plots", "x"], "torch, matplotlib"),
+        (["serve", "--plots=x"], "httpx, matplotlib"),
+    ],
+)
+def test_a_missing_library_is_named(
+    argv: list[str], missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", *argv]) == 1
+    assert f"{argv[0]} needs {missing}: pip install -e" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Chunked causal attention on a GPU against the definition; what flash attention does not take, everywhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.prefill_attention import attend_chunk_naive, kernel
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+def problem(
+    num_tokens: int,
+    begin: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_kv_heads: int = 2,
+) -> tuple[Tensor, Tensor, float]:
+    generator = torch.Generator().manual_seed(num_tokens + begin)
+    # As the decoder gives them: a token's heads lie together, keys and values between two tokens' queries.
+    wide = 2 * torch.randn(num_tokens, num_kv_heads * (group + 2), head_dim, generator=generator)
+    # Rows beyond the chunk are not written yet: they hold anything.
+    rows = torch.full((num_kv_heads, begin + num_tokens + 5, 2 * head_dim), float("nan"))
+    rows[:, : begin + num_tokens] = torch.randn(
+        num_kv_heads, begin + num_tokens, 2 * head_dim, generator=generator
+    )
+    query = wide.to(device, dtype)[:, : num_kv_heads * group]
+    return query, rows.to(device, dtype), head_dim**-0.5
+
+
+def check(output: Tensor, query: Tensor, rows: Tensor, begin: int, scale: float) -> None:
+    expected = attend_chunk_naive(query.float(), rows.float(), begin, scale)
+    tolerance = TOLERANCE[query.dtype]
+    assert output.dtype == query.dtype
+    assert output.shape == query.shape
+    torch.testing.assert_close(output.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (4, 128), (7, 64), (16, 128)])
+@pytest.mark.parametrize(("num_tokens", "begin"), [(1, 0), (1, 129), (63, 0), (63, 1), (130, 257)])
+def test_a_chunk_attends_itself_and_what_came_before(
+    num_tokens: int, begin: int, group: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    query, rows, scale = problem(num_tokens, begin, group, head_dim, dtype, device)
+    with torch.inference_mode():
+        check(kernel.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
+
+
+@pytest.mark.parametrize("max_scores", [1, 6 * 90, 6 * 90 * 7, 1 << 20])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_pieces_of_any_size_are_one_attention(
+    max_scores: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    query, rows, scale = problem(40, 50, 3, 16, dtype, device)
+    check(kernel.attend_in_pieces(query, rows, 50, scale, max_scores), query, rows, 50, scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_prompt_needs_no_mask_and_no_scores_of_its_own_size(dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    num_tokens, begin = 1024, 64 << 10
+    rows = torch.randn(2, begin + num_tokens, 256, device=device, dtype=dtype)
+    query = torch.randn(num_tokens, 16, 128, device=device, dtype=dtype)
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    output = kernel.attend_chunk(query, rows, begin, 128**-0.5)
+    grown = torch.cuda.max_memory_allocated() - held
+    # All scores in float32 are 4 GiB. Flash attention is to need nothing of the past's length.
+    assert grown < (2 << 30 if dtype == torch.float32 else 256 << 20)
+    last = attend_chunk_naive(query[-3:], rows, begin + num_tokens - 3, 128**-0.5)
+    torch.testing.assert_close(output[-3:], last, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -1,0 +1,42 @@
+"""The decoder as a GPU runs it, with every kernel in Triton's interpreter, against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from dense_forward import dense_forward
+from tiny_models import CONFIGS, random_token_ids, rival_logits, save_model
+
+from gpu_worker.models import decoder as decoder_module
+from gpu_worker.models import layer as layer_module
+from gpu_worker.models import load_model
+
+pytest.importorskip("triton")
+
+from gpu_worker.kernels.rms_norm import kernel as rms_norm_kernel
+from gpu_worker.kernels.rope import kernel as rope_kernel
+from gpu_worker.kernels.silu_mul import kernel as silu_mul_kernel
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the GPU runs the kernels for real")
+    monkeypatch.setattr(decoder_module, "rms_norm", rms_norm_kernel.rms_norm)
+    monkeypatch.setattr(layer_module, "rms_norm", rms_norm_kernel.rms_norm)
+    monkeypatch.setattr(layer_module, "add_normed", rms_norm_kernel.add_normed)
+    monkeypatch.setattr(layer_module, "rope", rope_kernel.rope)
+    monkeypatch.setattr(layer_module, "silu_mul", silu_mul_kernel.silu_mul)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-linear-biases", "llama3-group4-tied", "qwen2-tied", "qwen3-biases", "glm", "glm4"]
+)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    rival = save_model(CONFIGS[name](), tmp_path)
+    decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
+    token_ids = random_token_ids(9)
+    got, expected = dense_forward(decoder, token_ids), rival_logits(rival, token_ids)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
