@@ -142,6 +142,9 @@ _FLAGS = {
         "slot-memory", lambda _, text: parse_bytes(text), "such as 2GiB, or auto (auto)"
     ),
     "transport": _Flag("transport", _text, f"how rows travel: {', '.join(TRANSPORTS)} (zero_copy)"),
+    "index_device": _Flag(
+        "index-device", _text, "who trains indexes: cpu, the store's cores, or gpu, the model's device (cpu)"
+    ),
     "full_layers": _Flag("full-layers", _integer, "first layers that attend to everything (0)"),
     "pq_num_subvectors": _Flag("pq-subvectors", _integer, "PQ: parts that a key is split into (2)"),
     "pq_nbits": _Flag("pq-bits", _integer, "PQ: bits of a code, one per part (6)"),

@@ -13,6 +13,7 @@ from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+INDEX_DEVICES = ("cpu", "gpu")
 TRANSPORTS = ("zero_copy", "shm", "grpc")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -42,8 +43,9 @@ class WorkerConfig:
     """Everything a worker is told at its start; checked on construction.
 
     `listen` and `store` are `unix:PATH` or `HOST:PORT`. `slot_memory_bytes` None measures free memory.
-    `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. Raises
-    ConfigError, which names the flag, the value and the remedy.
+    `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
+    the store's trainers; "gpu", the worker's own device. Raises ConfigError, which names the flag, the value and the
+    remedy.
     """
 
     model: str
@@ -63,6 +65,7 @@ class WorkerConfig:
     hot_cache: HotCache = HotCache()
     slot_memory_bytes: int | None = None
     transport: str = "zero_copy"
+    index_device: str = "cpu"
     full_layers: int = 0
     pq_num_subvectors: int = 2
     pq_nbits: int = 6
@@ -83,6 +86,7 @@ class WorkerConfig:
             refuse("device", self.device, "use auto, cpu, cuda or cuda:INDEX")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("transport", self.transport, TRANSPORTS)
+        _check_choice("index-device", self.index_device, INDEX_DEVICES)
         _check_choice("load-format", self.load_format, LOAD_FORMATS)
         if not self.policy:
             refuse("policy", self.policy, "name a policy, for instance pqcache or full")

@@ -63,6 +63,9 @@ _DECODE = {
 _PREFILL = {
     BASELINE: RivalSpec("benchmarks.rivals.minimal_dense:prefill"),
     "carrel": RivalSpec("benchmarks.rivals.carrel_decode:prefill", has_policies=True),
+    "carrel index on gpu": RivalSpec(
+        "benchmarks.rivals.carrel_decode:prefill_training_on_gpu", has_policies=True
+    ),
     "transformers": RivalSpec("benchmarks.rivals.transformers_decode:prefill"),
 }
 DECODE = Contest("decode", _DECODE, DecodeCase, DecodeFigures, DecodeFigures.over)

@@ -94,6 +94,13 @@ class ServeOptions:
         {WORKER: "--transport"},
         metavar="NAME",
     )
+    index_device: str | None = flag(
+        None,
+        "who trains indexes: cpu, the store's cores, or gpu, the model's device",
+        one_of("cpu", "gpu"),
+        {WORKER: "--index-device"},
+        metavar="NAME",
+    )
     prefill_chunk: int | None = flag(
         None, "tokens of a prompt computed at once", positive_int, {WORKER: "--prefill-chunk"}, metavar="N"
     )

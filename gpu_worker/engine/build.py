@@ -12,9 +12,10 @@ import torch
 from gpu_worker.config import WorkerConfig, row_type
 from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache
 from gpu_worker.engine.decode import DecodeStep
-from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
@@ -46,6 +47,8 @@ class EngineOptions:
     default_policy: str = "pqcache"
     default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     policies: dict[str, Policy] = field(default_factory=registry)
+    # On the model's device; else the store trains them.
+    trains_indexes: bool = False
     seed: int | None = None
 
 
@@ -82,6 +85,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         default_policy=config.policy,
         default_budget=config.budget,
         policies=policies,
+        trains_indexes=config.index_device == "gpu",
         seed=config.seed,
     )
     report("attach to the KV store", 0, 1)
@@ -111,8 +115,13 @@ def connect_store(
         raise StoreUnavailable(f"cannot attach to the KV store at {target}: {error}") from error
 
 
-def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) -> Engine:
-    """An engine over a loaded model and an attached store, which it owns from then on."""
+def assemble(
+    model: LoadedModel, client: StoreClient, options: EngineOptions, make_prefill: MakePrefill = Prefill
+) -> Engine:
+    """An engine over a loaded model and an attached store, which it owns from then on.
+
+    make_prefill: who computes prompts; a benchmark of decoding fills caches at random instead.
+    """
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
     shape = CacheShape(
@@ -144,7 +153,7 @@ def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) ->
         max_model_len=options.max_model_len,
         hides_training=True,
     )
-    recall = RecallCache(shape, pool, tables, offloader, options.hot_cache)
+    recall = RecallCache(shape, pool, tables, offloader, options.hot_cache, options.trains_indexes)
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, dense, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)
@@ -159,6 +168,7 @@ def assemble(model: LoadedModel, client: StoreClient, options: EngineOptions) ->
         offloader=offloader,
         decode=DecodeStep(decoder, caches, offloader, pool),
         prefill_chunk=options.prefill_chunk,
+        make_prefill=make_prefill,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
-from gpu_worker.engine.caches import CacheSet
+from gpu_worker.engine.caches import Cache, CacheSet
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
@@ -31,6 +32,8 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
 
+MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, torch.dtype, torch.device], Prefill]
+
 # How long an otherwise idle step waits for an index before it looks for other work again.
 INDEX_POLL_SECONDS = 0.005
 
@@ -51,6 +54,7 @@ class Engine:
         offloader: Offloader,
         decode: DecodeStep,
         prefill_chunk: int,
+        make_prefill: MakePrefill = Prefill,
     ) -> None:
         self.info = info
         self._intake = intake
@@ -60,6 +64,7 @@ class Engine:
         self._offloader = offloader
         self._decode = decode
         self._prefill_chunk = prefill_chunk
+        self._make_prefill = make_prefill
         self._sampler = Sampler()
         self._scheduler = Scheduler(info.max_num_seqs)
         self._prefill: Prefill | None = None
@@ -122,7 +127,7 @@ class Engine:
             return True
         self._scheduler.admit(sequence)
         sequence.clock.admitted = time.monotonic()
-        self._prefill = Prefill(
+        self._prefill = self._make_prefill(
             sequence,
             self._decoder,
             self._caches.of(sequence),
@@ -262,6 +267,7 @@ class Engine:
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
         self._indexing.pop(sequence, None)
         if self._prefill is not None and self._prefill.sequence is sequence:
+            self._prefill.cancel()
             self._prefill = None
         if sequence.status not in (Status.WAITING, Status.FINISHED):
             self._caches.release(sequence)

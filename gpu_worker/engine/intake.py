@@ -8,7 +8,7 @@ from typing import NoReturn
 from gpu_worker.engine.records import EventSink, GenerationRequest
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import PromptTooLong, RequestError
-from gpu_worker.policies.base import Family, Policy
+from gpu_worker.policies.base import Policy
 from gpu_worker.sampling import SamplerState
 
 
@@ -90,6 +90,5 @@ class Intake:
             num_prefill=num_prefill,
             forced=deque(request.prompt_token_ids[num_prefill:]),
             window_begin=policy.window_begin(plan, num_prefill),
-            offloads=policy.family is Family.RECALL,
             ring_size=policy.max_window(plan) + 1 if plan.selects else 0,
         )

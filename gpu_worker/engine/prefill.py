@@ -146,7 +146,7 @@ class Prefill:
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
         sequence = self.sequence
-        if not sequence.plan.selects or not self._caches[layer].is_indexed:
+        if not sequence.plan.selects or not self._caches[layer].wants_index:
             return
         job = recall_policy(sequence).index_job(sequence.plan, sequence.plan.num_sink, sequence.window_begin)
         if job is not None:

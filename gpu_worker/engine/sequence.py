@@ -51,7 +51,7 @@ class Sequence:
     num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
     that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
     ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the window
-    at the next step, -1 for none.
+    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted.
     """
 
     request: GenerationRequest

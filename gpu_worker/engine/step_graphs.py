@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class StepGraphs:
         self._captured: OrderedDict[BatchShape, _Captured] = OrderedDict()
         self._seen: set[BatchShape] = set()
         self._state: tuple[object, ...] = ()
-        self._memory_pool: tuple[int, int] | None = None
+        self._memory_pool: Any = None
 
     def run(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device.

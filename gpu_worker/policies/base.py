@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
-from kv_store.client import IndexSegment, KMeansParams, PQParams
+from kv_store.client import KMeansParams, PQParams
 
 
 class Family(enum.Enum):
@@ -136,8 +137,9 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """What the store must train for candidates [begin, end); None: nothing."""
         return None
 
-    def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
-        """Copy a trained segment into the seat's index."""
+    def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]) -> None:
+        """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has
+        them."""
 
     def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from gpu_worker.policies.base import (
     attend_all,
     sink_tokens,
 )
-from kv_store.client import IndexSegment, KMeansParams
+from kv_store.client import KMeansParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,12 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         num_clusters = max(1, (end - begin) // self.tokens_per_cluster) if is_prompt else self.window_clusters
         return IndexJob(begin, end, KMeansParams(num_clusters, self.metric, self.max_iterations))
 
-    def load(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
-        device = index.labels.device
-        centroids = torch.tensor(segment.arrays["centroids"], device=device)
-        labels = torch.tensor(segment.arrays["labels"], device=device).long()
+    def load(
+        self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+    ) -> None:
+        centroids, labels = arrays["centroids"], arrays["labels"].long()
         num_clusters = centroids.shape[1]
-        sizes = torch.zeros(labels.shape[0], num_clusters, dtype=torch.int32, device=device)
+        sizes = torch.zeros(labels.shape[0], num_clusters, dtype=torch.int32, device=labels.device)
         sizes.scatter_add_(1, labels, torch.ones_like(labels, dtype=torch.int32))
         first = self._first_cluster(index, seat, layer, job)
         clusters, span = slice(first, first + num_clusters), slice(job.begin, job.end)

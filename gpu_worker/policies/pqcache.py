@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from gpu_worker.policies.base import (
     attend_all,
     sink_tokens,
 )
-from kv_store.client import IndexSegment, PQParams
+from kv_store.client import PQParams
 
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
@@ -84,10 +85,11 @@ class PQCache(RecallPolicy[PQIndex]):
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
         return IndexJob(begin, end, PQParams(self.num_subvectors, self.num_bits, self.max_iterations))
 
-    def load(self, index: PQIndex, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
-        device = index.codes.device
-        codes = torch.tensor(segment.arrays["codes"], device=device)
-        index.codebooks[seat, layer] = torch.tensor(segment.arrays["codebooks"], device=device)
+    def load(
+        self, index: PQIndex, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+    ) -> None:
+        codes = arrays["codes"]
+        index.codebooks[seat, layer] = arrays["codebooks"]
         index.codes[seat, layer, :, job.begin : job.end] = codes
         if index.pair_counts is not None:
             pairs = codes[..., 0].long() * 2**self.num_bits + codes[..., 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,8 +31,8 @@ class GroupStep(ABC):
 class Cache(ABC):
     """Keeps one layer of some sequences' KV attendable. Slots are assigned by `admit` and freed by `release`."""
 
-    # Whether selection reads an index that must be built at prefill.
-    is_indexed: ClassVar[bool] = False
+    # Whether selection reads an index that the store must build from a prefilled layer.
+    wants_index: bool = False
 
     @abstractmethod
     def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:

@@ -78,6 +78,7 @@ class CacheSet:
             return False
         for layer, cache in enumerate(self.of(sequence)):
             cache.admit(sequence, layer)
+        sequence.offloads = sequence.policy.family is Family.RECALL and self.recall.needs_store(sequence)
         return True
 
     def advance(self, sequence: Sequence) -> None:

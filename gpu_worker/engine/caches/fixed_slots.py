@@ -49,6 +49,11 @@ class FixedSlots:
         window = slice(num_sink, num_sink + sequence.ring_size)
         self.table[sequence.seat, layers.start : layers.stop, :, window] = -1
 
+    def window_rows(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of window positions int64 [T], in every head: int64 [H_kv, T]."""
+        columns = sequence.plan.num_sink + positions % sequence.ring_size
+        return self.table[sequence.seat, layer][:, columns].long()
+
     def leaving(self, rows: RowInputs, layers: range) -> Tensor:
         """Pool rows that the new tokens will push out: int32 [B, layers, H_kv], -1 where the ring has room."""
         return self.table[rows.seats[:, None], layers.start : layers.stop, :, rows.ring[:, None]][:, 0]

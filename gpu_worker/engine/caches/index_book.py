@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Candidates, IndexJob, RecallPolicy
-from kv_store.client import IndexSegment
 
 
 class IndexBook:
@@ -22,8 +22,10 @@ class IndexBook:
             self._indexes[policy.name] = policy.allocate(self._shape)
         return self._indexes[policy.name]
 
-    def load(self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, segment: IndexSegment) -> None:
-        policy.load(self._index(policy), seat, layer, job, segment)
+    def load(
+        self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+    ) -> None:
+        policy.load(self._index(policy), seat, layer, job, arrays)
 
     def extend(
         self, policy: RecallPolicy, seats: Tensor, layers: range, positions: Tensor, keys: Tensor

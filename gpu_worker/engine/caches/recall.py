@@ -21,7 +21,8 @@ from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies.base import CacheShape, RecallPolicy
+from gpu_worker.policies.base import CacheShape, IndexJob, RecallPolicy
+from gpu_worker.trainers import train_index
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.
 INDEX_TIMEOUT_SECONDS = 600.0
@@ -37,8 +38,6 @@ def recall_policy(sequence: Sequence) -> RecallPolicy:
 class RecallCache(Cache):
     """One cache for every recall policy and any mix of them; a policy is asked what to select only."""
 
-    is_indexed = True
-
     def __init__(
         self,
         shape: CacheShape,
@@ -46,12 +45,16 @@ class RecallCache(Cache):
         block_tables: BlockTables,
         offloader: Offloader,
         hot_cache_size: HotCacheSize,
+        trains_here: bool,
     ) -> None:
+        """trains_here: indexes are trained on the model's device, not by the store."""
         self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
         self._offloader = offloader
         self._hot_cache_size = hot_cache_size
+        self._trains_here = trains_here
+        self.wants_index = not trains_here
         self._whole = WholeContext(pool, block_tables)
         # Made when the first sequence comes that may miss.
         self._hot: HotCache | None = None
@@ -65,10 +68,9 @@ class RecallCache(Cache):
         """What a captured step has read addresses from: it is void once these are other objects."""
         return self._fixed.table, self._offloader.arena
 
-    @property
-    def is_fetched_by_host(self) -> bool:
-        """Whether a step of sequences that may miss must wait for the host."""
-        return self._offloader.arena is None
+    def needs_store(self, sequence: Sequence) -> bool:
+        """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
+        return sequence.can_miss or not self._trains_here or sequence.request.measure
 
     def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         plan, policy = sequence.plan, recall_policy(sequence)
@@ -88,7 +90,7 @@ class RecallCache(Cache):
             self._hot = HotCache(self._shape, self._pool, self._block_tables)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        cache = self._whole
+        cache: WholeContext | HotCache = self._whole
         if sequence.can_miss:
             assert self._hot is not None
             cache = self._hot
@@ -97,13 +99,26 @@ class RecallCache(Cache):
         window = torch.arange(sequence.window_begin, rows.shape[1], device=rows.device)
         fixed = torch.cat([sinks, window])
         self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
+        if self._trains_here:
+            plan = sequence.plan
+            job = recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
+            if job is not None:
+                keys = rows[:, job.begin : job.end, : self._shape.head_dim]
+                self._train_here(sequence, layer, job, keys)
+
+    def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
+        """Index the keys [H_kv, T, d] of the job's tokens."""
+        arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
+        self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, arrays)
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
         segment = self._offloader.segment(trained, timeout_seconds)
         if segment is None:
             return False
-        self._indexes.load(recall_policy(sequence), sequence.seat, trained.layer, trained.job, segment)
+        device = self._shape.device
+        arrays = {name: torch.tensor(array, device=device) for name, array in segment.arrays.items()}
+        self._indexes.load(recall_policy(sequence), sequence.seat, trained.layer, trained.job, arrays)
         return True
 
     def advance(self, sequence: Sequence, layers: range) -> None:
@@ -121,6 +136,12 @@ class RecallCache(Cache):
     def _train(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
         job = recall_policy(sequence).index_job(sequence.plan, begin, end)
         if job is None:
+            return
+        if self._trains_here:
+            positions = torch.arange(begin, end, device=self._shape.device)
+            for layer in layers:
+                rows = self._pool.rows[self._fixed.window_rows(sequence, layer, positions)]
+                self._train_here(sequence, layer, job, rows[..., : self._shape.head_dim])
             return
         self._offloader.seal(sequence, end)
         trained = [self._offloader.build(sequence, layer, job) for layer in layers]

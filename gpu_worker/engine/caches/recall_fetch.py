@@ -48,7 +48,10 @@ class ArenaFetch(RecallFetch):
         self._pool = pool
         self._tables = block_tables.tables
         self._offloader = offloader
-        self._fetched = torch.zeros(self._tables.shape[0], dtype=torch.int64, device=self._tables.device)
+        # Read and cleared outside inference mode too: an aborted request leaves between two steps.
+        with torch.inference_mode(False):
+            seats = self._tables.shape[0]
+            self._fetched = torch.zeros(seats, dtype=torch.int64, device=self._tables.device)
 
     def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
         found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)

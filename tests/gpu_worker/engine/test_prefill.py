@@ -77,7 +77,7 @@ class SlowOffloader(Offloader):
 class NoCache:
     """Takes the rows of a layer as a cache does, and keeps them."""
 
-    is_indexed = True
+    wants_index = True
 
     def __init__(self) -> None:
         self.stored: list[Tensor] = []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.policies import RecallPolicy
 from gpu_worker.policies.base import CacheShape, Candidates
-from kv_store.client import IndexSegment
 
 SHAPE = CacheShape(
     max_num_seqs=3,
@@ -31,13 +29,12 @@ def poison(index: object) -> None:
         tensor.fill_(float("nan") if tensor.is_floating_point() else 113)
 
 
-def pq_segment(codebooks: Tensor, codes: Tensor) -> IndexSegment:
-    return IndexSegment(0, "pq", {"codebooks": codebooks.numpy(), "codes": codes.numpy()}, 0.0, 1)
+def pq_segment(codebooks: Tensor, codes: Tensor) -> dict[str, Tensor]:
+    return {"codebooks": codebooks, "codes": codes}
 
 
-def kmeans_segment(centroids: Tensor, labels: Tensor) -> IndexSegment:
-    arrays = {"centroids": centroids.numpy(), "labels": labels.numpy().astype(np.int32)}
-    return IndexSegment(0, "kmeans", arrays, 0.0, 1)
+def kmeans_segment(centroids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    return {"centroids": centroids, "labels": labels.int()}
 
 
 def select(

@@ -1,0 +1,180 @@
+"""The engine on a GPU: the CPU's tokens, no host within a step, nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from engine_rig import Record
+
+from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.engine.sequence import Status
+from gpu_worker.models import load_model
+from gpu_worker.policies import ClusterKV, PQCache, registry
+from kv_store.client import Layout, StoreClient
+
+pytest.importorskip("faiss")
+
+from kv_store.local import LocalStore
+
+ROOT = Path(__file__).resolve().parents[3]
+NANO = ROOT / "models" / "carrel-nano"
+BOOK = ROOT / "examples" / "documents" / "voyage-of-the-beagle.txt"
+POLICIES = ("full", "oracle", "pqcache", "clusterkv")
+LEAST, WHOLE = HotCacheSize(tokens=2), HotCacheSize()
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@contextmanager
+def running(
+    device: str,
+    hot_cache: HotCacheSize = WHOLE,
+    transport: str = "zero_copy",
+    trains_indexes: bool = False,
+    max_num_seqs: int = 8,
+    slot_bytes: int = 512 << 20,
+) -> Iterator[Engine]:
+    """carrel-nano in float32, over a store of its own."""
+    model = load_model(str(NANO), device=torch.device(device), dtype=torch.float32)
+    config = model.config
+    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, "fp32")
+    options = EngineOptions(
+        max_model_len=8192,
+        slot_bytes=slot_bytes,
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=1024,
+        hot_cache=hot_cache,
+        policies=registry(PQCache(max_iterations=4), ClusterKV(window_size=24, max_iterations=4)),
+        trains_indexes=trains_indexes,
+    )
+    with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
+        client = StoreClient.connect(store.target, layout, worker_id="test", transport=transport)
+        engine = assemble(model, client, options)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def prompts(lengths: list[int]) -> list[tuple[int, ...]]:
+    """Different pages of a book."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    text = BOOK.read_text()
+    begins = [20000 * (number + 1) for number in range(len(lengths))]
+    return [
+        tuple(tokenizer.encode(text[begin : begin + 12 * length]).ids[:length])
+        for begin, length in zip(begins, lengths, strict=True)
+    ]
+
+
+def request(name: str, policy: str, prompt: tuple[int, ...], num_tokens: int = 40) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, seed=1)
+    return GenerationRequest(name, prompt, sampling, policy, Budget(share=0.1))
+
+
+def answers(engine: Engine, requests: list[GenerationRequest]) -> dict[str, list[int]]:
+    records = {one.request_id: Record() for one in requests}
+    for one in requests:
+        engine.submit(one, records[one.request_id].events.append)
+    for _ in range(5000):
+        if not engine.has_work:
+            break
+        engine.step()
+    return {name: record.tokens for name, record in records.items()}
+
+
+def every_policy() -> list[GenerationRequest]:
+    """Two of each, of unequal length."""
+    lengths = [1500, 900, 2100, 777, 1300, 1024, 640, 1999]
+    pages = prompts(lengths)
+    return [request(f"{POLICIES[n % 4]} {n}", POLICIES[n % 4], page) for n, page in enumerate(pages)]
+
+
+@pytest.fixture(scope="module")
+def cpu_tokens() -> dict[str, list[int]]:
+    with running("cpu") as engine:
+        return answers(engine, every_policy())
+
+
+@pytest.mark.parametrize("hot_cache", [WHOLE, HotCacheSize(share=0.1), LEAST])
+@pytest.mark.parametrize("transport", ["zero_copy", "shm"])
+def test_the_gpu_gives_the_cpus_tokens(
+    hot_cache: HotCacheSize, transport: str, cpu_tokens: dict[str, list[int]]
+) -> None:
+    with running("cuda", hot_cache, transport) as engine:
+        assert answers(engine, every_policy()) == cpu_tokens
+        if hot_cache == LEAST:
+            stats = engine.stats()
+            assert 0 < stats.hit_rows_total < stats.selected_rows_total
+
+
+@pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
+def test_indexes_trained_on_the_device_answer_alone_as_in_a_batch(hot_cache: HotCacheSize) -> None:
+    alone = {}
+    with running("cuda", hot_cache, trains_indexes=True) as engine:
+        for one in every_policy():
+            alone.update(answers(engine, [one]))
+    with running("cuda", hot_cache, trains_indexes=True) as engine:
+        assert answers(engine, every_policy()) == alone
+
+
+@pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
+def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
+    """PyTorch raises where a call would synchronise, while steps run that were captured before."""
+    with running("cuda", hot_cache) as engine:
+        for one in every_policy():
+            engine.submit(one, lambda event: None)
+        while len(engine._scheduler.with_status(Status.DECODE)) < 8:
+            engine.step()
+        for _ in range(3):
+            engine.step()
+        sequences = engine._scheduler.with_status(Status.DECODE)
+        with torch.inference_mode():
+            for _ in range(3):
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    result = engine._decode.run(sequences)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+                assert len(result.sequences) == 8
+                torch.cuda.synchronize()
+        assert engine._decode._graphs._captured
+
+
+def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
+    source = random.Random(0)
+    pages = prompts([source.randrange(40, 900) for _ in range(24)])
+    with running("cuda", HotCacheSize(share=0.2), max_num_seqs=6) as engine:
+        records: dict[str, Record] = {}
+        for number in range(200):
+            name = f"request {number}"
+            records[name] = Record()
+            one = request(name, source.choice(POLICIES), source.choice(pages), source.randrange(1, 20))
+            engine.submit(one, records[name].events.append)
+            for _ in range(source.randrange(4)):
+                engine.step()
+            if source.random() < 0.3:
+                engine.abort(f"request {source.randrange(number + 1)}")
+        for _ in range(20000):
+            if not engine.has_work:
+                break
+            engine.step()
+        assert all(record.is_over for record in records.values())
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.slots_used, stats.requests_failed_total) == (0, 0, 0, 0)
+        assert sorted(engine._pool._free) == list(range(engine._pool.num_blocks))
+        store = engine._offloader._client.stats()
+        assert (store.num_sequences, store.held_bytes) == (0, 0)
+        assert bool((engine._offloader.arena.slab_tables == -1).all())
