@@ -1,8 +1,8 @@
 """What follows `resolve` on the GPU: pool rows of the slots, and the misses' rows out of the arena.
 
-`fetch_rows`, at most PROGRAMS programs that share out the list (row, KV head, 32 columns) in its order: what is under
-way at one time lies within a head or a few, because reads spread over gigabytes of host memory are less than half as
-fast. Hits cost a look at the block table; a miss costs its row once over the bus.
+`list_misses`, a program a (row, KV head), translates the slots and lists the misses. `copy_misses`, PROGRAMS programs,
+copies what is listed, in the order of the lists: the bus needs some hundred rows under way, and reads that are spread
+over gigabytes of host memory are less than half as fast, so that more programs would be slower.
 
 `find_rows` and `find_offsets` do the one or the other half of it for callers that need no more.
 """
@@ -14,13 +14,15 @@ import triton
 from torch import Tensor
 
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.rows.fetch_programs import fetch_rows, find_offsets, find_rows
+from gpu_worker.kernels.rows.fetch_programs import copy_misses, find_offsets, find_rows, list_misses
 from gpu_worker.kernels.rows.reference import ArenaLayout
 from gpu_worker.kernels.rows.words import WORD_BYTES, arena_words, unit_of, words
 
-COLUMNS = 32
-# Eight on each of an H200's 132 multiprocessors.
-PROGRAMS = 1056
+# Columns that a program of `list_misses` takes at a time.
+COLUMNS = 1024
+# Rows that a program copies at a time, and how many programs there are.
+ROWS = 16
+PROGRAMS = 96
 # Of `find_rows` and `find_offsets`.
 ITEMS = 512
 
@@ -45,7 +47,6 @@ def fetch_misses(
     _, num_heads, num_columns = slots.shape
     if slots.numel() == 0:
         return
-    num_items = slots.shape[0] * num_heads * triton.cdiv(num_columns, COLUMNS)
     assert pool.is_contiguous(), "the pool is written in place"
     assert out.stride(2) == slab_table.stride(1) == block_tables.stride(2) == 1
     unit = unit_of(layout.row_bytes)
@@ -55,8 +56,12 @@ def fetch_misses(
             f"of {unit * WORD_BYTES}"
         )
     row_words = layout.row_bytes // WORD_BYTES
-    fetch_rows[(min(PROGRAMS, num_items),)](
-        arena_words(arena),
+    num_places = slots.shape[0] * num_heads
+    sources = torch.empty(num_places, num_columns, dtype=torch.int64, device=slots.device)
+    targets = torch.empty(num_places, num_columns, dtype=torch.int32, device=slots.device)
+    counts = torch.empty(num_places, dtype=torch.int32, device=slots.device)
+    columns = min(COLUMNS, triton.next_power_of_2(num_columns))
+    list_misses[(num_places,)](
         arena.shape[0] // layout.slab_bytes,
         layout.slab_bytes // (unit * WORD_BYTES),
         slab_table,
@@ -69,18 +74,32 @@ def fetch_misses(
         *required.stride(),
         slots.contiguous(),
         missed.contiguous().view(torch.uint8),
-        words(pool),
         out,
         *out.stride()[:2],
         fetched,
+        sources,
+        targets,
+        counts,
         num_heads,
         num_columns,
-        num_items,
         TOKENS_PER_SLAB=layout.tokens_per_slab,
         BLOCK_SIZE=BLOCK_SIZE,
+        ROW_UNITS=row_words // unit,
+        COLUMNS=columns,
+        num_warps=max(1, min(8, columns // 128)),
+    )
+    copy_misses[(min(PROGRAMS, num_places * triton.cdiv(num_columns, ROWS)),)](
+        arena_words(arena),
+        sources,
+        targets,
+        counts,
+        words(pool),
+        num_places,
+        num_columns,
         ROW_WORDS=row_words,
         UNIT=unit,
-        COLUMNS=COLUMNS,
+        PLACES=triton.next_power_of_2(num_places),
+        ROWS=ROWS,
         WORDS=triton.next_power_of_2(row_words),
         num_warps=4,
     )

@@ -95,8 +95,7 @@ def find_offsets(
 
 
 @triton.jit
-def fetch_rows(
-    arena,
+def list_misses(
     num_slabs,
     slab_units,
     slab_table,
@@ -112,46 +111,80 @@ def fetch_rows(
     required_column,
     slots,
     missed,
-    pool,
     out,
     out_row,
     out_head,
     fetched,
+    sources,
+    targets,
+    counts,
     num_heads,
     num_columns,
-    num_items,
     TOKENS_PER_SLAB: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    ROW_WORDS: tl.constexpr,
-    UNIT: tl.constexpr,
+    ROW_UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    WORDS: tl.constexpr,
 ):
-    items_per_head = tl.cdiv(num_columns, COLUMNS)
-    word = tl.arange(0, WORDS)[None, :]
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        place = (item // items_per_head).to(tl.int64)
-        row, head = place // num_heads, place % num_heads
-        column = item % items_per_head * COLUMNS + tl.arange(0, COLUMNS)
+    """A program a (row, head): pool rows of its slots, and a list of what must be copied from where to where."""
+    place = tl.program_id(0).to(tl.int64)
+    row, head = place // num_heads, place % num_heads
+    seat = tl.load(seats + row)
+    block_table = block_tables + seat * block_tables_seat + head * block_tables_head
+    slots += place * num_columns
+    missed += place * num_columns
+    sources += place * num_columns
+    targets += place * num_columns
+    required += row * required_row + head * required_head
+    out += row * out_row + head * out_head
+    count = tl.zeros((), tl.int32)
+    for first in range(0, num_columns, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
         inside = column < num_columns
-        at = place * num_columns + column
-        seat = tl.load(seats + row)
-        slot = tl.load(slots + at, mask=inside, other=-1)
-        is_missed = (tl.load(missed + at, mask=inside, other=0) != 0) & (slot >= 0)
-        block_table = block_tables + seat * block_tables_seat + head * block_tables_head
+        slot = tl.load(slots + column, mask=inside, other=-1)
+        is_missed = (tl.load(missed + column, mask=inside, other=0) != 0) & (slot >= 0)
         pool_row = _pool_row(block_table, slot, BLOCK_SIZE)
-        tl.store(out + row * out_row + head * out_head + column, pool_row.to(tl.int32), mask=inside)
-
-        at_required = required + row * required_row + head * required_head
-        position = tl.load(at_required + column.to(tl.int64) * required_column, mask=is_missed, other=-1)
+        tl.store(out + column, pool_row.to(tl.int32), mask=inside)
+        position = tl.load(required + column.to(tl.int64) * required_column, mask=is_missed, other=-1)
         slab, token, in_arena = _token_of_arena(
             slab_table + seat * slab_table_seat, num_table_slabs, num_slabs, position, head, TOKENS_PER_SLAB
         )
-        if fetched is not None:
-            count = tl.sum(in_arena.to(tl.int64), axis=0)
-            tl.atomic_add(fetched + seat, count, mask=count > 0, sem="relaxed")
+        rank = count + tl.cumsum(in_arena.to(tl.int32), axis=0) - 1
+        tl.store(sources + rank, slab * slab_units + token * ROW_UNITS, mask=in_arena)
+        tl.store(targets + rank, pool_row.to(tl.int32), mask=in_arena)
+        count += tl.sum(in_arena.to(tl.int32), axis=0)
+    tl.store(counts + place, count)
+    if fetched is not None:
+        tl.atomic_add(fetched + seat, count.to(tl.int64), mask=count > 0, sem="relaxed")
+
+
+@triton.jit
+def copy_misses(
+    arena,
+    sources,
+    targets,
+    counts,
+    pool,
+    num_places,
+    num_columns,
+    ROW_WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """The programs share out the tiles of ROWS listed rows in the order of the lists."""
+    every = tl.arange(0, PLACES)
+    tiles = tl.cdiv(tl.load(counts + every, mask=every < num_places, other=0), ROWS)
+    ends = tl.cumsum(tiles, axis=0)
+    word = tl.arange(0, WORDS)[None, :]
+    for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
+        place = tl.sum((ends <= item).to(tl.int32), axis=0).to(tl.int64)
+        tile = item - tl.max(tl.where(ends <= item, ends, 0), axis=0)
+        entry = tile * ROWS + tl.arange(0, ROWS)
+        listed = entry < tl.load(counts + place)
+        source = tl.load(sources + place * num_columns + entry, mask=listed, other=0)
+        target = tl.load(targets + place * num_columns + entry, mask=listed, other=0).to(tl.int64)
+        mask = listed[:, None] & (word < ROW_WORDS)
         # Said as products, so that the compiler knows the alignment.
-        begin = (slab * slab_units + token * (ROW_WORDS // UNIT)) * UNIT
-        mask = in_arena[:, None] & (word < ROW_WORDS)
-        rows = tl.load(arena + begin[:, None] + word, mask=mask)
-        tl.store(pool + (pool_row * ROW_WORDS)[:, None] + word, rows, mask=mask)
+        rows = tl.load(arena + (source * UNIT)[:, None] + word, mask=mask)
+        tl.store(pool + (target * ROW_WORDS)[:, None] + word, rows, mask=mask)
