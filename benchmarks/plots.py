@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.tables import tokens
@@ -12,18 +12,30 @@ SIZE = (7.0, 4.5)
 DPI = 120
 
 
-def lines(path: Path, x_label: str, y_label: str, series: Series, is_log: bool = True) -> None:
-    """One line a series, points sorted by x; x in powers of two where `is_log`. Writes nothing without points."""
+def lines(
+    path: Path,
+    x_label: str,
+    y_label: str,
+    series: Series,
+    is_log: bool = True,
+    tick: Callable[[float], str] = lambda place: tokens(int(place)),
+    beside: Series | None = None,
+) -> None:
+    """One line a series, points sorted by x; x in powers of two where `is_log`. Writes nothing without points.
+
+    tick: the words at a place of a logarithmic x. beside: for a series, another one, dashed in its colour.
+    """
     if not any(series.values()):
         return
     figure, axes = _figure()
     for name, points in series.items():
-        ordered = sorted(points)
-        axes.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", label=name)
+        (drawn,) = axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+        if beside and name in beside:
+            axes.plot(*zip(*sorted(beside[name]), strict=True), "--", color=drawn.get_color())
     if is_log:
         places = sorted({x for points in series.values() for x, _ in points})
         axes.set_xscale("log", base=2)
-        axes.set_xticks(places, [tokens(int(place)) for place in places])
+        axes.set_xticks(places, [tick(place) for place in places])
     axes.set_xlabel(x_label)
     axes.set_ylim(bottom=0)
     _finish(path, figure, axes, y_label)

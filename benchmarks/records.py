@@ -165,7 +165,8 @@ class DecodeCase:
 
     policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
     budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
-    None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all.
+    None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all. trace: the file
+    of the recorded selection that is replayed, and that hit_rate is of; None: a synthetic one is.
     """
 
     shape: str
@@ -176,11 +177,23 @@ class DecodeCase:
     hit_rate: float | None
     gpu_memory_limit: int | None
     steps: int
+    trace: str | None = None
 
     def __str__(self) -> str:
         replayed = None if self.hit_rate is None else f"hit rate {self.hit_rate}"
+        if self.trace is not None:
+            replayed = f"{replayed} of {Path(self.trace).name}"
         parts = (f"{self.context}x{self.batch}", *_attending(self), replayed, _limit(self.gpu_memory_limit))
         return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel's launches of a step, summed: microseconds on the device."""
+
+    name: str
+    launches: int
+    us: float
 
 
 @dataclass(frozen=True)
@@ -188,7 +201,8 @@ class DecodeFigures:
     """What decoding cost. device_bytes: peak, weights included. host_bytes: KV cache in host memory.
 
     bytes_moved: from host to device in a step, over all sequences. hit_rate: share of the selected tokens found in the
-    hot cache; None where nothing is selected. attended_tokens: per KV head, layer and step.
+    hot cache; None where nothing is selected. attended_tokens: per KV head, layer and step. kernels: of one more step,
+    under the profiler.
     """
 
     step_ms: Spread
@@ -197,6 +211,7 @@ class DecodeFigures:
     bytes_moved: float = 0.0
     hit_rate: float | None = None
     attended_tokens: float | None = None
+    kernels: tuple[KernelTime, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.step_ms.median:.3f} ms a step"
@@ -212,6 +227,7 @@ class DecodeFigures:
             fmean(one.bytes_moved for one in rounds),
             fmean(hit_rates) if hit_rates else None,
             rounds[0].attended_tokens,
+            rounds[0].kernels,
         )
 
 
@@ -277,7 +293,12 @@ def revive(kind: type[R], fields: dict[str, Any]) -> R:
     values = {}
     for name, value in fields.items():
         inner = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
-        values[name] = revive(inner, value) if isinstance(value, dict) and isinstance(inner, type) else value
+        if not isinstance(inner, type):
+            values[name] = value
+        elif isinstance(value, dict):
+            values[name] = revive(inner, value)
+        else:
+            values[name] = tuple(revive(inner, each) for each in value) if isinstance(value, list) else value
     return kind(**values)
 
 

@@ -24,6 +24,7 @@ class DecodeTarget:
 
     def is_of(self, case: DecodeCase) -> bool:
         same = case.shape == SHAPE and case.policy == self.policy and case.hit_rate == self.hit_rate
+        same = same and case.trace is None
         placed = self.context in (None, case.context) and self.batch in (None, case.batch)
         return same and placed and self.is_limited == (case.gpu_memory_limit is not None)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.records import Spread
+from benchmarks.records import KernelTime, Spread
 
 WARM_UP_STEPS = 3
 CPU_REPEATS = 7
@@ -73,6 +73,24 @@ def time_blocking(call: Callable[[], object], repeats: int, device: torch.device
         if index:
             times.append(1e6 * (time.perf_counter() - began))
     return Spread.of(times)
+
+
+def kernel_times(step: Callable[[], object], device: torch.device) -> tuple[KernelTime, ...]:
+    """The kernels of one step by name, the longest first; none on a CPU."""
+    if device.type != "cuda":
+        return ()
+    from torch.profiler import ProfilerActivity, profile
+
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        synchronize(device)
+    kernels = [
+        KernelTime(event.key[:120], event.count, event.self_device_time_total)
+        for event in profiler.key_averages()
+        if event.self_device_time_total > 0
+    ]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.us))
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:

@@ -5,6 +5,7 @@ A trace says which positions every head selects at a step. It is asked between t
 
 from __future__ import annotations
 
+import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -71,32 +72,38 @@ class WindowTrace(SelectionTrace):
 
 
 class RecordedTrace(SelectionTrace):
-    """Positions recorded from a model; layers, sequences and steps beyond the recorded ones repeat them."""
+    """Positions recorded from a model; layers, sequences, heads and steps beyond the recorded ones repeat them."""
 
-    def __init__(self, positions: Tensor) -> None:
-        """positions: int32 [steps, L, B, H_kv, K], ascending in every head."""
+    def __init__(self, positions: Tensor, context: int) -> None:
+        """positions: int32 [steps, L, B, H_kv, K], ascending in every head. context: tokens of the prompts."""
         self._positions = positions
+        self.context = context
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> RecordedTrace:
-        """From the array `positions` of an npz file. Raises BenchmarkError for any other content."""
+        """From the arrays `positions` and `context` of an npz file; without the latter, the highest position counts.
+
+        Raises BenchmarkError for any other content.
+        """
         try:
             with np.load(path) as arrays:
                 positions = torch.from_numpy(arrays["positions"])
-        except (OSError, KeyError, ValueError, TypeError) as exc:
+                context = int(arrays["context"]) if "context" in arrays else None
+        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as exc:
             raise BenchmarkError(f"{path} holds no selection trace: {exc}") from exc
         if positions.dim() != 5 or positions.dtype != torch.int32 or positions.numel() == 0:
             shape = list(positions.shape)
             raise BenchmarkError(
-                f"{path}: positions are {positions.dtype} {shape}, not int32 [steps, L, B, H, K]"
+                f"{path}: positions are {positions.dtype} {shape}, not int32 [steps, L, B, H, K] of a trace"
             )
         if not bool((positions.diff(dim=-1) > 0).all()) or int(positions.min()) < 0:
-            raise BenchmarkError(f"{path}: positions of a head are not ascending from 0 up")
-        return cls(positions.to(device))
+            raise BenchmarkError(f"{path}: positions of a trace's head are not ascending from 0 up")
+        return cls(positions.to(device), int(positions.max()) + 1 if context is None else context)
 
     def save(self, path: Path) -> None:
         """As `load` reads it."""
-        np.savez_compressed(path, positions=self._positions.cpu().numpy())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, positions=self._positions.cpu().numpy(), context=np.int64(self.context))
 
     @property
     def num_selected(self) -> int:
@@ -110,11 +117,28 @@ class RecordedTrace(SelectionTrace):
         shares = [overlap(before, after) for before, after in pairs]
         return sum(shares) / max(1, len(shares))
 
+    def at(self, context: int, candidates: range) -> RecordedTrace:
+        """The trace at another context: positions times the ratio of the contexts, none outside of the candidates.
+
+        Positions that meet move on to the next free one, or back where there is none; so at a context that is no
+        shorter than the recorded one every repetition is kept. Raises BenchmarkError where K candidates are missing.
+        """
+        if self.num_selected > len(candidates):
+            raise BenchmarkError(f"a trace selects {self.num_selected} positions out of {len(candidates)}")
+        order = torch.arange(self.num_selected, device=self._positions.device)
+        scaled = self._positions.long() * context // self.context
+        # without `order` what must ascend need only not fall
+        apart = (scaled.clamp(min=candidates.start) - order).cummax(dim=-1).values + order
+        last = candidates.stop - self.num_selected + order
+        return RecordedTrace(apart.minimum(last).to(torch.int32), context)
+
     def select(self, step: int, out: Tensor) -> None:
         recorded = self._positions[step % self._positions.shape[0]]
-        layers = torch.arange(out.shape[0], device=out.device) % recorded.shape[0]
-        rows = torch.arange(out.shape[1], device=out.device) % recorded.shape[1]
-        out.copy_(recorded[layers[:, None], rows])
+        layers, rows, heads = (
+            torch.arange(size, device=out.device) % num_recorded
+            for size, num_recorded in zip(out.shape[:3], recorded.shape[:3], strict=True)
+        )
+        out.copy_(recorded[layers[:, None, None], rows[:, None], heads])
 
 
 def overlap(before: Tensor, after: Tensor) -> float:

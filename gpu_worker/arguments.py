@@ -57,14 +57,14 @@ def parse_hot_cache(text: str) -> HotCache:
     return HotCache(share=share, tokens=tokens)
 
 
-def parse_bytes(text: str) -> int | None:
+def parse_bytes(text: str, name: str = "slot-memory") -> int | None:
     """Bytes from `512MiB`, `2GiB` or a plain number; None for `auto`."""
     if text.strip().lower() == "auto":
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)", text.strip())
     unit = _BYTE_UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        refuse("slot-memory", text, "use auto or a size such as 512MiB or 2GiB")
+        refuse(name, text, "use auto or a size such as 512MiB or 2GiB")
     return int(float(match[1]) * unit)
 
 
@@ -133,13 +133,20 @@ _FLAGS = {
     "max_num_seqs": _Flag("max-num-seqs", _integer, "requests that run at once (8 on a CPU, 32 on a GPU)"),
     "max_queue": _Flag("max-queue", _integer, "requests that may wait (64)"),
     "prefill_chunk": _Flag("prefill-chunk", _integer, "tokens of one prefill quantum (2048)"),
-    "policy": _Flag("policy", _text, "KV policy of requests that name none (pqcache)"),
+    "policy": _Flag("policy", _text, "KV policy of requests that name none, or auto (pqcache)"),
     "budget": _Flag(
         "budget", lambda _, text: parse_budget(text), "share in (0, 1] or tokens from 2 up (0.1)"
     ),
     "hot_cache": _Flag("hot-cache", lambda _, text: parse_hot_cache(text), "auto, a share or tokens (auto)"),
+    "gpu_memory_limit_bytes": _Flag(
+        "gpu-memory-limit",
+        lambda name, text: parse_bytes(text, name),
+        "device memory of the whole process, such as 24GiB, or auto: what is free (auto)",
+    ),
     "slot_memory_bytes": _Flag(
-        "slot-memory", lambda _, text: parse_bytes(text), "such as 2GiB, or auto (auto)"
+        "slot-memory",
+        lambda name, text: parse_bytes(text, name),
+        "of the slots, such as 2GiB, or auto (auto)",
     ),
     "transport": _Flag("transport", _text, f"how rows travel: {', '.join(TRANSPORTS)} (zero_copy)"),
     "index_device": _Flag(

@@ -42,7 +42,8 @@ class HotCache:
 class WorkerConfig:
     """Everything a worker is told at its start; checked on construction.
 
-    `listen` and `store` are `unix:PATH` or `HOST:PORT`. `slot_memory_bytes` None measures free memory.
+    `listen` and `store` are `unix:PATH` or `HOST:PORT`. `gpu_memory_limit_bytes` bounds all that the process has on
+    a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
     `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
     the store's trainers; "gpu", the worker's own device. Raises ConfigError, which names the flag, the value and the
     remedy.
@@ -63,6 +64,7 @@ class WorkerConfig:
     policy: str = "pqcache"
     budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     hot_cache: HotCache = HotCache()
+    gpu_memory_limit_bytes: int | None = None
     slot_memory_bytes: int | None = None
     transport: str = "zero_copy"
     index_device: str = "cpu"
@@ -89,12 +91,13 @@ class WorkerConfig:
         _check_choice("index-device", self.index_device, INDEX_DEVICES)
         _check_choice("load-format", self.load_format, LOAD_FORMATS)
         if not self.policy:
-            refuse("policy", self.policy, "name a policy, for instance pqcache or full")
+            refuse("policy", self.policy, "name a policy, for instance pqcache, full or auto")
         _check_range("threads", self.threads, 1, 4096)
         _check_range("max-model-len", self.max_model_len, 2, 2**24)
         _check_range("max-num-seqs", self.max_num_seqs, 1, 4096)
         _check_range("max-queue", self.max_queue, 0, 2**20)
         _check_range("prefill-chunk", self.prefill_chunk, 1, 2**20)
+        _check_range("gpu-memory-limit", self.gpu_memory_limit_bytes, 2**20, 2**50)
         _check_range("slot-memory", self.slot_memory_bytes, 2**20, 2**50)
         _check_range("full-layers", self.full_layers, 0, 4096)
         _check_range("pq-subvectors", self.pq_num_subvectors, 1, 64)

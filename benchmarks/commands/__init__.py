@@ -5,6 +5,7 @@ from __future__ import annotations
 COMMANDS = {
     "decode": "decode step and throughput of Carrel and its rivals, with random weights",
     "prefill": "time to first and second token of Carrel and its rivals, with random weights",
+    "hitrate": "how often the hot cache hits on real text, by its size, beside LRU",
     "gather": "random rows from host memory to the GPU, beside the copy engine and the CPU",
     "kernels": "every GPU kernel against its bytes, the copy ceiling and PyTorch",
     "serve": "load on a running server: latencies and throughput by policy and concurrency",

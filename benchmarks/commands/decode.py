@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import plots, tables, targets
 from benchmarks.commands.options import (
@@ -27,6 +30,7 @@ from benchmarks.records import DecodeCase, DecodeFigures, revive
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.tables import Column
+from benchmarks.traces import RecordedTrace
 
 # activations, logits and the allocator's rounding
 DENSE_SPARE_BYTES = 1 << 30
@@ -70,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_workloads(parser)
     add_policies(parser)
-    parser.add_argument(
+    selections = parser.add_mutually_exclusive_group()
+    selections.add_argument(
         "--hit-rates",
         nargs="+",
         type=share,
@@ -78,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="H",
         help="replay selections of which this share was selected a step before; full has none "
         "(default: what random weights select)",
+    )
+    selections.add_argument(
+        "--trace",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="replay what `carrel bench hitrate --trace FILE` recorded; --budget must select as many positions",
     )
     add_memory_limit(parser)
     parser.add_argument(
@@ -97,6 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises BenchmarkError."""
     shape, device = SHAPES[options.model_shape], choose_device(options.device)
+    if options.trace:
+        # a rival runs in another folder
+        options.trace = options.trace.resolve()
+        recorded = RecordedTrace.load(options.trace, torch.device("cpu"))
+        options.hit_rates = [round(recorded.hit_rate, 4)]
     asked = [
         case
         for workload in workloads_of(options)
@@ -129,6 +146,7 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
             None if policy == "full" else hit_rate,
             options.gpu_memory_limit,
             options.steps,
+            None if policy == "full" or options.trace is None else str(options.trace),
         )
         for policy in policies
         for hit_rate in (options.hit_rates if policy != "full" else [None])
@@ -141,7 +159,9 @@ def cases_of(
     """The cases of one rival: what was asked, or its dense counterpart, once each, in a batch that fits the limit."""
     cases = list(asked)
     if not spec.has_policies:
-        cases = [replace(case, policy="full", budget_tokens=None, hit_rate=None) for case in cases]
+        cases = [
+            replace(case, policy="full", budget_tokens=None, hit_rate=None, trace=None) for case in cases
+        ]
         cases = [replace(case, batch=_fitting(case, shape, element_bytes)) for case in cases]
     if spec.max_batch is not None:
         cases = [case for case in cases if case.batch <= spec.max_batch]
@@ -162,7 +182,10 @@ def rows_of(outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]) -> list[Deco
     """With throughputs and their ratios, ordered by workload."""
     rows = []
     for outcome in outcomes:
-        row = DecodeRow(outcome.rival, outcome.case, outcome.figures, outcome.error)
+        case = outcome.case
+        # where the file lay is nobody's business
+        named = replace(case, trace=case.trace and Path(case.trace).name)
+        row = DecodeRow(outcome.rival, named, outcome.figures, outcome.error)
         if outcome.figures is not None:
             throughput = _throughput(outcome.case, outcome.figures)
             row = replace(row, tokens_per_s=throughput)

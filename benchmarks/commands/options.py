@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.about import about
 from benchmarks.records import Report
 from benchmarks.shapes import SHAPES
+from carrel.chat.records import parse_budget
 from carrel.serve.flags import num_bytes
 
 
@@ -68,6 +69,16 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
     return value
+
+
+def budget(text: str) -> float | int:
+    """A share of the prompt, or tokens."""
+    try:
+        return parse_budget(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no share in (0, 1] and no number of tokens from 2 up"
+        ) from exc
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, tables
-from benchmarks.commands.options import add_output, at_least, finish, num_tokens
+from benchmarks.commands.options import add_output, at_least, budget, finish, num_tokens
 from benchmarks.load.client import LoadClient
 from benchmarks.load.generator import run_level
 from benchmarks.load.records import Level, Percentiles, ServeRow
 from benchmarks.progress import RunProgress
 from benchmarks.records import revive
 from benchmarks.tables import Column
-from carrel.chat.records import parse_budget
 
 SERVER_POLICY = "server"
 WARM_UP_TOKENS = 4
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{SERVER_POLICY} leaves it to the server (default: {SERVER_POLICY})",
     )
     parser.add_argument(
-        "--budget", type=_budget, default=None, metavar="SHARE|N", help="for all policies but full"
+        "--budget", type=budget, default=None, metavar="SHARE|N", help="for all policies but full"
     )
     parser.add_argument(
         "--concurrency",
@@ -148,15 +147,6 @@ async def _run(options: argparse.Namespace, levels: Sequence[Level]) -> tuple[li
 def _warm_up(level: Level) -> Level:
     """One request more, so that no level pays for what its first request sets up."""
     return replace(level, concurrency=1, num_requests=1, max_tokens=min(level.max_tokens, WARM_UP_TOKENS))
-
-
-def _budget(text: str) -> float | int:
-    try:
-        return parse_budget(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no share in (0, 1] and no number of tokens from 2 up"
-        ) from exc
 
 
 def _percentiles(values: Percentiles | None, digits: int) -> str:

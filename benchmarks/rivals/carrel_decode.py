@@ -20,7 +20,7 @@ from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
-from benchmarks.timing import WARM_UP_STEPS, time_steps
+from benchmarks.timing import WARM_UP_STEPS, kernel_times, time_steps
 from gpu_worker.config import row_type
 from gpu_worker.engine.build import EngineOptions, assemble
 from gpu_worker.engine.caches import HotCacheSize
@@ -68,7 +68,8 @@ class CarrelDecode(DecodeRival):
     def _decode(self, case: DecodeCase) -> DecodeFigures:
         replayed = Replayed(case, self._shape, self._device) if case.hit_rate is not None else None
         policies = registry(replayed.policy) if replayed else registry()
-        most_steps = case.steps + WARM_UP_STEPS + 8
+        # The first in decodes while the others' prompts are filled in.
+        most_steps = case.steps + 2 * WARM_UP_STEPS + 3 * case.batch + 16
         slots = self._slots(case, most_steps)
         options = engine_options(case.context + most_steps, case.batch, slots, self._shape, policies, True)
         with running_engine(self._model, self._shape, case.batch, options, SyntheticPrefill, 1) as engine:
@@ -91,6 +92,10 @@ class CarrelDecode(DecodeRival):
             moved = (engine.stats().fetched_bytes_total - begun) / num_steps
             num_selected = sum(one.meter.selected_rows for one in running) - num_selected
             num_missed = sum(one.meter.missed_rows for one in running) - num_missed
+            kernels = kernel_times(engine.step, self._device)
+            assert all(one.status is Status.DECODE for one in running), (
+                "a sequence ended before the last step"
+            )
             usage = running[0].usage()
             offloaded = sum(one.num_tokens for one in running if one.offloads)
             return DecodeFigures(
@@ -100,6 +105,7 @@ class CarrelDecode(DecodeRival):
                 bytes_moved=moved,
                 hit_rate=1 - num_missed / num_selected if num_selected else None,
                 attended_tokens=usage.attended_tokens + usage.window_tokens,
+                kernels=kernels,
             )
 
     def _slots(self, case: DecodeCase, most_steps: int) -> int:

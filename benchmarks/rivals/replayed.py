@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from benchmarks.errors import NotMeasurable
 from benchmarks.records import DecodeCase
 from benchmarks.shapes import ModelShape
-from benchmarks.traces import WindowTrace
+from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
 from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.sequence import Sequence as EngineSequence
 from gpu_worker.policies import PQCache
@@ -40,10 +41,21 @@ class Replayed:
             raise NotMeasurable(f"selections are replayed for pqcache, not for {case.policy}")
         self._case, self._shape, self._device = case, shape, device
         self.policy = ReplayedPQCache()
+        self._recorded = None if case.trace is None else self._load(Path(case.trace))
+
+    def _load(self, path: Path) -> RecordedTrace:
+        case, recorded = self._case, RecordedTrace.load(path, self._device)
+        assert case.budget_tokens is not None
+        num_selected = self.policy.plan(case.context, case.budget_tokens).num_selected
+        if num_selected != recorded.num_selected:
+            raise NotMeasurable(
+                f"the trace selects {recorded.num_selected} positions, {case.context} tokens at a budget of "
+                f"{case.budget_tokens} {num_selected}: give the --budget at which as many are selected"
+            )
+        return recorded
 
     def prepare(self, running: Sequence[EngineSequence]) -> Callable[[int], None]:
         """Start to replay; the function writes the selection of step i, which is to be called before it."""
-        assert self._case.hit_rate is not None
         plan = running[0].plan
         num_selected = plan.num_selected or 0
         buckets = Buckets(is_exact=self._device.type != "cuda")
@@ -52,9 +64,7 @@ class Replayed:
         size = (shape.num_layers, batch, shape.num_kv_heads, buckets.width(num_selected))
         traced = torch.full(size, -1, dtype=torch.int64, device=self._device)
         candidates = range(plan.num_sink, running[0].window_begin - 1)
-        trace = WindowTrace(
-            batch, shape.num_kv_heads, candidates, num_selected, self._case.hit_rate, self._device
-        )
+        trace = self._trace(candidates, num_selected)
         self.policy.traced.append(traced)
         count = 0
 
@@ -65,3 +75,11 @@ class Replayed:
             count += 1
 
         return before
+
+    def _trace(self, candidates: range, num_selected: int) -> SelectionTrace:
+        case = self._case
+        if self._recorded is not None:
+            return self._recorded.at(case.context, candidates)
+        assert case.hit_rate is not None
+        num_heads = self._shape.num_kv_heads
+        return WindowTrace(case.batch, num_heads, candidates, num_selected, case.hit_rate, self._device)

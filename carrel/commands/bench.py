@@ -18,12 +18,13 @@ from carrel.errors import CarrelError
 BENCHMARKS = {
     "decode": "decode step, throughput, memory and bytes moved, beside the minimal dense loop",
     "prefill": "time to the first and second token of a long prompt",
+    "hitrate": "how often the hot cache hits on real text, by its size",
     "gather": "random rows from host memory to the GPU",
     "kernels": "every GPU kernel against its bytes and PyTorch",
     "serve": "load on a running server",
 }
 # what each needs beyond this package's own
-LIBRARIES = {"serve": ("httpx",)}
+LIBRARIES = {"serve": ("httpx",), "hitrate": ("torch", "tokenizers")}
 OTHER_LIBRARIES = ("torch",)
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -58,7 +58,7 @@ class ServeOptions:
     )
     policy: str | None = flag(
         None,
-        "selection policy of requests that name none",
+        "selection policy of requests that name none, or auto: full for short ones, else pqcache",
         to={WORKER: "--policy"},
         aliases=("kv_policy",),
         metavar="NAME",
@@ -84,8 +84,15 @@ class ServeOptions:
         {WORKER: "--hot-cache"},
         metavar="SHARE|N",
     )
+    gpu_memory_limit: int | None = flag(
+        None,
+        "device memory of the whole worker (default: what is free)",
+        num_bytes,
+        {WORKER: "--gpu-memory-limit"},
+        metavar="SIZE",
+    )
     slot_memory: int | None = flag(
-        None, "device memory for the KV cache", num_bytes, {WORKER: "--slot-memory"}, metavar="SIZE"
+        None, "device memory for the KV cache alone", num_bytes, {WORKER: "--slot-memory"}, metavar="SIZE"
     )
     transport: str | None = flag(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field
 import torch
 
 from gpu_worker.config import WorkerConfig, row_type
+from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.records import Budget, EngineInfo
@@ -25,18 +28,23 @@ from gpu_worker.policies import ClusterKV, Policy, PQCache, registry
 from gpu_worker.policies.base import CacheShape
 from kv_store.client import Layout, StoreClient, StoreError
 
+logger = logging.getLogger(__name__)
+
 # (stage, done, total)
 Report = Callable[[str, int, int], None]
 
 # Rows of one gather, which bound the response slab that the store keeps for this worker.
 MAX_GATHER_ROWS = 1 << 15
-# Of the memory that is free when the weights are loaded, the slots' share.
-FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.8}
+# Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
+CPU_MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is told beside its model and its store. `slot_bytes` is the slot pool's size."""
+    """What an engine is told beside its model and its store.
+
+    slot_bytes: the slot pool's size. max_full_tokens: longest context that the policy `auto` attends whole.
+    """
 
     max_model_len: int
     slot_bytes: int
@@ -49,6 +57,7 @@ class EngineOptions:
     policies: dict[str, Policy] = field(default_factory=registry)
     # On the model's device; else the store trains them.
     trains_indexes: bool = False
+    max_full_tokens: int = FEW_TOKENS
     seed: int | None = None
 
 
@@ -57,27 +66,25 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     device = torch.device(config.resolve_device())
     dtype_name = config.resolve_dtype(device.type, None)
     dtype = getattr(torch, dtype_name)
-    if config.policy not in (policies := _policies(config)):
-        raise ConfigError(
-            f"--policy {config.policy!r} is unknown; choose one of {', '.join(sorted(policies))}"
-        )
-    model = load_model(
-        config.model,
-        device=device,
-        dtype=dtype,
-        revision=config.revision,
-        load_format="dummy" if config.load_format == "dummy" else "safetensors",
-        progress=lambda done, total: report("load weights", done, total),
-    )
+    policies = _policies(config)
+    if config.policy not in (names := sorted((AUTO, *policies))):
+        raise ConfigError(f"--policy {config.policy!r} is unknown; choose one of {', '.join(names)}")
+    if config.gpu_memory_limit_bytes is not None:
+        if device.type != "cuda":
+            raise ConfigError(
+                f"--gpu-memory-limit {config.gpu_memory_limit_bytes} bounds nothing on device {device}; leave it out"
+            )
+        limit_process(device, config.gpu_memory_limit_bytes)
+    model = _load(config, device, dtype, report)
     if model.config.head_dim % config.pq_num_subvectors:
         raise ConfigError(
             f"--pq-subvectors {config.pq_num_subvectors} does not divide the model's head size "
             f"{model.config.head_dim}; give one that does"
         )
-    max_model_len = _max_model_len(config, model.config)
+    shape = _cache_shape(model, config.max_num_seqs, _max_model_len(config, model.config))
     options = EngineOptions(
-        max_model_len=max_model_len,
-        slot_bytes=config.slot_memory_bytes or int(_free_memory(device) * FREE_MEMORY_SHARE[device.type]),
+        max_model_len=shape.max_model_len,
+        slot_bytes=_slot_bytes(config, model, shape, policies),
         max_num_seqs=config.max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
@@ -86,6 +93,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         default_budget=config.budget,
         policies=policies,
         trains_indexes=config.index_device == "gpu",
+        max_full_tokens=_max_full_tokens(config, shape, dtype),
         seed=config.seed,
     )
     report("attach to the KV store", 0, 1)
@@ -124,16 +132,7 @@ def assemble(
     """
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
-    shape = CacheShape(
-        max_num_seqs=options.max_num_seqs,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        group_size=config.group_size,
-        head_dim=config.head_dim,
-        max_model_len=options.max_model_len,
-        scale=decoder.attention_scale,
-        device=device,
-    )
+    shape = _cache_shape(model, options.max_num_seqs, options.max_model_len)
     block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
     num_blocks = options.slot_bytes // block_bytes
     if num_blocks < config.num_layers * config.num_kv_heads:
@@ -151,7 +150,8 @@ def assemble(
         device,
         num_seats=options.max_num_seqs,
         max_model_len=options.max_model_len,
-        hides_training=True,
+        # On a CPU training hides under nothing, and results must not depend on time.
+        hides_training=device.type == "cuda",
     )
     recall = RecallCache(shape, pool, tables, offloader, options.hot_cache, options.trains_indexes)
     dense = DenseCache(pool, tables, shape.scale)
@@ -160,7 +160,12 @@ def assemble(
     return Engine(
         info=info,
         intake=Intake(
-            options.policies, config.vocab_size, options.max_model_len, config.eos_token_ids, options.seed
+            options.policies,
+            config.vocab_size,
+            options.max_model_len,
+            config.eos_token_ids,
+            options.seed,
+            options.max_full_tokens,
         ),
         decoder=decoder,
         pool=pool,
@@ -183,7 +188,7 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         eos_token_ids=config.eos_token_ids,
-        policies=tuple(sorted(options.policies)),
+        policies=tuple(sorted((AUTO, *options.policies))),
         default_policy=options.default_policy,
         default_budget=options.default_budget,
         num_parameters=model.num_parameters,
@@ -212,8 +217,66 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _free_memory(device: torch.device) -> int:
-    """Bytes free on the device; of the host's memory for a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report: Report) -> LoadedModel:
+    try:
+        return load_model(
+            config.model,
+            device=device,
+            dtype=dtype,
+            revision=config.revision,
+            load_format="dummy" if config.load_format == "dummy" else "safetensors",
+            progress=lambda done, total: report("load weights", done, total),
+        )
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"the weights do not fit: {reason} Give more with --gpu-memory-limit, or take a smaller model"
+        ) from error
+
+
+def _cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
+    decoder, config = model.decoder, model.config
+    return CacheShape(
+        max_num_seqs=max_num_seqs,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        group_size=config.group_size,
+        head_dim=config.head_dim,
+        max_model_len=max_model_len,
+        scale=decoder.attention_scale,
+        device=decoder.device,
+    )
+
+
+def _slot_bytes(
+    config: WorkerConfig, model: LoadedModel, shape: CacheShape, policies: dict[str, Policy]
+) -> int:
+    """As asked; else what the device's memory has left beside all else, or a share of the host's."""
+    limit, asked = config.gpu_memory_limit_bytes, config.slot_memory_bytes
+    if shape.device.type != "cuda":
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return asked or int(free * CPU_MEMORY_SHARE)
+    if asked is not None and limit is None:
+        return asked
+    workload = Workload(
+        model=model.config,
+        shape=shape,
+        dtype=model.decoder.dtype,
+        policies=policies,
+        default_policy=LONG if config.policy == AUTO else config.policy,
+        default_budget=config.budget,
+        prefill_chunk=config.prefill_chunk,
+        full_layers=config.full_layers,
+        trains_indexes=config.index_device == "gpu",
+    )
+    plan = MemoryPlan.of(workload, available_bytes(shape.device, limit), asked)
+    logger.info("device memory beside the weights: %s", plan)
+    return plan.slots
+
+
+def _max_full_tokens(config: WorkerConfig, shape: CacheShape, dtype: torch.dtype) -> int:
+    if shape.device.type != "cuda":
+        return FEW_TOKENS
+    row_bytes = 2 * shape.head_dim * dtype.itemsize
+    bandwidth = copy_bandwidth(shape.device)
+    return max_full_tokens(shape, row_bytes, config.budget, config.pq_num_subvectors, bandwidth)

@@ -105,6 +105,7 @@ class Engine:
         sequence = self._scheduler.next_waiting()
         if sequence is None:
             return False
+        self._intake.choose(sequence, self._caches.num_free_slots)
         try:
             if not self._caches.admit(sequence):
                 return False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import NoReturn
 
+from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
 from gpu_worker.engine.records import EventSink, GenerationRequest
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import PromptTooLong, RequestError
-from gpu_worker.policies.base import Policy
+from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.sampling import SamplerState
 
 
@@ -22,12 +23,15 @@ class Intake:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         default_seed: int | None = None,
+        max_full_tokens: int = FEW_TOKENS,
     ) -> None:
+        """max_full_tokens: longest context that the policy `auto` attends whole."""
         self._policies = policies
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._default_seed = default_seed
+        self._max_full_tokens = max_full_tokens
 
     def validate(self, request: GenerationRequest) -> None:
         """Raises RequestError naming the field, or PromptTooLong. Pure: any thread may call it."""
@@ -45,8 +49,8 @@ class Intake:
                 f"num_prefill_tokens is {request.num_prefill_tokens}; give 0 to {num_prompt}, the prompt's length",
                 "num_prefill_tokens",
             )
-        if request.policy not in self._policies:
-            names = ", ".join(sorted(self._policies))
+        if request.policy != AUTO and request.policy not in self._policies:
+            names = ", ".join(sorted((AUTO, *self._policies)))
             raise RequestError(f"unknown policy {request.policy!r}; choose one of {names}", "carrel.policy")
         self._check_budget(request)
 
@@ -63,11 +67,14 @@ class Intake:
         raise RequestError(f"request id {request.request_id!r} is already running; use another", "request_id")
 
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
-        """A waiting sequence. Raises what `validate` raises."""
+        """A waiting sequence; whose policy is `auto` has the one for long contexts until `choose` is asked.
+
+        Raises what `validate` raises.
+        """
         self.validate(request)
         num_prompt = len(request.prompt_token_ids)
         num_prefill = request.num_prefill_tokens or num_prompt
-        policy = self._policies[request.policy]
+        policy = self._policies[LONG if request.policy == AUTO else request.policy]
         room = self._max_model_len - num_prompt
         max_tokens = request.sampling.max_tokens or room
         plan = policy.plan(num_prefill, request.budget.resolve(num_prefill))
@@ -90,5 +97,27 @@ class Intake:
             num_prefill=num_prefill,
             forced=deque(request.prompt_token_ids[num_prefill:]),
             window_begin=policy.window_begin(plan, num_prefill),
-            ring_size=policy.max_window(plan) + 1 if plan.selects else 0,
+            ring_size=ring_size(policy, plan),
         )
+
+    def choose(self, sequence: Sequence, num_free_slots: int) -> None:
+        """Settle the policy of a waiting sequence that has `auto`; ask right before it is admitted.
+
+        It attends everything where its context is short and fits in the free slots of each layer and KV head.
+        """
+        if sequence.request.policy != AUTO:
+            return
+        is_short = sequence.capacity <= min(self._max_full_tokens, num_free_slots)
+        policy = self._policies[SHORT if is_short else LONG]
+        if policy is sequence.policy:
+            return
+        num_prefill, budget = sequence.num_prefill, sequence.request.budget
+        sequence.policy = policy
+        sequence.plan = policy.plan(num_prefill, budget.resolve(num_prefill))
+        sequence.window_begin = policy.window_begin(sequence.plan, num_prefill)
+        sequence.ring_size = ring_size(policy, sequence.plan)
+
+
+def ring_size(policy: Policy, plan: Plan) -> int:
+    """Window tokens and the new one, at most, where a sequence selects."""
+    return policy.max_window(plan) + 1 if plan.selects else 0

@@ -67,6 +67,14 @@ class BlockTables:
         held = torch.tensor(blocks, device=self.tables.device)
         self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
 
+    def shrink(self, seat: int, layer: int, num_slots: int) -> None:
+        """Leave every KV head the blocks of its first `num_slots` slots; the others are free."""
+        held, num_kv_heads = self._held[seat, layer], self.tables.shape[2]
+        per_head, num_kept = len(held) // num_kv_heads, -(-num_slots // BLOCK_SIZE)
+        heads = [held[first : first + per_head] for first in range(0, len(held), per_head)]
+        self._held[seat, layer] = [block for blocks in heads for block in blocks[:num_kept]]
+        self._pool.free([block for blocks in heads for block in blocks[num_kept:]])
+
     def release(self, seat: int, layer: int) -> None:
         """Free what `assign` gave; nothing where it gave nothing."""
         self._pool.free(self._held.pop((seat, layer), []))

@@ -7,6 +7,10 @@ from torch import Tensor
 
 # Scores of points against centroids that exist at one time.
 MAX_SCORES = 1 << 28
+# Up to so many a matrix product sums faster than sorting.
+FEW_CLUSTERS = 256
+# Points in one of these products.
+PART = 256
 # An empty cluster takes a centroid this much beside that of a large one.
 SPLIT = 1 / 1024
 
@@ -57,11 +61,24 @@ def cluster_means(points: Tensor, labels: Tensor, earlier: Tensor) -> tuple[Tens
     num_problems, num_clusters, width = earlier.shape
     sizes = torch.zeros(num_problems, num_clusters, dtype=torch.int64, device=labels.device)
     sizes.scatter_add_(1, labels, torch.ones_like(labels))
-    order = labels.argsort(dim=1, stable=True)
-    ordered = points.float().gather(1, order[..., None].expand(-1, -1, width))
-    sums = torch.segment_reduce(ordered.flatten(0, 1), "sum", lengths=sizes.flatten(), unsafe=True, initial=0)
+    if num_clusters <= FEW_CLUSTERS:
+        belongs = labels[:, None] == torch.arange(num_clusters, device=labels.device)[:, None]
+        sums = _product_in_parts(belongs.to(earlier.dtype), points.float())
+    else:
+        order = labels.argsort(dim=1, stable=True)
+        ordered = points.float().gather(1, order[..., None].expand(-1, -1, width))
+        lengths = sizes.flatten()
+        sums = torch.segment_reduce(ordered.flatten(0, 1), "sum", lengths=lengths, unsafe=True, initial=0)
     means = sums.view_as(earlier) / sizes.clamp(min=1)[..., None]
     return torch.where(sizes[..., None] > 0, means, earlier), sizes
+
+
+def _product_in_parts(left: Tensor, right: Tensor) -> Tensor:
+    """left [P, C, n] @ right [P, n, w], few times few over many: cut along n, so that it is many products."""
+    num_rest = right.shape[1] % PART
+    cut = right.shape[1] - num_rest
+    parts = left[..., :cut].unflatten(-1, (-1, PART)).transpose(1, 2) @ right[:, :cut].unflatten(1, (-1, PART))
+    return parts.sum(dim=1) + left[..., cut:] @ right[:, cut:]
 
 
 def _fill_empty(centroids: Tensor, sizes: Tensor) -> Tensor:

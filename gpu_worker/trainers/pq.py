@@ -11,8 +11,8 @@ from gpu_worker.kernels.pq_score import pq_assign
 from gpu_worker.trainers import lloyd
 from kv_store.client import PQParams
 
-# As FAISS: more points a centroid change the codebook little.
-POINTS_PER_CENTROID = 256
+# More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
+POINTS_PER_CENTROID = 64
 
 
 def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapping[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape
 from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
+from gpu_worker.engine.caches.holders import Holders, num_blocks
 from gpu_worker.engine.caches.recall import RecallCache
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
@@ -40,6 +41,7 @@ class CacheSet:
         self.recall = recall
         self._full_layers = min(full_layers, shape.num_layers)
         self._buckets = Buckets(is_exact=shape.device.type != "cuda")
+        self._holders = Holders(shape, pool, recall)
 
     def num_dense_layers(self, sequence: Sequence) -> int:
         """The first so many layers; all of them where the sequence attends everything."""
@@ -52,34 +54,47 @@ class CacheSet:
         caches: list[Cache] = [self._dense] * num_dense
         return caches + [self.recall] * (self._shape.num_layers - num_dense)
 
+    @property
+    def num_free_slots(self) -> int:
+        """Of each layer and KV head, if all were shared evenly."""
+        return self._pool.num_free_blocks // (self._shape.num_layers * self._shape.num_kv_heads) * BLOCK_SIZE
+
     def admit(self, sequence: Sequence) -> bool:
-        """Take slots in every layer; False if they must be waited for. Raises CapacityError if they never come."""
-        num_dense, num_layers = self.num_dense_layers(sequence), self._shape.num_layers
-        heads = self._shape.num_kv_heads
-        dense_blocks = num_dense * heads * _blocks(self._dense.num_slots(sequence, 0))
-        num_recall = num_layers - num_dense
-        if num_recall:
-            for available in (self._pool.num_free_blocks, self._pool.num_blocks):
-                share = max(0, available - dense_blocks) // (num_recall * heads)
-                sequence.num_slots = self.recall.num_slots(sequence, share * BLOCK_SIZE)
-                needed = dense_blocks + num_recall * heads * _blocks(sequence.num_slots)
-                if needed <= self._pool.num_free_blocks:
-                    break
-        else:
-            sequence.num_slots = sequence.capacity
-            needed = dense_blocks
-        if needed > self._pool.num_blocks:
-            missing = (needed - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
-            raise CapacityError(
-                f"the request needs {missing} bytes of slots more than the pool has; give more with "
-                "--slot-memory, or ask for fewer tokens"
-            )
+        """Take slots in every layer; False if they must be waited for. Raises CapacityError if they never come.
+
+        Where slots are missing, running sequences give up what they hold beyond their least.
+        """
+        needed = self._size(sequence, self._pool.num_free_blocks)
         if needed > self._pool.num_free_blocks:
-            return False
+            most = self._size(sequence, self._pool.num_blocks)
+            if most > self._pool.num_blocks:
+                missing = (most - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
+                raise CapacityError(
+                    f"the request needs {missing} bytes of slots more than the pool has; give more with "
+                    "--slot-memory, or ask for fewer tokens"
+                )
+            if not self._holders.make_room(needed):
+                return False
+            self._size(sequence, self._pool.num_free_blocks)
+        num_dense = self.num_dense_layers(sequence)
+        if num_dense < self._shape.num_layers:
+            self.recall.prepare(sequence)
+            self._holders.add(sequence, range(num_dense, self._shape.num_layers))
         for layer, cache in enumerate(self.of(sequence)):
             cache.admit(sequence, layer)
         sequence.offloads = sequence.policy.family is Family.RECALL and self.recall.needs_store(sequence)
         return True
+
+    def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
+        """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
+        heads, num_dense = self._shape.num_kv_heads, self.num_dense_layers(sequence)
+        num_recall = self._shape.num_layers - num_dense
+        dense_blocks = num_dense * heads * num_blocks(sequence.capacity)
+        sequence.num_slots = sequence.capacity
+        if num_recall:
+            share = max(0, num_free_blocks - dense_blocks) // (num_recall * heads)
+            sequence.num_slots = self.recall.num_slots(sequence, share * BLOCK_SIZE)
+        return dense_blocks + num_recall * heads * num_blocks(sequence.num_slots)
 
     def advance(self, sequence: Sequence) -> None:
         """Let the window move on for the sequence's next token in every layer."""
@@ -123,6 +138,7 @@ class CacheSet:
         return self.recall if group.shape.policy else self._dense
 
     def release(self, sequence: Sequence) -> None:
+        self._holders.remove(sequence)
         for layer, cache in enumerate(self.of(sequence)):
             cache.release(sequence, layer)
 
@@ -130,7 +146,3 @@ class CacheSet:
 def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:
     new_slots = steps[0].new_slots if len(steps) == 1 else torch.cat([step.new_slots for step in steps])
     return LayerSteps(layers, steps, new_slots)
-
-
-def _blocks(num_slots: int) -> int:
-    return -(-num_slots // BLOCK_SIZE)

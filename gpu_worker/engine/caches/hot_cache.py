@@ -28,6 +28,10 @@ class HotCacheSize:
     share: float | None = None
     tokens: int | None = None
 
+    @property
+    def is_auto(self) -> bool:
+        return self.share is None and self.tokens is None
+
     def num_slots(
         self, num_prompt_tokens: int, capacity: int, num_fixed_slots: int, num_free_slots: int
     ) -> int:
@@ -58,6 +62,10 @@ class HotCache:
         self._referenced = shape.seated(num_slots, dtype=torch.uint8)
         self._hand = shape.seated(dtype=torch.int32)
         self._filled = shape.seated(dtype=torch.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(state.nbytes for state in self._states())
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as there is room for."""
@@ -100,9 +108,58 @@ class HotCache:
         residency = Residency(*(state[:, layer] for state in self._states()))
         return resolve(residency, _seat_rows(rows), positions)
 
+    def take_over(self, sequence: Sequence, layers: range) -> None:
+        """Know a sequence in whose slots i position i has lain so far."""
+        seat, span, num_tokens = sequence.seat, slice(layers.start, layers.stop), sequence.num_tokens
+        every = torch.arange(num_tokens, dtype=torch.int32, device=self._hand.device)
+        self._slot_of[seat, span, :, : sequence.capacity] = -1
+        self._slot_of[seat, span, :, :num_tokens] = every
+        self._token_of[seat, span, :, :num_tokens] = every
+        self._referenced[seat, span, :, : sequence.num_slots] = 0
+        self._hand[seat, span] = 0
+        self._filled[seat, span] = num_tokens
+
+    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Do with the first `num_slots` of the sequence's slots from the next step on; not with fewer than its sinks,
+        its window and the new token need.
+
+        Sinks and window move there, in the place of tokens that were not used lately; what else lies beyond is
+        forgotten, and fetched again when it is selected.
+        """
+        for layer in layers:
+            self._shrink_layer(sequence, layer, num_slots)
+
+    def _shrink_layer(self, sequence: Sequence, layer: int, num_slots: int) -> None:
+        seat, tables = sequence.seat, self._tables[sequence.seat, layer]
+        slot_of, token_of, referenced, hand, filled = (state[seat, layer] for state in self._states())
+        slots = torch.arange(sequence.num_slots, device=hand.device)
+        token = token_of[:, : sequence.num_slots].long()
+        is_held = slots < filled[:, None]
+        is_fixed = is_held & ((token < sequence.plan.num_sink) | (token >= sequence.window_begin))
+        moves, goes = is_fixed & (slots >= num_slots), is_held & ~is_fixed & (slots >= num_slots)
+        # Where something moves, no slot is free: the places are those of tokens, the clock's clear bits first.
+        places = (referenced[:, :num_slots] + 2 * is_fixed[:, :num_slots]).argsort(dim=1, stable=True)
+        head, source = moves.nonzero(as_tuple=True)
+        target = places[head, (moves.cumsum(dim=1) - 1)[head, source]]
+
+        slot_of[head, token[head, target]] = -1
+        slot_of[head, token[head, source]] = target.int()
+        token_of[head, target] = token[head, source].int()
+        referenced[head, target] = referenced[head, source]
+        self._pool.rows[_row(tables, head, target)] = self._pool.rows[_row(tables, head, source)]
+        head, source = goes.nonzero(as_tuple=True)
+        slot_of[head, token[head, source]] = -1
+        filled.clamp_(max=num_slots)
+        hand.remainder_(num_slots)
+
     def _states(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self._slot_of, self._token_of, self._referenced, self._hand, self._filled
 
 
 def _seat_rows(rows: RowInputs) -> SeatRows:
     return SeatRows(rows.seats, rows.capacities, rows.begin, rows.end)
+
+
+def _row(tables: Tensor, heads: Tensor, slots: Tensor) -> Tensor:
+    """Pool rows of slots int64 [n] of these heads. tables: int64 [H_kv, max_blocks]."""
+    return tables[heads, slots // BLOCK_SIZE] * BLOCK_SIZE + slots % BLOCK_SIZE

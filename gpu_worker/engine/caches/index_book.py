@@ -17,6 +17,10 @@ class IndexBook:
         self._shape = shape
         self._indexes: dict[str, Any] = {}
 
+    def make(self, policy: RecallPolicy) -> None:
+        """Have the policy's state."""
+        self._index(policy)
+
     def _index(self, policy: RecallPolicy) -> Any:
         if policy.name not in self._indexes:
             self._indexes[policy.name] = policy.allocate(self._shape)

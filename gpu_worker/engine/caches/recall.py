@@ -20,7 +20,7 @@ from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
-from gpu_worker.errors import StoreUnavailable
+from gpu_worker.errors import CapacityError, StoreUnavailable
 from gpu_worker.policies.base import CacheShape, IndexJob, RecallPolicy
 from gpu_worker.trainers import train_index
 
@@ -77,17 +77,58 @@ class RecallCache(Cache):
         if policy.reads_keys:
             return sequence.capacity
         fixed = plan.num_sink + sequence.ring_size
-        needed = fixed + (plan.num_selected or 0)
         wanted = fixed + self._hot_cache_size.num_slots(
             plan.num_prompt_tokens, sequence.capacity, fixed, num_free_slots
         )
-        return min(sequence.capacity, max(needed, wanted))
+        return min(sequence.capacity, max(self.least_slots(sequence), wanted))
+
+    def least_slots(self, sequence: Sequence) -> int:
+        """Slots of each KV head and layer that a sequence cannot do without."""
+        if recall_policy(sequence).reads_keys:
+            return sequence.capacity
+        plan = sequence.plan
+        return min(sequence.capacity, plan.num_sink + sequence.ring_size + (plan.num_selected or 0))
+
+    def may_shrink(self, sequence: Sequence) -> bool:
+        """Whether a prefilled sequence may do with fewer slots: its rows are in the store, and nobody fixed how many
+        of them are kept."""
+        return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
+        try:
+            self._fixed.make_room(sequence.plan.num_sink + sequence.ring_size)
+            self._indexes.make(recall_policy(sequence))
+            if sequence.can_miss:
+                self._hot_cache()
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
+                "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
+            ) from error
+
+    def _hot_cache(self) -> HotCache:
+        if self._hot is None:
+            self._hot = HotCache(self._shape, self._pool, self._block_tables)
+        return self._hot
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
-        self._fixed.make_room(sequence.plan.num_sink + sequence.ring_size)
-        if sequence.can_miss and self._hot is None:
-            self._hot = HotCache(self._shape, self._pool, self._block_tables)
+
+    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, its least or more."""
+        hot = self._hot_cache()
+        if not sequence.can_miss:
+            hot.take_over(sequence, layers)
+        hot.shrink(sequence, layers, num_slots)
+        device = self._shape.device
+        sinks = torch.arange(sequence.plan.num_sink, device=device)
+        window = torch.arange(sequence.window_begin, sequence.num_tokens, device=device)
+        fixed = torch.cat([sinks, window])
+        for layer in layers:
+            self._fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
+            self._block_tables.shrink(sequence.seat, layer, num_slots)
+        sequence.num_slots = num_slots
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         cache: WholeContext | HotCache = self._whole

@@ -24,10 +24,11 @@ from gpu_worker.engine.records import (
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig, SamplingDefaults
 from gpu_worker.policies import ClusterKV, Oracle, Policy, PQCache, registry
-from kv_store.client import Layout
+from kv_store.client import Layout, StoreClient
 
 VOCAB_SIZE = 97
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 3, 2, 16
+LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
 TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
 
 
@@ -147,10 +148,12 @@ class Rig:
         capacity_tokens: int = 1 << 20,
         tokens_per_slab: int = 64,
         policies: dict[str, Policy] | None = None,
+        trains_indexes: bool = False,
+        client: StoreClient | None = None,
     ) -> None:
-        layout = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
+        """client: of another store than one in memory."""
         self.model = model or make_model()
-        self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
+        self.store = StrictStore(LAYOUT, capacity_tokens, tokens_per_slab)
         options = EngineOptions(
             max_model_len=max_model_len,
             slot_bytes=slot_bytes,
@@ -159,8 +162,9 @@ class Rig:
             hot_cache=hot_cache or HotCacheSize(),
             full_layers=full_layers,
             policies=policies or small_policies(),
+            trains_indexes=trains_indexes,
         )
-        self.engine: Engine = assemble(self.model, self.store, options)  # type: ignore[arg-type]
+        self.engine: Engine = assemble(self.model, client or self.store, options)  # type: ignore[arg-type]
         self.records: dict[str, Record] = {}
 
     def submit(self, *requests: GenerationRequest) -> None:

@@ -34,6 +34,7 @@ MODEL = {
     [
         ({"pq_num_subvectors": 3}, "--pq-subvectors 3 .* 16"),
         ({"policy": "nothing"}, "--policy 'nothing'"),
+        ({"gpu_memory_limit_bytes": 2**30}, "--gpu-memory-limit 1073741824 .* cpu"),
         ({"max_model_len": 129}, "--max-model-len 129 .* 128"),
     ],
 )

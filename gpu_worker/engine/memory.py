@@ -1,0 +1,222 @@
+"""What of a GPU's memory is for slots: what is there, less all else that will be allocated.
+
+Sizes of state come from the classes that allocate it, on PyTorch's meta device. What kernels and captured steps need in
+passing is bounded from above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gpu_worker.engine.caches.fixed_slots import FixedSlots
+from gpu_worker.engine.caches.holders import num_blocks
+from gpu_worker.engine.caches.hot_cache import HotCache
+from gpu_worker.engine.layer_writer import STAGE_BYTES
+from gpu_worker.engine.records import Budget
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.engine.step_graphs import MAX_GRAPHS
+from gpu_worker.errors import ConfigError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import ModelConfig
+from gpu_worker.policies.base import CacheShape, Plan, Policy, RecallPolicy
+from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES
+
+# A CUDA context and its code, at most, where it cannot be told from what other processes hold.
+CONTEXT_BYTES = 1 << 30
+# Code that is loaded later, the workspaces of libraries, and gaps between allocations.
+LIBRARY_BYTES = 512 << 20
+# Nodes of a captured step, a layer.
+GRAPH_LAYER_BYTES = 320 << 10
+# Scores, ranks and marks of a candidate while a step selects.
+CANDIDATE_BYTES = 16
+# Copies of a row's logits while it is sampled: sorted values, their indices, sums.
+LOGIT_BYTES = 24
+# Attention in pieces, where flash attention does not serve: as prefill_attention bounds it.
+MAX_SCORES = 1 << 27
+# Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
+# a request is refused.
+OTHERS_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What an engine must be able to do. default_policy: of requests that name none; not `auto`."""
+
+    model: ModelConfig
+    shape: CacheShape
+    dtype: torch.dtype
+    policies: Mapping[str, Policy]
+    default_policy: str
+    default_budget: Budget
+    prefill_chunk: int
+    full_layers: int
+    trains_indexes: bool
+
+    def plan(self, policy: Policy) -> Plan:
+        """Of the longest prompt with the default budget."""
+        length = self.shape.max_model_len
+        return policy.plan(length, self.default_budget.resolve(length))
+
+    @property
+    def head_layer_bytes(self) -> int:
+        """One token's rows in one layer."""
+        return self.shape.num_kv_heads * 2 * self.shape.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of device memory beside the weights.
+
+    seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of the others where
+    `OTHERS_SHARE` has room for them. prefill: one prompt of the greatest length. decode: a full house's steps,
+    captured ones and libraries included. slots: the pool.
+    """
+
+    seats: int
+    indexes: int
+    prefill: int
+    decode: int
+    slots: int
+
+    @property
+    def reserved(self) -> int:
+        """All but the slots."""
+        return self.seats + self.indexes + self.prefill + self.decode
+
+    @classmethod
+    def of(cls, workload: Workload, available: int, slot_bytes: int | None = None) -> MemoryPlan:
+        """Split `available` bytes; `slot_bytes`: the pool's size where it is fixed.
+
+        Raises ConfigError where no request of the greatest length fits, or the fixed pool does not.
+        """
+        seats, prefill, decode = seat_bytes(workload), prefill_bytes(workload), decode_bytes(workload)
+        default = workload.policies[workload.default_policy]
+        indexes = index_bytes(default, workload.shape)
+        others = sum(
+            index_bytes(policy, workload.shape)
+            for policy in workload.policies.values()
+            if policy is not default
+        )
+        rest = available - seats - prefill - decode - indexes
+        if others <= OTHERS_SHARE * rest:
+            indexes, rest = indexes + others, rest - others
+        plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
+        least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
+        if rest < least:
+            raise ConfigError(
+                f"{least - rest} bytes of device memory are missing: beside the weights {_mib(available)} are free, "
+                f"seats take {_mib(seats)}, indexes {_mib(plan.indexes)}, a prompt {_mib(prefill)}, steps "
+                f"{_mib(decode)}, and slots need {_mib(least)}; give less with --max-num-seqs or --max-model-len, or "
+                "more with --gpu-memory-limit"
+            )
+        return plan
+
+
+def available_bytes(device: torch.device, limit: int | None) -> int:
+    """Bytes that this process may still allocate on a CUDA device, under the limit if there is one."""
+    torch.cuda.empty_cache()
+    free, _total = torch.cuda.mem_get_info(device)
+    if limit is None:
+        return int(free)
+    return int(min(free, limit - context_bytes(device) - torch.cuda.memory_reserved(device)))
+
+
+def context_bytes(device: torch.device) -> int:
+    """What CUDA itself holds on the device for this process."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(min(total - free - torch.cuda.memory_reserved(device), CONTEXT_BYTES))
+
+
+def limit_process(device: torch.device, limit: int) -> None:
+    """Let PyTorch allocate no more than leaves the process under the limit. Raises ConfigError."""
+    own = context_bytes(device) + LIBRARY_BYTES // 2
+    if limit <= own:
+        raise ConfigError(
+            f"--gpu-memory-limit {limit} is {own - limit + 1} bytes below what CUDA takes for itself; give more"
+        )
+    total = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (limit - own) / total), device)
+
+
+def seat_bytes(workload: Workload) -> int:
+    """State of every seat that does not depend on the policy."""
+    shape = replace(workload.shape, device=torch.device("meta"))
+    pool = SlotPool(1, 2 * shape.head_dim, workload.dtype, shape.device)
+    max_slots = shape.max_model_len + BLOCK_SIZE
+    tables = BlockTables(pool, shape.max_num_seqs, shape.num_layers, shape.num_kv_heads, max_slots)
+    fixed = FixedSlots(shape)
+    for policy in workload.policies.values():
+        plan = workload.plan(policy)
+        if plan.selects:
+            fixed.make_room(plan.num_sink + policy.max_window(plan) + 1)
+    # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
+    slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
+    hot = HotCache(shape, pool, tables)
+    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables
+
+
+def index_bytes(policy: Policy, shape: CacheShape) -> int:
+    """A policy's index of every seat."""
+    if not isinstance(policy, RecallPolicy):
+        return 0
+    index = policy.allocate(replace(shape, device=torch.device("meta")))
+    if not is_dataclass(index):
+        return 0
+    tensors = [getattr(index, field.name) for field in fields(index)]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def prefill_bytes(workload: Workload) -> int:
+    """Hidden states, two layers' rows and their stage; and the most that is alive beside them in passing."""
+    model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
+    length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
+    rows = length * workload.head_layer_bytes
+    ids = 2 * 8 * length
+    kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
+    # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
+    storing = rows + 5 * 8 * shape.num_kv_heads * length
+    keys = 4 * shape.num_kv_heads * length * shape.head_dim
+    if workload.trains_indexes:
+        # Keys in float32, in the order of their clusters too, and their scores.
+        storing += 3 * keys + 4 * MAX_TRAINING_SCORES
+    computing = chunk * _token_bytes(workload)
+    if workload.dtype == torch.float32 or shape.head_dim > 256:
+        computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
+    return kept + max(storing, computing)
+
+
+def decode_bytes(workload: Workload) -> int:
+    """Steps of a full house: once as they are and once captured, with what every captured one keeps."""
+    model, shape = workload.model, workload.shape
+    logits = shape.max_num_seqs * model.vocab_size
+    candidates = shape.max_num_seqs * shape.num_kv_heads * shape.max_model_len
+    step = shape.max_num_seqs * _token_bytes(workload) + candidates * CANDIDATE_BYTES + logits * 6
+    captured = MAX_GRAPHS * (logits * 4 + shape.num_layers * GRAPH_LAYER_BYTES)
+    return 2 * step + captured + logits * LOGIT_BYTES + LIBRARY_BYTES
+
+
+def least_slot_bytes(workload: Workload) -> int:
+    """Slots of one request of the greatest length under the default policy and budget."""
+    shape, policy = workload.shape, workload.policies[workload.default_policy]
+    plan, slots, num_dense = workload.plan(policy), shape.max_model_len, shape.num_layers
+    if isinstance(policy, RecallPolicy) and plan.selects and not policy.reads_keys:
+        num_dense = min(workload.full_layers, shape.num_layers)
+        needed = plan.num_sink + policy.max_window(plan) + 1 + (plan.num_selected or 0)
+        slots = min(slots, needed)
+    blocks = num_dense * num_blocks(shape.max_model_len) + (shape.num_layers - num_dense) * num_blocks(slots)
+    return blocks * BLOCK_SIZE * workload.head_layer_bytes
+
+
+def _token_bytes(workload: Workload) -> int:
+    """What one token needs while a layer is computed: about three copies of each of its activations."""
+    model = workload.model
+    projected = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return 3 * workload.dtype.itemsize * (2 * model.hidden_size + projected + 2 * model.intermediate_size)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

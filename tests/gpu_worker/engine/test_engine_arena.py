@@ -1,0 +1,143 @@
+"""Rows that the device itself moves to and from the arena: the same answers and accounts as through the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, random_prompt, request
+from offload_rig import attached
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import EngineStats, GenerationRequest, Usage
+from gpu_worker.errors import InvalidLogits
+from gpu_worker.models import LoadedModel
+from gpu_worker.policies import ClusterKV, Oracle, PQCache, registry
+from kv_store.local import LocalStore
+
+LEAST = HotCacheSize(tokens=1)
+POISON = 96
+
+
+@contextmanager
+def arena_rig(
+    transport: str = "zero_copy", model: LoadedModel | None = None, max_num_seqs: int = 8
+) -> Iterator[tuple[LocalStore, Rig]]:
+    """An engine over a store of 16 tokens a slab; the least slots there are, so that most of what is selected misses."""
+    policies = registry(
+        PQCache(num_bits=3, num_sink=4, max_iterations=3),
+        ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40, max_iterations=3),
+        Oracle(num_sink=4),
+    )
+    with attached(LAYOUT, transport, num_slabs=512) as (store, client):
+        rig = Rig(
+            model, max_num_seqs=max_num_seqs, hot_cache=LEAST, max_model_len=256, policies=policies, client=client
+        )
+        assert (rig.engine._offloader.arena is None) is (transport != "zero_copy")
+        yield store, rig
+
+
+def untimed(usage: Usage) -> Usage:
+    return replace(usage, queue_ms=0.0, prefill_ms=0.0, index_wait_ms=0.0, decode_ms=0.0)
+
+
+def mixed_requests() -> list[GenerationRequest]:
+    """Every policy, prompts that fill slabs and that do not, prompts that are decoded, and one that is measured."""
+    return [
+        request("full", prompt=40, max_tokens=30),
+        request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=50),
+        request("pq decoded", "pqcache", 30, prompt=random_prompt(130, 2), num_prefill=96, max_tokens=20),
+        request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=90),
+        request("clusters decoded", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=9),
+        request("oracle", "oracle", 0.2, prompt=random_prompt(60, 5), max_tokens=33),
+        request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
+        request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
+    ]
+
+
+def served(transport: str) -> tuple[list[Record], EngineStats]:
+    with arena_rig(transport) as (_, rig):
+        records = rig.run(*mixed_requests())
+        stats = rig.engine.stats()
+        held = rig.engine._offloader._client.stats()
+        assert (held.num_sequences, held.held_bytes) == (0, 0)
+        if rig.engine._offloader.arena is not None:
+            assert bool((rig.engine._offloader.arena.slab_tables == -1).all())
+        return records, stats
+
+
+def test_the_arena_gives_the_hosts_tokens_and_accounts() -> None:
+    (by_device, device_stats), (by_host, host_stats) = served("zero_copy"), served("shm")
+    assert [record.tokens for record in by_device] == [record.tokens for record in by_host]
+    for device, host in zip(by_device, by_host, strict=True):
+        assert untimed(device.usage) == untimed(host.usage)
+    assert device_stats == host_stats
+    assert 0 < device_stats.hit_rows_total < device_stats.selected_rows_total
+    tokens = sum(record.usage.offloaded_tokens for record in by_device)
+    assert device_stats.offloaded_bytes_total == tokens * TOKEN_BYTES
+
+
+def poisoned_model() -> LoadedModel:
+    model = make_model()
+    model.decoder.embed_weight.data[POISON] = float("nan")
+    return model
+
+
+def tame(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(token % 85 for token in random_prompt(length, seed))
+
+
+def test_what_a_failed_request_fetched_is_not_charged_to_the_next_on_its_seat() -> None:
+    victim = request("victim", "pqcache", 30, prompt=(*tame(130, 1), POISON, 5), num_prefill=100)
+    one = request("one", "pqcache", 30, prompt=tame(120, 2), max_tokens=20)
+    with arena_rig(model=poisoned_model(), max_num_seqs=1) as (_, rig):
+        alone = rig.run(one)[0].usage
+        total = rig.engine.stats().fetched_bytes_total
+        after = rig.run(victim, replace(one, request_id="after"))[1].usage
+        assert isinstance(rig.records["victim"].error, InvalidLogits)
+        assert untimed(after) == untimed(alone)
+        # But it counts for the engine.
+        stats = rig.engine.stats()
+        assert stats.fetched_bytes_total > 2 * total
+        missed = stats.fetched_bytes_total // LAYOUT.row_bytes
+        assert stats.hit_rows_total == stats.selected_rows_total - missed
+
+
+def test_an_aborted_request_leaves_its_seat_as_it_found_it() -> None:
+    one = request("one", "pqcache", 30, prompt=random_prompt(120, 2), max_tokens=20)
+    with arena_rig(max_num_seqs=1) as (_, rig):
+        alone = rig.run(one)[0]
+        rig.submit(request("aborted", "clusterkv", 40, prompt=random_prompt(200, 3), max_tokens=50))
+        while len(rig.records["aborted"].tokens) < 45:
+            rig.step()
+        rig.engine.abort("aborted")
+        again = rig.run(replace(one, request_id="again"))[0]
+    assert again.tokens == alone.tokens
+    assert untimed(again.usage) == untimed(alone.usage)
+
+
+def test_a_store_that_was_restarted_is_read_and_written_anew() -> None:
+    one = request("one", "pqcache", 30, prompt=random_prompt(120, 2), max_tokens=20)
+    with arena_rig() as (store, rig):
+        alone = rig.run(one)[0]
+        rig.submit(request("lost", "clusterkv", 30, prompt=random_prompt(120, 3), max_tokens=60))
+        while len(rig.records["lost"].tokens) < 10:
+            rig.step()
+        before = rig.engine._offloader.arena
+        store.restart()
+        again = rig.run(replace(one, request_id="again"))[0]
+        assert rig.engine._offloader.arena is not before
+        assert again.tokens == alone.tokens
+        assert untimed(again.usage) == untimed(alone.usage)
+        assert isinstance(rig.records["lost"].error, Exception)
+
+
+@pytest.mark.parametrize("num_prefill", [95, 96, 97])
+def test_a_request_whose_last_token_fills_a_slab_is_accounted_for(num_prefill: int) -> None:
+    # 16 tokens a slab: the last step's token is the last of a slab, or the first of one, or neither.
+    with arena_rig() as (_, rig):
+        usage = rig.run(request("one", "oracle", 30, prompt=num_prefill, max_tokens=17))[0].usage
+        assert usage.offloaded_tokens == num_prefill + 16
+        assert rig.engine.stats().offloaded_bytes_total == usage.offloaded_tokens * TOKEN_BYTES

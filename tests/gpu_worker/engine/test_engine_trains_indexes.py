@@ -1,0 +1,139 @@
+"""Indexes that the worker trains itself: the same tokens alone as in a batch, and a store for who may miss only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request
+from naive_decoder import greedy
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.engine.sequence import Status
+from gpu_worker.errors import StoreUnavailable
+from gpu_worker.policies import registry
+from kv_store.client import StoreUnreachable
+
+SELECTING = ["oracle", "pqcache", "clusterkv"]
+ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
+
+
+def make_rig(hot_cache: HotCacheSize = ROOMY, full_layers: int = 0) -> Rig:
+    return Rig(max_num_seqs=9, hot_cache=hot_cache, full_layers=full_layers, trains_indexes=True)
+
+
+def mixed_requests() -> list[GenerationRequest]:
+    """Unequal length, policy, budget, output and protocol; windows of ClusterKV that are clustered meanwhile."""
+    return [
+        request("a", "full", prompt=random_prompt(33, 1), max_tokens=60),
+        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
+        request("c", "pqcache", 17, prompt=random_prompt(88, 3), max_tokens=20),
+        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90),
+        request("e", "clusterkv", 30, prompt=random_prompt(90, 5), max_tokens=30, num_prefill=60),
+        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=50),
+        request("g", "clusterkv", 1.0, prompt=random_prompt(40, 7), max_tokens=25),
+        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=35, num_prefill=50),
+    ]
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
+    hot_cache: HotCacheSize, full_layers: int
+) -> None:
+    alone = {one.request_id: make_rig(ROOMY, full_layers).tokens(one) for one in mixed_requests()}
+    rig = make_rig(hot_cache, full_layers)
+    rig.run(*mixed_requests())
+    assert {name: rig.records[name].tokens for name in alone} == alone
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+@pytest.mark.parametrize("policy", SELECTING)
+def test_the_store_is_asked_only_where_something_may_miss(policy: str, hot_cache: HotCacheSize) -> None:
+    rig = make_rig(hot_cache)
+    rig.submit(request("one", policy, 30, max_tokens=100))
+    offloads = hot_cache == LEAST and policy != "oracle"
+    while not rig.records["one"].is_over:
+        assert ("one" in rig.store.rows) is (offloads and rig.engine._scheduler.num_running > 0)
+        rig.step()
+    usage = rig.records["one"].usage
+    assert usage.offloaded_tokens == (219 if offloads else 0)
+    assert (usage.hit_rate < 1) is (usage.bytes_moved > 0) is offloads
+    assert usage.attended_tokens == 30
+    # No index comes from the store.
+    assert not rig.store.segments
+    rig.check_empty()
+
+
+def test_a_measured_request_has_its_rows_in_the_store_and_one_that_attends_everything_does_not() -> None:
+    rig = make_rig()
+    part, whole = rig.run(
+        request("part", "pqcache", 30, measure=True), request("whole", "pqcache", 1.0, measure=True)
+    )
+    assert part.usage.offloaded_tokens == 131
+    assert 0 < part.usage.recall_rate < 1
+    assert 0 < part.usage.attention_mass < 1
+    assert whole.usage.offloaded_tokens == 0
+    assert (whole.usage.recall_rate, whole.usage.attention_mass) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(policy: str) -> None:
+    tokens = make_rig().tokens(request("one", policy, 1.0, max_tokens=50))
+    assert tokens == greedy(make_model(), random_prompt(120), 50)[0]
+
+
+def test_clusters_of_decoded_windows_hold_every_token_once() -> None:
+    rig = make_rig()
+    rig.submit(request("one", "clusterkv", 30, prompt=130, max_tokens=100))
+    while len(rig.records["one"].tokens) < 95:
+        rig.step()
+    sequence = rig.engine._scheduler.find("one")
+    # Two windows of 40 were clustered; the third is under way.
+    assert sequence.window_begin == 130 + 80
+    index = rig.engine._caches.recall._indexes._index(sequence.policy)
+    sizes = index.sizes[sequence.seat]
+    assert bool((sizes.sum(dim=-1) == 130 + 80 - 4).all())
+    labels = index.labels[sequence.seat, :, :, 4 : 130 + 80]
+    for layer in range(NUM_LAYERS):
+        for head, of_head in enumerate(labels[layer]):
+            counted = torch.bincount(of_head, minlength=sizes.shape[-1])
+            assert torch.equal(counted.int(), sizes[layer, head])
+            # The prompt's clusters come first, then each window's.
+            assert int(of_head[:126].max()) < int(of_head[126:166].min())
+            assert int(of_head[126:166].max()) < int(of_head[166:].min())
+    rig.drain()
+
+
+def test_windows_of_320_are_clustered_under_the_papers_defaults() -> None:
+    one = request("one", "clusterkv", 60, prompt=200, max_tokens=345)
+    rigs = [Rig(policies=registry(), hot_cache=size, trains_indexes=True) for size in (ROOMY, LEAST)]
+    tokens = [rig.tokens(one) for rig in rigs]
+    assert tokens[0] == tokens[1]
+    usage = rigs[0].records["one"].usage
+    assert usage.window_tokens == pytest.approx(sum(step % 320 for step in range(344)) / 344)
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+def test_who_has_nothing_in_the_store_goes_on_as_if_nothing_was_when_the_store_is_lost(policy: str) -> None:
+    one = request("one", policy, 30, max_tokens=90)
+    expected = make_rig().tokens(one)
+    rig = make_rig()
+    # What is measured is in the store.
+    rig.submit(one, request("measured", policy, 30, prompt=100, max_tokens=90, measure=True))
+    while len(rig.records["measured"].tokens) < 10:
+        rig.step()
+    sequence = rig.engine._scheduler.find("one")
+    rig.store.lost = StoreUnreachable("silent for a lease")
+    rig.step(3)
+    assert isinstance(rig.records["measured"].error, StoreUnavailable)
+    assert sequence.status is Status.DECODE
+    if policy == "pqcache":
+        # Every token that left the window was coded, once.
+        index = rig.engine._caches.recall._indexes._index(sequence.policy)
+        counts = index.pair_counts[sequence.seat].sum(dim=-1)
+        assert bool((counts == sequence.window_begin - sequence.plan.num_sink).all())
+    rig.drain()
+    assert rig.records["one"].tokens == expected
+    assert rig.engine.stats().requests_failed_total == 1

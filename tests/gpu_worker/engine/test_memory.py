@@ -1,0 +1,158 @@
+"""How a GPU's memory is split: sizes that are not allocated yet, limits, and refusals that say what is missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, request, small_policies
+
+from gpu_worker.engine import memory
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, index_bytes, limit_process
+from gpu_worker.engine.records import Budget
+from gpu_worker.errors import ConfigError
+from gpu_worker.models import ModelConfig
+from gpu_worker.models.config import RopeConfig
+from gpu_worker.policies import registry
+from gpu_worker.policies.base import CacheShape
+
+GIB = 1 << 30
+CPU, META = torch.device("cpu"), torch.device("meta")
+LLAMA_8B = ModelConfig(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig("default", 500000.0, 128),
+    max_position_embeddings=131072,
+    tie_word_embeddings=False,
+)
+LLAMA_WEIGHTS = 2 * 8_030_261_248
+
+
+def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object) -> Workload:
+    shape = CacheShape(max_num_seqs, 32, 8, 4, 128, max_model_len, 128**-0.5, META)
+    workload = Workload(
+        LLAMA_8B, shape, torch.bfloat16, registry(), "pqcache", Budget(tokens=2048), 2048, 0, False
+    )
+    return replace(workload, **changes)
+
+
+def tiny() -> Workload:
+    shape = CacheShape(3, NUM_LAYERS, NUM_KV_HEADS, 3, HEAD_DIM, 1024, HEAD_DIM**-0.5, CPU)
+    config = make_model().config
+    return Workload(
+        config, shape, torch.float32, small_policies(), "pqcache", Budget(share=0.3), 64, 0, False
+    )
+
+
+def test_sizes_are_those_of_what_an_engine_allocates() -> None:
+    rig = Rig(max_num_seqs=3, hot_cache=HotCacheSize(tokens=1))
+    for policy in ("pqcache", "clusterkv"):
+        rig.run(request(policy, policy, 0.3, prompt=900, max_tokens=3))
+    recall = rig.engine._caches.recall
+    kept = recall._block_tables.tables.nbytes + recall._hot.num_bytes + recall._fixed.table.nbytes
+    planned = memory.seat_bytes(tiny())
+    assert kept < planned < kept + recall._fixed.table.nbytes + 1024
+    for name in ("pqcache", "clusterkv"):
+        index = recall._indexes._indexes[name]
+        tensors = [getattr(index, field) for field in type(index).__slots__]
+        policy = small_policies()[name]
+        assert index_bytes(policy, tiny().shape) == sum(one.nbytes for one in tensors if one is not None)
+    assert [index_bytes(small_policies()[name], tiny().shape) for name in ("full", "oracle")] == [0, 0]
+
+
+def test_slots_get_what_the_rest_leaves() -> None:
+    plan = MemoryPlan.of(llama(), 60 * GIB)
+    assert plan.slots + plan.reserved == 60 * GIB
+    assert plan.slots > 40 * GIB
+    assert MemoryPlan.of(llama(max_num_seqs=8), 60 * GIB).slots < plan.slots
+    assert MemoryPlan.of(llama(max_model_len=32768), 60 * GIB).slots > plan.slots
+    trained_here = MemoryPlan.of(llama(trains_indexes=True), 60 * GIB)
+    assert trained_here.prefill > plan.prefill
+    assert MemoryPlan.of(llama(), 60 * GIB, slot_bytes=3 * GIB).slots == 3 * GIB
+
+
+def test_four_long_sequences_of_llama_8b_fit_in_24_gib() -> None:
+    available = 24 * GIB - LLAMA_WEIGHTS - GIB // 2
+    plan = MemoryPlan.of(llama(), available)
+    budget_bytes = 4 * 2112 * 32 * 8 * 512
+    assert plan.slots > budget_bytes
+
+
+def test_indexes_that_nobody_may_ask_for_do_not_take_the_slots() -> None:
+    shape = llama().shape
+    pq, clusters = (index_bytes(registry()[name], shape) for name in ("pqcache", "clusterkv"))
+    assert clusters > 2 * GIB > GIB > pq
+    assert MemoryPlan.of(llama(), 60 * GIB).indexes == pq + clusters
+    assert MemoryPlan.of(llama(), 20 * GIB).indexes == pq
+    assert MemoryPlan.of(llama(default_policy="clusterkv"), 20 * GIB).indexes == pq + clusters
+    assert MemoryPlan.of(llama(default_policy="clusterkv"), 12 * GIB).indexes == clusters
+
+
+@pytest.mark.parametrize("policy", ["full", "pqcache"])
+@pytest.mark.parametrize("slot_bytes", [None, 1 << 50])
+def test_too_little_memory_is_refused_with_the_missing_bytes(policy: str, slot_bytes: int | None) -> None:
+    workload = llama(default_policy=policy)
+    with pytest.raises(ConfigError, match="--max-num-seqs .*--gpu-memory-limit") as caught:
+        MemoryPlan.of(workload, 2 * GIB, slot_bytes)
+    found = re.match(r"(\d+) bytes", str(caught.value))
+    assert found
+    missing = int(found[1])
+    # One policy's index more or less fits with more memory.
+    with pytest.raises(ConfigError):
+        MemoryPlan.of(workload, 2 * GIB + missing - 1, slot_bytes)
+    if slot_bytes is None:
+        plan = MemoryPlan.of(workload, 2 * GIB + missing)
+        assert plan.slots == memory.least_slot_bytes(workload)
+
+
+def test_the_least_is_one_longest_request() -> None:
+    token = 32 * 8 * 512
+    assert memory.least_slot_bytes(llama(default_policy="full")) == 131072 * token
+    assert memory.least_slot_bytes(llama(default_policy="oracle")) == 131072 * token
+    assert memory.least_slot_bytes(llama()) == 2112 * token
+    assert memory.least_slot_bytes(llama(full_layers=2)) == (30 * 2112 + 2 * 131072) * token // 32
+
+
+class FakeCuda:
+    """A device of 140 GiB, of which another process may hold a part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 16 * GIB, others: int = 0) -> None:
+        self.fraction = 0.0
+        free = 140 * GIB - reserved - others - GIB // 2
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 140 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._set_fraction)
+
+    def _set_fraction(self, fraction: float, device: torch.device) -> None:
+        self.fraction = fraction
+
+
+def test_the_limit_counts_all_that_the_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    assert available_bytes(CPU, None) == 123.5 * GIB
+    assert available_bytes(CPU, 24 * GIB) == 7.5 * GIB
+    assert available_bytes(CPU, 200 * GIB) == 123.5 * GIB
+    FakeCuda(monkeypatch, others=100 * GIB)
+    assert available_bytes(CPU, 24 * GIB) == 7 * GIB
+    assert available_bytes(CPU, 80 * GIB) == 23.5 * GIB
+
+
+def test_pytorch_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, reserved=0)
+    limit_process(CPU, 24 * GIB)
+    assert cuda.fraction == pytest.approx((24 - 0.5 - 0.25) / 140)
+    limit_process(CPU, 500 * GIB)
+    assert cuda.fraction == 1.0
+    with pytest.raises(ConfigError, match=rf"{GIB // 4 + 1} bytes"):
+        limit_process(CPU, GIB // 2)

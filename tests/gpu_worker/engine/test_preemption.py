@@ -1,0 +1,212 @@
+"""Slots that running sequences give up for a waiting one: who does, how many, and that nobody's tokens change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, request
+from test_engine_lifecycle import LAYER_HEADS, pool_of, wait_for
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.engine.sequence import Sequence, Status
+from gpu_worker.engine.slot_pool import physical_slots
+from gpu_worker.policies import RecallPolicy
+
+SELECTING = ["pqcache", "clusterkv"]
+
+
+def blocks_of(rig: Rig, name: str) -> int:
+    return -(-rig.engine._scheduler.find(name).num_slots // 64)
+
+
+def check_places(rig: Rig, sequence: Sequence) -> None:
+    """Slots and tokens name each other; sinks and window are in, where the fixed slots say, with their rows."""
+    recall, seat = rig.engine._caches.recall, sequence.seat
+    hot, stored = recall._hot, rig.store.rows[sequence.sequence_id]
+    fixed = [*range(sequence.plan.num_sink), *range(sequence.window_begin, sequence.num_tokens)]
+    for layer in range(NUM_LAYERS):
+        for head in range(NUM_KV_HEADS):
+            slot_of = hot._slot_of[seat, layer, head, : sequence.num_tokens]
+            positions = (slot_of >= 0).nonzero().flatten()
+            slots = slot_of[positions].long()
+            filled = int(hot._filled[seat, layer, head])
+            assert sorted(slots.tolist()) == list(range(filled))
+            assert filled <= sequence.num_slots
+            assert torch.equal(hot._token_of[seat, layer, head, slots].long(), positions)
+            assert set(fixed) <= set(positions.tolist())
+            assert 0 <= hot._hand[seat, layer, head] < sequence.num_slots
+            rows = physical_slots(recall._block_tables.tables[seat, layer, head], slots)
+            held = rig.engine._pool.rows[rows]
+            assert torch.equal(
+                held, torch.from_numpy(stored[layer, head, positions].copy()).view(torch.float32)
+            )
+            table = recall._fixed.table[seat, layer, head]
+            assert sorted(table[table >= 0].tolist()) == sorted(
+                rows[torch.isin(positions, torch.tensor(fixed))]
+            )
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+@pytest.mark.parametrize("policy", SELECTING)
+def test_a_whole_context_becomes_a_hot_cache_for_a_newcomer(policy: str, full_layers: int) -> None:
+    old = request("old", policy, 0.2, prompt=500, max_tokens=60)
+    new = request("new", "full", prompt=200, max_tokens=20)
+    alone = [Rig(full_layers=full_layers).tokens(one) for one in (old, new)]
+    # The pool has room for the old one twice: it holds its whole context.
+    rig = Rig(slot_bytes=pool_of(19), full_layers=full_layers)
+    rig.submit(old)
+    wait_for(rig, "old", Status.DECODE, 5)
+    sequence = rig.engine._scheduler.find("old")
+    assert not sequence.can_miss
+    rig.submit(request("filler", prompt=500, max_tokens=60))
+    wait_for(rig, "filler", Status.DECODE)
+    rig.submit(new)
+    rig.step()
+    assert sequence.can_miss
+    # 9 blocks a head became 4; the newcomer took them.
+    assert sequence.num_slots == 4 * 64
+    used = 4 * LAYER_HEADS + (9 + 4) * LAYER_HEADS + full_layers * 5 * NUM_KV_HEADS
+    assert rig.engine.stats().slots_used == used * 64
+    if not full_layers:
+        check_places(rig, sequence)
+    rig.drain()
+    assert [rig.records[name].tokens for name in ("old", "new")] == alone
+    assert rig.records["old"].usage.hit_rate < 1
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", SELECTING)
+def test_a_hot_cache_shrinks_again_down_to_the_least(policy: str) -> None:
+    old = request("old", policy, 0.1, prompt=900, max_tokens=60)
+    expected = Rig().tokens(old)
+    rig = Rig(slot_bytes=pool_of(24))
+    rig.submit(old)
+    wait_for(rig, "old", Status.DECODE, 3)
+    sequence = rig.engine._scheduler.find("old")
+    recall = rig.engine._caches.recall
+    least = -(-recall.least_slots(sequence) // 64)
+    sizes = [blocks_of(rig, "old")]
+    assert sizes[0] >= 12
+    for number in range(40):
+        rig.submit(request(f"new {number}", prompt=100, max_tokens=28 + number))
+        before = sequence.num_slots
+        rig.step()
+        if sequence.status is Status.FINISHED:
+            break
+        if sequence.num_slots != before:
+            sizes.append(blocks_of(rig, "old"))
+        if sequence.can_miss:
+            check_places(rig, sequence)
+        rig.step(2)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) >= 3
+    assert sizes[-1] == least
+    rig.drain()
+    assert rig.records["old"].tokens == expected
+    rig.check_empty()
+
+
+def test_the_largest_gives_up_first() -> None:
+    rig = Rig(slot_bytes=pool_of(20))
+    rig.submit(request("large", "pqcache", 0.1, prompt=600, max_tokens=30))
+    wait_for(rig, "large", Status.DECODE)
+    rig.submit(request("small", "pqcache", 0.1, prompt=300, max_tokens=30))
+    wait_for(rig, "small", Status.DECODE)
+    small, large = blocks_of(rig, "small"), blocks_of(rig, "large")
+    assert large > small > 2
+    free = rig.engine._caches.num_free_slots
+    rig.submit(request("new", prompt=free, max_tokens=30))
+    rig.step()
+    assert rig.engine._scheduler.find("new").status is Status.PREFILL
+    assert (blocks_of(rig, "small"), blocks_of(rig, "large")) == (small, large // 2)
+    rig.drain()
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "policy"),
+    [
+        ("who must keep all", {}, "oracle"),
+        ("who attends all", {}, "full"),
+        ("a fixed hot cache", {"hot_cache": HotCacheSize(tokens=400)}, "pqcache"),
+    ],
+)
+def test_these_give_up_nothing(name: str, options: dict, policy: str) -> None:
+    rig = Rig(slot_bytes=pool_of(10), **options)
+    rig.submit(request("old", policy, 0.1, prompt=400, max_tokens=40))
+    wait_for(rig, "old", Status.DECODE)
+    sequence = rig.engine._scheduler.find("old")
+    before = sequence.num_slots
+    rig.submit(request("new", prompt=300, max_tokens=40))
+    rig.step(3)
+    assert rig.engine.stats().waiting == 1
+    assert sequence.num_slots == before
+    rig.drain()
+    rig.check_empty()
+
+
+def test_nothing_is_given_up_in_vain() -> None:
+    rig = Rig(slot_bytes=pool_of(12))
+    rig.submit(request("old", "pqcache", 0.1, prompt=300, max_tokens=40))
+    wait_for(rig, "old", Status.DECODE)
+    before = rig.engine._scheduler.find("old").num_slots
+    rig.submit(request("new", prompt=700, max_tokens=68))
+    rig.step(3)
+    assert rig.engine.stats().waiting == 1
+    assert rig.engine._scheduler.find("old").num_slots == before
+    rig.drain()
+    assert len(rig.records["new"].tokens) == 68
+    rig.check_empty()
+
+
+def test_one_whose_index_is_trained_gives_up_slots_too() -> None:
+    old = request("old", "pqcache", 0.1, prompt=500, max_tokens=40)
+    expected = Rig().tokens(old)
+    rig = Rig(slot_bytes=pool_of(12))
+    rig.store.holds_builds = True
+    rig.submit(old)
+    wait_for(rig, "old", Status.INDEXING)
+    rig.submit(request("new", prompt=200, max_tokens=30))
+    rig.step(2)
+    assert rig.engine._scheduler.find("old").can_miss
+    rig.store.finish_builds()
+    rig.drain()
+    assert rig.records["old"].tokens == expected
+    rig.check_empty()
+
+
+def pressed(number: int, source: random.Random) -> GenerationRequest:
+    return request(
+        f"r{number}",
+        source.choice(["pqcache", "pqcache", "clusterkv", "full", "oracle"]),
+        source.choice([0.1, 0.2, 40]),
+        prompt=source.randrange(80, 400),
+        max_tokens=source.randrange(1, 40),
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tokens_under_pressure_are_those_without(seed: int) -> None:
+    source = random.Random(seed)
+    requests = [pressed(number, source) for number in range(24)]
+    expected = [Rig().tokens(one) for one in requests]
+    rig = Rig(slot_bytes=pool_of(14), max_num_seqs=6, full_layers=0)
+    shrunk = set()
+    for one in requests:
+        rig.submit(one)
+    sizes: dict[str, int] = {}
+    while rig.engine.has_work:
+        rig.step()
+        for sequence in rig.engine._scheduler.with_status(Status.DECODE):
+            name = sequence.sequence_id
+            if sequence.num_slots < sizes.setdefault(name, sequence.num_slots):
+                shrunk.add(name)
+                sizes[name] = sequence.num_slots
+                if isinstance(sequence.policy, RecallPolicy):
+                    check_places(rig, sequence)
+    assert len(shrunk) > 3
+    assert [rig.records[one.request_id].tokens for one in requests] == expected
+    rig.check_empty()
