@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,16 @@ def run(options: argparse.Namespace) -> int:
     shares, rows = [float(share) for share in options.caches], []
     with Recorder(options.model, device) as recorder, RunProgress(len(cases)) as progress:
         served = _served(options.model, recorder, [text.source for text in texts])
-        for case in cases:
-            progress.doing(str(case))
-            recording = recorder.record(case.policy, case.budget, documents[case.context], case.steps)
-            found = rows_of(case, recording, shares)
-            progress.done(f"{case}: {_curve(found)}")
-            rows += found
-            if options.trace:
-                trace_of(recording).save(options.trace)
+        for context, of_context in groupby(cases, key=lambda case: case.context):
+            for case in of_context:
+                progress.doing(str(case))
+                recording = recorder.record(case.policy, case.budget, documents[context], case.steps)
+                found = rows_of(case, recording, shares)
+                progress.done(f"{case}: {_curve(found)}")
+                rows += found
+                if options.trace:
+                    trace_of(recording).save(options.trace)
+            recorder.forget()
     finish(options, str(device), served, tuple(rows))
     tables.show("hitrate", COLUMNS, rows, notes(rows))
     if options.plots:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.device import default_dtype, limited, peak_bytes
+from benchmarks.errors import NotMeasurable
 from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
 from benchmarks.rivals.decode_base import DecodeRival, PrefillRival
 from benchmarks.rivals.replayed import Replayed
@@ -33,8 +34,10 @@ from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies import Policy, registry
 from kv_store.client import Layout, StoreClient
 
-# Beside weights and slots: residency, indexes, a prompt's hidden states and rows, graphs.
-OTHER_BYTES = 9 << 30
+# Beside weights and slots: a prompt's hidden states and rows, workspaces, graphs; and for each token of a sequence,
+# layer and KV head its place in the hot cache and its codes.
+OTHER_BYTES = 4 << 30
+STATE_BYTES = 11
 PREFILL_CHUNK = 8192
 
 
@@ -115,8 +118,12 @@ class CarrelDecode(DecodeRival):
             return every
         row_bytes = self._shape.row_elements * default_dtype(self._device).itemsize
         weights = self._shape.num_weights * default_dtype(self._device).itemsize
-        room = case.gpu_memory_limit - weights - OTHER_BYTES
         heads = self._shape.num_layers * self._shape.num_kv_heads * case.batch
+        room = case.gpu_memory_limit - weights - OTHER_BYTES - heads * every * STATE_BYTES
+        if room <= 0:
+            raise NotMeasurable(
+                f"the weights and what else is needed leave nothing of {case.gpu_memory_limit} bytes"
+            )
         return min(every, room // (heads * row_bytes) // BLOCK_SIZE * BLOCK_SIZE)
 
 

@@ -46,13 +46,17 @@ class Replayed:
     def _load(self, path: Path) -> RecordedTrace:
         case, recorded = self._case, RecordedTrace.load(path, self._device)
         assert case.budget_tokens is not None
-        num_selected = self.policy.plan(case.context, case.budget_tokens).num_selected
-        if num_selected != recorded.num_selected:
+        wanted = recorded.num_selected
+        if self._num_selected(case.budget_tokens) != wanted:
+            fits = (tokens for tokens in range(2, case.context) if self._num_selected(tokens) == wanted)
             raise NotMeasurable(
-                f"the trace selects {recorded.num_selected} positions, {case.context} tokens at a budget of "
-                f"{case.budget_tokens} {num_selected}: give the --budget at which as many are selected"
+                f"the trace selects {wanted} positions, a budget of {case.budget_tokens} tokens selects "
+                f"{self._num_selected(case.budget_tokens)}; --budget {next(fits, 'N')} would fit"
             )
         return recorded
+
+    def _num_selected(self, budget_tokens: int) -> int | None:
+        return self.policy.plan(self._case.context, budget_tokens).num_selected
 
     def prepare(self, running: Sequence[EngineSequence]) -> Callable[[int], None]:
         """Start to replay; the function writes the selection of step i, which is to be called before it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs, fill_padding, fill_row
@@ -34,6 +35,10 @@ class Buckets:
 
     def width(self, count: int) -> int:
         return count if self.is_exact else -(-count // 64) * 64
+
+
+# Sequences of one are served alike: the policy ("" where all is attended), and whether they may miss.
+Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,13 @@ class BatchShape:
     dense: GroupShape
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
     """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column a row."""
 
     shape: BatchShape
-    members: list[list[Sequence]] = field(default_factory=list)
-    table: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((NUM_FIELDS, 0), np.int64))
+    members: list[list[Sequence]]
+    table: npt.NDArray[np.int64]
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -98,20 +103,19 @@ class Batch:
     def of(
         cls,
         sequences: list[Sequence],
-        shape_of: Callable[[list[Sequence], Buckets], GroupShape],
+        kind_of: Callable[[Sequence], Kind],
+        shape_of: Callable[[list[Sequence]], GroupShape],
         buckets: Buckets,
         num_seats: int,
     ) -> Batch:
-        """shape_of: the shape of one group of sequences that are served alike; equal keys are one group."""
-        by_key: dict[tuple[str, bool], list[Sequence]] = {}
-        exact = Buckets(is_exact=True)
+        """shape_of: of a group, which are the sequences of one kind; made with the same buckets."""
+        by_kind: dict[Kind, list[Sequence]] = {}
         for sequence in sequences:
-            alone = shape_of([sequence], exact)
-            by_key.setdefault((alone.policy, alone.can_miss), []).append(sequence)
-        members = [by_key[key] for key in sorted(by_key)]
+            by_kind.setdefault(kind_of(sequence), []).append(sequence)
+        members = [by_kind[kind] for kind in sorted(by_kind)]
         seats = {sequence.seat for sequence in sequences}
         unused = next((seat for seat in range(num_seats) if seat not in seats), None)
-        shapes = [shape_of(group, buckets) for group in members]
+        shapes = [shape_of(group) for group in members]
         if unused is None:
             # Padding needs a seat of its own; a full house needs no padding.
             shapes = [
@@ -138,9 +142,15 @@ class Batch:
             first += shape.num_rows
         return groups
 
-    def without_padding(self, tensor: Tensor) -> Iterable[Tensor]:
-        """The parts of a tensor [rows, ...] that belong to sequences."""
-        first = 0
+    def without_padding(self, tensor: Tensor) -> Tensor:
+        """What belongs to sequences of a tensor [rows, ...]; a view where there is one group."""
+        parts, first = [], 0
         for shape, members in zip(self.shape.groups, self.members, strict=True):
-            yield tensor[first : first + len(members)]
+            parts.append(tensor[first : first + len(members)])
             first += shape.num_rows
+        return join(parts)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """One after the other along the first dimension; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.batch import Batch
+from gpu_worker.engine.batch import Batch, join
 from gpu_worker.engine.caches import CacheSet, LayerSteps
-from gpu_worker.engine.offload import Offloader, host_bytes
+from gpu_worker.engine.host_rows import host_bytes
+from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
@@ -48,10 +49,10 @@ class DecodeStep:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
         failed: list[tuple[Sequence, WorkerError]] = []
         sequences = _each(sequences, self._advance, failed)
+        # Last, since advancing may take long.
+        sequences = _each(sequences, self._check, failed)
         if not sequences:
             return StepResult([], torch.empty(0), failed)
-        if any(sequence.offloads for sequence in sequences):
-            self._offloader.check()
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
             state = self._caches.recall.state
@@ -63,21 +64,21 @@ class DecodeStep:
         self._caches.count(batch)
         for sequence in batch.sequences:
             sequence.num_tokens += 1
-        kept = batch.sequences
-        logits = _join(list(batch.without_padding(logits)))
-        if new_rows is not None:
-            rows = _join(list(batch.without_padding(new_rows)))
-            kept = _each(batch.sequences, self._put(batch.sequences, rows), failed)
-            if len(kept) < len(batch.sequences):
-                logits = logits[[batch.sequences.index(sequence) for sequence in kept]]
+        logits = batch.without_padding(logits)
+        kept = _each(batch.sequences, self._offload(batch, new_rows), failed)
+        if len(kept) < len(batch.sequences):
+            logits = logits[[batch.sequences.index(sequence) for sequence in kept]]
         return StepResult(kept, logits, failed)
 
     def _advance(self, sequence: Sequence) -> None:
         if sequence.offloads:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
-            if self._offloader.arena is not None:
-                self._offloader.wrote(sequence, sequence.num_tokens)
         self._caches.advance(sequence)
+
+    def _check(self, sequence: Sequence) -> None:
+        """Once the lease is lost, the slabs that a step would write to may be others'."""
+        if sequence.offloads:
+            self._offloader.check()
 
     def _is_capturable(self, batch: Batch) -> bool:
         if self._device.type != "cuda":
@@ -103,7 +104,7 @@ class DecodeStep:
                 at_layer = None if offsets is None else offsets[:, layer]
                 store_token(key, value, self._pool.rows, slots, arena_bytes, at_layer)
                 attended = [step.attend(layer, step.group.part_of(query)) for step in steps.steps]
-                hidden = decoder.finish_layer(layer, hidden, _join(attended))
+                hidden = decoder.finish_layer(layer, hidden, join(attended))
         for steps in ranges:
             for step in steps.steps:
                 step.finish()
@@ -116,20 +117,20 @@ class DecodeStep:
         slots = torch.cat([steps.new_slots for steps in ranges], dim=1)
         return self._pool.rows[slots.clamp(min=0).long()]
 
-    def _put(self, sequences: list[Sequence], rows: Tensor) -> Callable[[Sequence], None]:
-        """Writes a sequence's new rows, of [B, L, H_kv, 2d], to the store."""
-        data = host_bytes(rows)
-        places = {sequence: place for place, sequence in enumerate(sequences)}
+    def _offload(self, batch: Batch, new_rows: Tensor | None) -> Callable[[Sequence], None]:
+        """Takes a sequence's new token to the store; without `new_rows` the device itself writes it to the arena."""
+        data = None if new_rows is None else host_bytes(batch.without_padding(new_rows))
+        places = {sequence: place for place, sequence in enumerate(batch.sequences)}
 
-        def put(sequence: Sequence) -> None:
-            if sequence.offloads:
+        def offload(sequence: Sequence) -> None:
+            if not sequence.offloads:
+                return
+            if data is None:
+                self._offloader.wrote(sequence, sequence.num_tokens)
+            else:
                 self._offloader.put_token(sequence, sequence.num_tokens - 1, data[places[sequence]])
 
-        return put
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return offload
 
 
 def _each(

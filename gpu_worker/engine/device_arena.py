@@ -83,5 +83,5 @@ class DeviceArena:
 
     def wait(self) -> None:
         """Let the host wait for the rows that decode steps write."""
-        if self.view is not None and self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.view is not None:
+            Mark(self._device).wait()

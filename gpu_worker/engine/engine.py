@@ -259,6 +259,7 @@ class Engine:
         sequence.sink(CompleteEvent(reason, usage, stop_token_id))
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
+        self._caches.recall.take_counts(self._scheduler.offloading())
         self._release(sequence)
         self._stats.requests_failed_total += 1
         sequence.sink(ErrorEvent(error))

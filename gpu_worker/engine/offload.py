@@ -179,31 +179,26 @@ class Offloader:
             at_layer = data[layer][:, None]
             self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
         if (position + 1) % self._client.tokens_per_slab == 0:
-            self._seal(sequence, position + 1)
+            self.seal(sequence, position + 1)
         self._extents[sequence.sequence_id].written = position + 1
         self.offloaded_bytes += data.nbytes
 
     def wrote(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that the device itself has written the tokens below `num_tokens` in every layer.
+        """Note that the device itself writes the tokens below `num_tokens` in every layer; it may be at it still.
 
-        All of it must have arrived: a GPU's step counts once its stream was waited for, so call this a step later.
-        Seals at every full slab.
+        Seals at every full slab, for which the host waits.
         """
         extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
         num_bytes = self._num_layers * self._client.layout.token_bytes
         self.offloaded_bytes += (num_tokens - extent.written) * num_bytes
         extent.written = num_tokens
-        self._seal(sequence, num_tokens // per_slab * per_slab)
+        self.seal(sequence, num_tokens // per_slab * per_slab)
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the tokens below `num_tokens` be read; nothing is asked where they already may."""
-        if num_tokens > self._extents[sequence.sequence_id].sealed:
-            self._arena.wait()
-        self._seal(sequence, num_tokens)
-
-    def _seal(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the tokens below `num_tokens` be read, when all are there; nothing is asked where they already may."""
         extent = self._extents[sequence.sequence_id]
         if num_tokens > extent.sealed:
+            self._arena.wait()
             self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
             extent.sealed = num_tokens
 

@@ -47,6 +47,10 @@ class StepGraphs:
         """
         if len(state) != len(self._state) or any(a is not b for a, b in zip(state, self._state, strict=True)):
             self._captured.clear()
+            # What is made or compiled when first needed may have to be anew.
+            self._seen.clear()
+            # PyTorch ends a pool with the last graph that uses it.
+            self._memory_pool = None
             self._state = state
         captured = self._captured.get(batch.shape)
         if captured is None:

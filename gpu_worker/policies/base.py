@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class IndexJob:
-    """An index that the store must train: the candidates at positions [begin, end), in every layer."""
+    """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer."""
 
     begin: int
     end: int
@@ -126,7 +126,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
     family = Family.RECALL
     # Scores exact keys: then every token must be resident.
     reads_keys: ClassVar[bool] = False
-    # Tokens that leave the window are trained by the store rather than coded by `extend`.
+    # Tokens that leave the window are trained, all at once, rather than coded one by one by `extend`.
     trains_when_leaving: ClassVar[bool] = False
 
     @abstractmethod
@@ -134,7 +134,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """The index state of every seat, uninitialised."""
 
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
-        """What the store must train for candidates [begin, end); None: nothing."""
+        """What must be trained for candidates [begin, end); None: nothing."""
         return None
 
     def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]) -> None:

@@ -42,7 +42,7 @@ class PQCache(RecallPolicy[PQIndex]):
 
     num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
-    K-means; 0 lets the store bound them by the paper's adaptive rule.
+    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose.
     """
 
     num_subvectors: int = 2

@@ -77,7 +77,9 @@ def _product_in_parts(left: Tensor, right: Tensor) -> Tensor:
     """left [P, C, n] @ right [P, n, w], few times few over many: cut along n, so that it is many products."""
     num_rest = right.shape[1] % PART
     cut = right.shape[1] - num_rest
-    parts = left[..., :cut].unflatten(-1, (-1, PART)).transpose(1, 2) @ right[:, :cut].unflatten(1, (-1, PART))
+    parts = left[..., :cut].unflatten(-1, (-1, PART)).transpose(1, 2) @ right[:, :cut].unflatten(
+        1, (-1, PART)
+    )
     return parts.sum(dim=1) + left[..., cut:] @ right[:, cut:]
 
 

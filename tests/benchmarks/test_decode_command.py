@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.__main__ import main
 from benchmarks.commands import decode, prefill
 from benchmarks.comparison import Outcome
+from benchmarks.errors import NotMeasurable
 from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
 from benchmarks.report import render
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
+from benchmarks.rivals.replayed import Replayed
 from benchmarks.shapes import SHAPES
 from benchmarks.targets import decode_verdicts
+from benchmarks.traces import RecordedTrace, WindowTrace
 
 LLAMA = SHAPES["llama-3.1-8b"]
 LONG = DecodeCase(LLAMA.name, "pqcache", 2048, 6, 131072, None, None, 50)
@@ -87,6 +91,7 @@ def test_targets_are_of_their_cases_only() -> None:
     assert "MISSED" in next(iter(decode_verdicts(FULL, 0.9)))
     assert list(decode_verdicts(replace(LONG, shape="tiny"), 9.0)) == []
     assert list(decode_verdicts(replace(LONG, hit_rate=0.9), 9.0)) == []
+    assert list(decode_verdicts(replace(LONG, trace="x.npz"), 9.0)) == []
 
 
 def test_the_wait_for_the_index_is_held_against_dense() -> None:
@@ -139,14 +144,64 @@ def test_a_run_writes_a_table_json_and_plots(
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
+def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 2 layers, 1 sequence and 1 head for the shape's 2, 2 and 2; 16 positions and none of the 4 sinks
+    window = WindowTrace(1, 1, range(4, 100), 16, 0.75, torch.device("cpu"))
+    drawn = torch.empty(6, 2, 1, 1, 16, dtype=torch.int32)
+    for step, out in enumerate(drawn):
+        window.select(step, out)
+    RecordedTrace(drawn, 128).save(tmp_path / "trace.npz")
+    trace, json_path = tmp_path / "trace.npz", tmp_path / "decode.json"
+    argv = [
+        "decode",
+        "--model-shape",
+        "tiny",
+        "--device",
+        "cpu",
+        "--rivals",
+        "carrel",
+        "--policies",
+        "pqcache",
+    ]
+    argv += ["--steps", "2", "--trace", str(trace), "--workloads", "256x2", "--budget", "42"]
+    assert main([*argv, "--json", str(json_path)]) == 0
+    (row,) = json.loads(json_path.read_text())["rows"]
+    assert row["error"] is None
+    assert row["case"]["hit_rate"] == 0.75
+    assert row["case"]["trace"] == "trace.npz"
+
+
+def test_a_trace_of_another_width_is_not_replayed(tmp_path: Path) -> None:
+    RecordedTrace(torch.arange(16, dtype=torch.int32).view(1, 1, 1, 1, 16), 128).save(tmp_path / "t.npz")
+    case = DecodeCase("tiny", "pqcache", 80, 1, 256, 0.75, None, 2, str(tmp_path / "t.npz"))
+    with pytest.raises(NotMeasurable, match="budget of 80 tokens selects 30; --budget 41 would fit"):
+        Replayed(case, SHAPES["tiny"], torch.device("cpu"))
+    assert decode.cases_of(DECODE.rivals[BASELINE], [case], SHAPES["tiny"], 4) == [
+        replace(case, policy="full", budget_tokens=None, hit_rate=None, trace=None)
+    ]
+
+
 @pytest.mark.parametrize(
     "argv",
-    [["fly"], ["decode", "--workloads", "64"], ["decode", "--hit-rates", "1.5"], ["decode", "--steps", "0"]],
+    [
+        ["fly"],
+        ["decode", "--trace", "x.npz", "--hit-rates", "0.9"],
+        ["decode", "--workloads", "64"],
+        ["decode", "--hit-rates", "1.5"],
+        ["decode", "--steps", "0"],
+    ],
 )
 def test_bad_options_end_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
+
+
+def test_a_missing_trace_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "--trace", "nowhere.npz", "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert "nowhere.npz holds no selection trace" in error
+    assert error.count("\n") == 1
 
 
 def test_what_cannot_be_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.hitrate import recorder as recorder_module
 from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.caches import clock_hits, lru_hits
-from benchmarks.hitrate.recorded_policies import RecordedClusterKV, RecordedPQCache
+from benchmarks.hitrate.recorded_policies import Kept, RecordedClusterKV, RecordedPQCache
 from benchmarks.hitrate.recorder import Recorder, Recording
 from benchmarks.hitrate.texts import Text, TextSource, cut_documents, load_tokenizer, read_text
 from benchmarks.report import render
@@ -95,12 +95,10 @@ def recordings(
     return {policy: recorder.record(policy, 0.2, documents, STEPS) for policy in POLICIES}
 
 
-def engine_hit_rate(recorder: Recorder, policy: str, document: tuple[int, ...]) -> float:
+def engine_hit_rate(recorder: Recorder, policy: str, num_selected: int, document: tuple[int, ...]) -> float:
     """Of the engine itself, with a hot cache and a store behind it."""
     config = recorder.model.config
-    kept = recorder_module.Kept(config.num_layers, config.num_kv_heads, 1 << 10, CPU)
-    # the policy selects as wide as it is asked for; here nobody looks at what is kept
-    kept.keep = lambda layer, selected: selected  # type: ignore[method-assign]
+    kept = Kept(config.num_layers, config.num_kv_heads, num_selected, CPU)
     options = EngineOptions(
         max_model_len=CONTEXT + STEPS + 1,
         slot_bytes=64 << 20,
@@ -137,15 +135,15 @@ def test_the_simulated_clock_hits_as_the_engine_does(
     hits = clock_hits(positions[:, :, 1:2], request, [request.num_slots(SHARE)])
     found = float(hits.mean())
     assert 0.3 < found < 1.0
-    assert found == pytest.approx(engine_hit_rate(recorder, policy, documents[1]), abs=1e-9)
+    assert found == pytest.approx(engine_hit_rate(recorder, policy, num_selected, documents[1]), abs=1e-9)
 
 
 def test_documents_that_were_prefilled_before_are_recorded_alike(
-    recorder: Recorder, recordings: dict[str, Recording], documents: list[tuple[int, ...]]
+    recorder: Recorder, documents: list[tuple[int, ...]]
 ) -> None:
     recorder.forget()
-    again = recorder.record("pqcache", 0.2, documents, STEPS)
-    assert torch.equal(again.positions, recordings["pqcache"].positions)
+    computed, copied = (recorder.record("pqcache", 0.3, documents, STEPS) for _ in range(2))
+    assert torch.equal(computed.positions, copied.positions)
 
 
 def test_a_budget_that_covers_the_context_is_refused(
@@ -237,7 +235,7 @@ def test_a_run_writes_table_json_plots_and_trace(tmp_path: Path, capsys: pytest.
     outputs = ["--json", str(path), "--plots", str(tmp_path / "plots"), "--trace", str(trace)]
     assert main([*argv, *outputs]) == 0
     table = capsys.readouterr().out
-    assert "| 256 | pqcache | 0.2 | 10 |" in table
+    assert "| 256 | pqcache | 0.2 | 20 |" in table
     assert "| 1/4 | 64 |" in table
     content = json.loads(path.read_text())
     assert content["shapes"]["carrel-nano"]["num_layers"] == 8
@@ -248,7 +246,7 @@ def test_a_run_writes_table_json_plots_and_trace(tmp_path: Path, capsys: pytest.
     (picture,) = (tmp_path / "plots").iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     recorded = RecordedTrace.load(trace, CPU)
-    assert (recorded.num_selected, recorded.context) == (10, 256)
+    assert (recorded.num_selected, recorded.context) == (20, 256)
     assert round(recorded.hit_rate, 4) == content["rows"][0]["overlap"]
 
 

@@ -85,14 +85,51 @@ def test_more_than_there_is_cannot_be_selected() -> None:
 
 def test_recorded_traces_are_repeated(tmp_path: Path) -> None:
     drawn = steps_of(WindowTrace(2, 2, range(100), 8, 0.5, CPU), 3, 2, 2, 2, 8).int()
-    RecordedTrace(drawn).save(tmp_path / "trace.npz")
-    trace = RecordedTrace.load(tmp_path / "trace.npz", CPU)
-    assert trace.num_selected == 8
+    RecordedTrace(drawn, 120).save(tmp_path / "deep" / "trace.npz")
+    trace = RecordedTrace.load(tmp_path / "deep" / "trace.npz", CPU)
+    assert (trace.num_selected, trace.context) == (8, 120)
     assert trace.hit_rate == pytest.approx(0.5)
-    out = torch.empty(3, 4, 2, 8, dtype=torch.int64)
+    out = torch.empty(3, 4, 3, 8, dtype=torch.int64)
     trace.select(4, out)
-    assert torch.equal(out[:2, :2], drawn[1].long())
-    assert torch.equal(out[2, 2:], drawn[1, 0].long())
+    assert torch.equal(out[:2, :2, :2], drawn[1].long())
+    assert torch.equal(out[2, 2:, :2], drawn[1, 0].long())
+    assert torch.equal(out[:2, :2, 2], drawn[1, :, :, 0].long())
+
+
+def test_a_trace_without_its_context_ends_with_its_highest_position(tmp_path: Path) -> None:
+    positions = np.array([3, 41], np.int32).reshape(1, 1, 1, 1, 2)
+    np.savez(tmp_path / "trace.npz", positions=positions)
+    assert RecordedTrace.load(tmp_path / "trace.npz", CPU).context == 42
+
+
+def trace_at(positions: list[int], recorded: int, context: int, candidates: range) -> list[int]:
+    trace = RecordedTrace(torch.tensor(positions, dtype=torch.int32).view(1, 1, 1, 1, -1), recorded)
+    out = torch.empty(1, 1, 1, len(positions), dtype=torch.int64)
+    trace.at(context, candidates).select(0, out)
+    return out.flatten().tolist()
+
+
+def test_a_trace_is_stretched_to_a_longer_context() -> None:
+    assert trace_at([4, 5, 50, 99], 100, 250, range(4, 240)) == [10, 12, 125, 239]
+    # the same context leaves everything in its place
+    assert trace_at([4, 5, 50, 99], 100, 100, range(4, 100)) == [4, 5, 50, 99]
+
+
+def test_positions_that_meet_or_leave_the_candidates_move_to_free_ones() -> None:
+    assert trace_at([10, 11, 12, 13, 90, 91], 100, 25, range(4, 22)) == [4, 5, 6, 7, 20, 21]
+    assert trace_at([40, 41, 42, 60], 100, 50, range(4, 50)) == [20, 21, 22, 30]
+    assert trace_at([1, 2, 3], 100, 25, range(4, 7)) == [4, 5, 6]
+    with pytest.raises(BenchmarkError, match="a trace selects 3 positions out of 2"):
+        trace_at([1, 2, 3], 100, 25, range(4, 6))
+
+
+def test_a_longer_context_keeps_every_repetition() -> None:
+    drawn = steps_of(WindowTrace(1, 2, range(4, 200), 30, 0.8, CPU), 5, 1, 1, 2, 30).int()
+    trace = RecordedTrace(drawn, 200)
+    assert trace.at(333, range(4, 333)).hit_rate == pytest.approx(trace.hit_rate)
+    shorter = trace.at(120, range(4, 120))
+    assert shorter._positions.diff(dim=-1).min() > 0
+    assert shorter.hit_rate > 0.5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape
+from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape, Kind
 from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.holders import Holders, num_blocks
@@ -104,13 +104,19 @@ class CacheSet:
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
-        return Batch.of(sequences, self._group_shape, self._buckets, self._shape.max_num_seqs)
+        return Batch.of(sequences, self._kind, self._group_shape, self._buckets, self._shape.max_num_seqs)
 
-    def _group_shape(self, sequences: list[Sequence], buckets: Buckets) -> GroupShape:
+    def _kind(self, sequence: Sequence) -> Kind:
+        if self.num_dense_layers(sequence) == self._shape.num_layers:
+            return "", False
+        return sequence.policy.name, sequence.can_miss
+
+    def _group_shape(self, sequences: list[Sequence]) -> GroupShape:
+        kind, buckets = self._kind(sequences[0]), self._buckets
         num_rows = buckets.rows(len(sequences))
         num_tokens = buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
-        if self.num_dense_layers(sequences[0]) == self._shape.num_layers:
-            return GroupShape("", False, num_rows, num_tokens)
+        if not kind[0]:
+            return GroupShape(*kind, num_rows, num_tokens)
         return self.recall.group_shape(sequences, num_rows, num_tokens, buckets)
 
     def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:

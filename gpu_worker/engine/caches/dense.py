@@ -10,6 +10,7 @@ from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.kernels.attention import attend_blocks
+from gpu_worker.policies.base import Family
 
 
 class DenseCache(Cache):
@@ -40,7 +41,8 @@ class DenseCache(Cache):
             meter = sequence.meter
             meter.num_layer_steps += num_layers
             meter.attended_tokens += num_layers * sequence.num_tokens
-            if sequence.request.measure and sequence.offloads and not sequence.plan.selects:
+            recalls = sequence.policy.family is Family.RECALL
+            if sequence.request.measure and recalls and not sequence.plan.selects:
                 # Who attends everything misses nothing.
                 meter.num_measured += num_layers
                 meter.attention_mass += num_layers

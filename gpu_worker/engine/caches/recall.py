@@ -59,6 +59,10 @@ class RecallCache(Cache):
         # Made when the first sequence comes that may miss.
         self._hot: HotCache | None = None
         self._fetch: RecallFetch | None = None
+        # Rows of each seat that the device fetched by itself. Cleared outside inference mode too: an aborted request
+        # leaves between two steps.
+        with torch.inference_mode(False):
+            self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
         self._fixed = FixedSlots(shape)
         self._indexes = IndexBook(shape)
         self._probe = Probe(offloader, shape.scale)
@@ -70,7 +74,8 @@ class RecallCache(Cache):
 
     def needs_store(self, sequence: Sequence) -> bool:
         """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
-        return sequence.can_miss or not self._trains_here or sequence.request.measure
+        is_measured = sequence.request.measure and sequence.plan.selects
+        return sequence.can_miss or not self._trains_here or is_measured
 
     def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         plan, policy = sequence.plan, recall_policy(sequence)
@@ -231,7 +236,7 @@ class RecallCache(Cache):
         arena = self._offloader.arena
         if arena is None:
             return StoreFetch(self._pool, self._block_tables, self._offloader)
-        return ArenaFetch(arena, self._pool, self._block_tables, self._offloader)
+        return ArenaFetch(arena, self._pool, self._block_tables, self._fetched)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)
@@ -246,9 +251,17 @@ class RecallCache(Cache):
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
 
     def take_counts(self, sequences: list[Sequence]) -> None:
-        """Add what the device fetched by itself to the accounts of these, all that offload."""
-        if self._fetch is not None:
-            self._fetch.take_counts(sequences)
+        """Add what the device fetched by itself to the accounts of these, all that offload; may wait for it.
+
+        Call it before one of them gives its seat to another.
+        """
+        if not sequences:
+            return
+        counts = self._fetched.tolist()
+        self._fetched.zero_()
+        for sequence in sequences:
+            if counts[sequence.seat]:
+                self._offloader.count_fetched(sequence, counts[sequence.seat])
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)

@@ -11,7 +11,6 @@ from torch import Tensor
 from gpu_worker.engine.arena import ArenaView
 from gpu_worker.engine.batch import Group
 from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.kernels.rows import fetch_misses, pool_rows
 
@@ -31,27 +30,17 @@ class RecallFetch(ABC):
         positions, slots: int64 [B, H_kv, K], missed: bool, as the hot cache resolved them. Raises StoreUnavailable.
         """
 
-    @abstractmethod
-    def take_counts(self, sequences: list[Sequence]) -> None:
-        """Add the rows fetched since the last call to the sequences' accounts. May wait for the device."""
-
 
 class ArenaFetch(RecallFetch):
-    """The kernel that finds a miss reads the row from the arena itself; the host learns of it when it asks."""
+    """The kernel that finds a miss reads the row from the arena itself, and adds it to `fetched`, int64 [seats]."""
 
     arena: ArenaView
 
-    def __init__(
-        self, arena: ArenaView, pool: SlotPool, block_tables: BlockTables, offloader: Offloader
-    ) -> None:
+    def __init__(self, arena: ArenaView, pool: SlotPool, block_tables: BlockTables, fetched: Tensor) -> None:
         self.arena = arena
         self._pool = pool
         self._tables = block_tables.tables
-        self._offloader = offloader
-        # Read and cleared outside inference mode too: an aborted request leaves between two steps.
-        with torch.inference_mode(False):
-            seats = self._tables.shape[0]
-            self._fetched = torch.zeros(seats, dtype=torch.int64, device=self._tables.device)
+        self._fetched = fetched
 
     def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
         found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
@@ -70,13 +59,6 @@ class ArenaFetch(RecallFetch):
             self._fetched,
         )
         return found
-
-    def take_counts(self, sequences: list[Sequence]) -> None:
-        counts = self._fetched.tolist()
-        self._fetched.zero_()
-        for sequence in sequences:
-            if counts[sequence.seat]:
-                self._offloader.count_fetched(sequence, counts[sequence.seat])
 
 
 class StoreFetch(RecallFetch):
@@ -103,6 +85,3 @@ class StoreFetch(RecallFetch):
         places = torch.tensor(np.stack(np.nonzero(is_wanted)), device=found.device).unbind(0)
         self._pool.rows[found[places].long()] = self._offloader.fetch(layer, items)
         return found
-
-    def take_counts(self, sequences: list[Sequence]) -> None:
-        return None

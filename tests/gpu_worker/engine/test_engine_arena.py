@@ -25,7 +25,7 @@ POISON = 96
 def arena_rig(
     transport: str = "zero_copy", model: LoadedModel | None = None, max_num_seqs: int = 8
 ) -> Iterator[tuple[LocalStore, Rig]]:
-    """An engine over a store of 16 tokens a slab; the least slots there are, so that most of what is selected misses."""
+    """An engine over a store of 16 tokens a slab, with the least slots there are: much of what is selected misses."""
     policies = registry(
         PQCache(num_bits=3, num_sink=4, max_iterations=3),
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40, max_iterations=3),
@@ -33,7 +33,12 @@ def arena_rig(
     )
     with attached(LAYOUT, transport, num_slabs=512) as (store, client):
         rig = Rig(
-            model, max_num_seqs=max_num_seqs, hot_cache=LEAST, max_model_len=256, policies=policies, client=client
+            model,
+            max_num_seqs=max_num_seqs,
+            hot_cache=LEAST,
+            max_model_len=256,
+            policies=policies,
+            client=client,
         )
         assert (rig.engine._offloader.arena is None) is (transport != "zero_copy")
         yield store, rig
@@ -50,7 +55,9 @@ def mixed_requests() -> list[GenerationRequest]:
         request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=50),
         request("pq decoded", "pqcache", 30, prompt=random_prompt(130, 2), num_prefill=96, max_tokens=20),
         request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=90),
-        request("clusters decoded", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=9),
+        request(
+            "clusters decoded", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=9
+        ),
         request("oracle", "oracle", 0.2, prompt=random_prompt(60, 5), max_tokens=33),
         request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
         request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),

@@ -137,3 +137,30 @@ def test_who_has_nothing_in_the_store_goes_on_as_if_nothing_was_when_the_store_i
     rig.drain()
     assert rig.records["one"].tokens == expected
     assert rig.engine.stats().requests_failed_total == 1
+
+
+@pytest.mark.parametrize("policy", ["pqcache", "clusterkv"])
+def test_a_step_that_breaks_off_is_made_again_by_who_can(policy: str) -> None:
+    size = HotCacheSize(tokens=115)
+    one = request("one", policy, 30, prompt=70, max_tokens=60)
+    expected = Rig(hot_cache=size, trains_indexes=True).tokens(one)
+    rig = Rig(hot_cache=size, trains_indexes=True)
+    # The longer context does not fit its slots.
+    rig.submit(one, request("misses", policy, 30, prompt=400, max_tokens=60))
+    while len(rig.records["misses"].tokens) < 5:
+        rig.step()
+    sequence = rig.engine._scheduler.find("one")
+    assert not sequence.offloads
+    gather = rig.store.gather
+
+    def refuse(*arguments: object) -> None:
+        raise StoreUnreachable("no answer")
+
+    rig.store.gather = refuse  # type: ignore[method-assign,assignment]
+    while not rig.records["misses"].is_over:
+        rig.step()
+    rig.store.gather = gather  # type: ignore[method-assign]
+    assert isinstance(rig.records["misses"].error, StoreUnavailable)
+    rig.drain()
+    assert rig.records["one"].tokens == expected
+    assert rig.records["one"].usage.attended_tokens == 30

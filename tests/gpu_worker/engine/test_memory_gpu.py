@@ -1,0 +1,95 @@
+"""Memory on a GPU: a limit holds while prompts of the greatest length run, and slots given up change no token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_rig import Record
+from test_engine_gpu import NANO, answers, prompts, request, running
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine.build import build_engine
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.memory import context_bytes
+from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.engine.sequence import Status
+
+pytest.importorskip("faiss")
+
+from kv_store.local import LocalStore
+
+LIMIT = 6 << 30
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_the_process_stays_under_its_limit() -> None:
+    device = torch.device("cuda", 0)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
+            config = WorkerConfig(
+                str(NANO),
+                "unix:/unused",
+                store.target,
+                device="cuda:0",
+                max_num_seqs=4,
+                gpu_memory_limit_bytes=LIMIT,
+            )
+            engine = build_engine(config, lambda *progress: None)
+            try:
+                length = engine.info.max_model_len - 40
+                pages = prompts([length] * 4)
+                requests = [
+                    request(f"{policy} {number}", policy, page, num_tokens=30)
+                    for number, page in enumerate(pages)
+                    for policy in ("pqcache", "auto", "clusterkv")
+                ]
+                assert all(len(tokens) == 30 for tokens in answers(engine, requests).values())
+                used = torch.cuda.max_memory_reserved(device) + context_bytes(device)
+                assert used <= LIMIT
+                # Most of it is in use: nothing is left by mistake.
+                assert used > LIMIT // 2
+            finally:
+                engine.close()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def run_pressed(engine: Engine, old: GenerationRequest, new: GenerationRequest) -> tuple[Record, bool]:
+    """The old one's events, while a newcomer comes after a few of its tokens; whether it gave up slots."""
+    record = Record()
+    engine.submit(old, record.events.append)
+    while len(record.tokens) < 8:
+        engine.step()
+    sequence = engine._scheduler.find(old.request_id)
+    before = sequence.num_slots
+    engine.submit(new, lambda event: None)
+    while sequence.status is not Status.FINISHED:
+        engine.step()
+    gave_up = sequence.num_slots < before
+    while engine.has_work:
+        engine.step()
+    return record, gave_up
+
+
+@pytest.mark.parametrize("policy", ["pqcache", "clusterkv"])
+def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> None:
+    old_page, new_page = prompts([1500, 1500])
+    old, new = request("old", policy, old_page, num_tokens=60), request("new", "full", new_page)
+    with running("cuda") as engine:
+        row_bytes = engine._pool.row_bytes
+        num_heads = engine._decoder.config.num_layers * engine._decoder.config.num_kv_heads
+        expected, gave_up = run_pressed(engine, old, new)
+        assert not gave_up
+    # Room for the old one's whole context and its sinks and window once more: the newcomer lacks some.
+    with running("cuda", slot_bytes=2900 * num_heads * row_bytes) as engine:
+        record, gave_up = run_pressed(engine, old, new)
+        assert gave_up
+        assert record.tokens == expected.tokens
+        assert record.usage.bytes_moved > 0
+        assert engine.stats().slots_used == 0
