@@ -16,9 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.records import Run, Task, agreement, summarize, write_json
+from benchmarks.records import write_json
 from benchmarks.report import cpu_tables
 from benchmarks.rivals import RIVALS
+from benchmarks.runs import Run, Task, agreement, summarize
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.tables import tokens
@@ -45,7 +45,7 @@ def bars(
     path: Path,
     y_label: str,
     names: Sequence[str],
-    series: dict[str, Sequence[float | None]],
+    series: Mapping[str, Sequence[float | None]],
     is_log: bool = False,
 ) -> None:
     """A group of bars for each name, one bar a series; None leaves its place empty."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -231,33 +231,30 @@ def render(content: dict[str, Any]) -> str:
     return tables.markdown(COLUMNS, rows, notes(rows))
 
 
-def draw(rows: Sequence[DecodeRow], folder: Any) -> None:
-    """One PNG for each question that the rows answer."""
+def draw(rows: Sequence[DecodeRow], folder: Path) -> None:
+    """One PNG for each question that the rows answer: a group of bars for each workload, a bar a rival."""
     done = [(row, row.figures) for row in rows if row.figures is not None]
+    workloads = list(dict.fromkeys(_workload(row) for row, _ in done))
+    rivals = list(dict.fromkeys(_who(row) for row, _ in done))
 
-    def series(x: Any, y: Any, group: Any) -> plots.Series:
-        lines: plots.Series = {}
-        for row, figures in done:
-            value = y(row, figures)
-            if value is not None:
-                lines.setdefault(f"{_who(row)}, {group(row)}", []).append((x(row), value))
-        return lines
+    def series(of: Callable[[DecodeRow, DecodeFigures], float | None]) -> dict[str, list[float | None]]:
+        values = {(_who(row), _workload(row)): of(row, figures) for row, figures in done}
+        found = {rival: [values.get((rival, workload)) for workload in workloads] for rival in rivals}
+        return {rival: heights for rival, heights in found.items() if any(heights)}
 
-    def by_context(y: Any) -> plots.Series:
-        return series(lambda row: row.case.context, y, lambda row: f"batch {row.case.batch}")
-
-    def by_batch(y: Any) -> plots.Series:
-        return series(lambda row: row.case.batch, y, lambda row: f"{tables.tokens(row.case.context)} tokens")
-
-    context, batch = "context, tokens", "batch"
-    for name, label, y_label, lines in (
-        ("tpot", context, "ms a step", by_context(lambda _, f: f.step_ms.median)),
-        ("throughput", batch, "tokens/s", by_batch(lambda row, _: row.tokens_per_s)),
-        ("memory", context, "GPU memory, GiB", by_context(lambda _, f: f.device_bytes / 2**30)),
-        ("bytes_moved", context, "MiB a step", by_context(lambda _, f: f.bytes_moved / 2**20 or None)),
-        ("hit_rate", context, "hit rate", by_context(lambda _, f: f.hit_rate)),
+    for name, label, heights in (
+        ("tpot", "ms a step", series(lambda _, f: f.step_ms.median)),
+        ("throughput", "tokens/s", series(lambda row, _: row.tokens_per_s)),
+        ("memory", "GPU memory, GiB", series(lambda _, f: f.device_bytes / 2**30)),
+        ("bytes_moved", "MiB a step", series(lambda _, f: f.bytes_moved / 2**20)),
+        ("hit_rate", "hit rate", series(lambda _, f: f.hit_rate)),
     ):
-        plots.lines(folder / f"decode_{name}.png", label, y_label, lines)
+        if heights:
+            plots.bars(folder / f"decode_{name}.png", label, workloads, heights)
+
+
+def _workload(row: DecodeRow) -> str:
+    return f"{tables.tokens(row.case.context)} x {row.case.batch}"
 
 
 def _who(row: DecodeRow) -> str:

@@ -68,6 +68,10 @@ class Recorder:
         if plan.num_selected is None:
             raise BenchmarkError(f"{policy} selects nothing of {context} tokens at a budget of {budget}")
         config = self.model.config
+        if len(documents[0]) > config.max_model_len:
+            raise BenchmarkError(
+                f"{context} tokens and {num_steps} more are too long: the model takes {config.max_model_len}"
+            )
         width = Buckets(is_exact=self._device.type != "cuda").width(plan.num_selected)
         kept = Kept(config.num_layers, config.num_kv_heads, width, self._device)
         request = CachedRequest.of(bare, plan, num_steps)

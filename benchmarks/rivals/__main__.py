@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.records import Run, Task
 from benchmarks.rivals import rival
+from benchmarks.runs import Run, Task
 
 WARM_UP_TOKENS = 512
 WARM_UP_STEPS = 4

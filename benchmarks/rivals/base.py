@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from benchmarks.records import Answer
+from benchmarks.runs import Answer
 
 
 class Rival(ABC):

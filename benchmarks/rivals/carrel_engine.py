@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from benchmarks.records import Answer
 from benchmarks.rivals.base import Rival
+from benchmarks.runs import Answer
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.engine.records import (

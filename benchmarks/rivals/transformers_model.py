@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.records import Answer
 from benchmarks.rivals.base import Rival
+from benchmarks.runs import Answer
 
 
 def generate(model: str, max_model_len: int) -> Rival:

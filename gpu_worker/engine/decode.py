@@ -23,7 +23,10 @@ from gpu_worker.models import Decoder
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not."""
+    """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not.
+
+    The logits are valid until the next step.
+    """
 
     sequences: list[Sequence]
     logits: Tensor

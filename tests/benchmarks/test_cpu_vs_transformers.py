@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import cpu_vs_transformers
 from benchmarks.cpu_vs_transformers import BASELINE, make_prompts, report, run_rival
-from benchmarks.records import Answer, Run, Task, agreement, summarize
 from benchmarks.report import cpu_tables, render
 from benchmarks.rivals import RIVALS
+from benchmarks.runs import Answer, Run, Task, agreement, summarize
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "carrel-nano"
 ANSWER = Answer.from_times((1, 2, 3, 4), 10.0, (10.5, 10.8, 10.81, 10.83))

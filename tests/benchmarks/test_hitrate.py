@@ -153,6 +153,11 @@ def test_a_budget_that_covers_the_context_is_refused(
         recorder.record("pqcache", 1.0, documents, STEPS)
 
 
+def test_what_the_model_cannot_read_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(BenchmarkError, match="32760 tokens and 9 more are too long: the model takes 32768"):
+        recorder.record("pqcache", 0.1, [(7,) * 32769], 9)
+
+
 def drawn(request: CachedRequest, num_layers: int, batch: int, heads: int) -> torch.Tensor:
     """Positions around a few favourites, so that there is something to hit."""
     generator = torch.Generator().manual_seed(3)
