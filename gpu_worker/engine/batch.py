@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs, fill_padding, fill_row
+from gpu_worker.engine.row_inputs import RowInputs, fields_of, padding, table_of
 from gpu_worker.engine.sequence import Sequence
 
 
@@ -113,25 +113,25 @@ class Batch:
         for sequence in sequences:
             by_kind.setdefault(kind_of(sequence), []).append(sequence)
         members = [by_kind[kind] for kind in sorted(by_kind)]
-        seats = {sequence.seat for sequence in sequences}
-        unused = next((seat for seat in range(num_seats) if seat not in seats), None)
+        unused = None
+        if len(sequences) < num_seats:
+            seats = {sequence.seat for sequence in sequences}
+            unused = next(seat for seat in range(num_seats) if seat not in seats)
         shapes = [shape_of(group) for group in members]
         if unused is None:
             # Padding needs a seat of its own; a full house needs no padding.
             shapes = [
                 replace(shape, num_rows=len(group)) for shape, group in zip(shapes, members, strict=True)
             ]
-        table = np.empty((NUM_FIELDS, sum(shape.num_rows for shape in shapes)), np.int64)
-        first = 0
+        columns: list[tuple[int, ...]] = []
         for shape, group in zip(shapes, members, strict=True):
-            for place, sequence in enumerate(group):
-                fill_row(table[:, first + place], sequence)
+            columns += map(fields_of, group)
             if len(group) < shape.num_rows:
                 assert unused is not None
-                fill_padding(table[:, first + len(group) : first + shape.num_rows], unused)
-            first += shape.num_rows
-        longest = buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
-        return cls(BatchShape(tuple(shapes), GroupShape("", False, first, longest)), members, table)
+                columns += [padding(unused)] * (shape.num_rows - len(group))
+        longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
+        dense = GroupShape("", False, len(columns), longest)
+        return cls(BatchShape(tuple(shapes), dense), members, table_of(columns))
 
     def groups(self, table: Tensor) -> list[Group]:
         """The groups over a device's copy of the table."""

@@ -53,7 +53,7 @@ class DecodeStep:
         failed: list[tuple[Sequence, WorkerError]] = []
         sequences = _each(sequences, self._advance, failed)
         # Last, since advancing may take long.
-        sequences = _each(sequences, self._check, failed)
+        sequences = self._who_may_write(sequences, failed)
         if not sequences:
             return StepResult([], torch.empty(0), failed)
         batch = self._caches.batch(sequences)
@@ -65,12 +65,13 @@ class DecodeStep:
             table = torch.tensor(batch.table, device=self._device)
             logits, new_rows = self._forward(batch, table)
         self._caches.count(batch)
-        for sequence in batch.sequences:
+        sequences = batch.sequences
+        for sequence in sequences:
             sequence.num_tokens += 1
         logits = batch.without_padding(logits)
-        kept = _each(batch.sequences, self._offload(batch, new_rows), failed)
-        if len(kept) < len(batch.sequences):
-            logits = logits[[batch.sequences.index(sequence) for sequence in kept]]
+        kept = _each(sequences, self._offload(batch, new_rows), failed)
+        if len(kept) < len(sequences):
+            logits = logits[[sequences.index(sequence) for sequence in kept]]
         return StepResult(kept, logits, failed)
 
     def _advance(self, sequence: Sequence) -> None:
@@ -78,10 +79,18 @@ class DecodeStep:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
         self._caches.advance(sequence)
 
-    def _check(self, sequence: Sequence) -> None:
-        """Once the lease is lost, the slabs that a step would write to may be others'."""
-        if sequence.offloads:
-            self._offloader.check()
+    def _who_may_write(
+        self, sequences: list[Sequence], failed: list[tuple[Sequence, WorkerError]]
+    ) -> list[Sequence]:
+        """Once the lease is lost, the slabs that a step would write to may be others': who has some is out."""
+        offloading = [sequence for sequence in sequences if sequence.offloads]
+        try:
+            if offloading:
+                self._offloader.check()
+            return sequences
+        except WorkerError as error:
+            failed += [(sequence, error) for sequence in offloading]
+            return [sequence for sequence in sequences if not sequence.offloads]
 
     def _is_capturable(self, batch: Batch) -> bool:
         if self._device.type != "cuda":
@@ -122,18 +131,20 @@ class DecodeStep:
 
     def _offload(self, batch: Batch, new_rows: Tensor | None) -> Callable[[Sequence], None]:
         """Takes a sequence's new token to the store; without `new_rows` the device itself writes it to the arena."""
-        data = None if new_rows is None else host_bytes(batch.without_padding(new_rows))
+        if new_rows is None:
+            return self._note_written
+        data = host_bytes(batch.without_padding(new_rows))
         places = {sequence: place for place, sequence in enumerate(batch.sequences)}
 
         def offload(sequence: Sequence) -> None:
-            if not sequence.offloads:
-                return
-            if data is None:
-                self._offloader.wrote(sequence, sequence.num_tokens)
-            else:
+            if sequence.offloads:
                 self._offloader.put_token(sequence, sequence.num_tokens - 1, data[places[sequence]])
 
         return offload
+
+    def _note_written(self, sequence: Sequence) -> None:
+        if sequence.offloads:
+            self._offloader.wrote(sequence, sequence.num_tokens)
 
 
 def _each(

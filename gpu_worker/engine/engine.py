@@ -96,8 +96,10 @@ class Engine:
         """Admit, prefill one quantum, decode one token each; False when there was nothing to do."""
         admitted = self._admit()
         prefilled = self._prefill_quantum()
-        decoding = bool(self._scheduler.with_status(Status.DECODE))
-        indexed = self._take_indexes(wait=not (admitted or prefilled or decoding))
+        indexed = False
+        if self._indexing:
+            decoding = bool(self._scheduler.with_status(Status.DECODE))
+            indexed = self._take_indexes(wait=not (admitted or prefilled or decoding))
         decoded = self._decode_step()
         return admitted or prefilled or indexed or decoded
 
@@ -208,14 +210,15 @@ class Engine:
             return True
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
-        sampled = []
-        for place, sequence in enumerate(result.sequences):
-            if sequence.forced:
-                sequence.next_token = sequence.forced.popleft()
-            else:
-                sampled.append(place)
+        sampled, logits = result.sequences, result.logits
+        if any(sequence.forced for sequence in sampled):
+            places = [place for place, sequence in enumerate(sampled) if not sequence.forced]
+            for sequence in sampled:
+                if sequence.forced:
+                    sequence.next_token = sequence.forced.popleft()
+            sampled, logits = [sampled[place] for place in places], logits[places]
         if sampled:
-            self._sample([result.sequences[place] for place in sampled], result.logits[sampled])
+            self._sample(sampled, logits)
         return True
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:

@@ -40,21 +40,27 @@ class RowInputs:
         return cls(*table.unbind(0))
 
 
-def fill_row(column: npt.NDArray[np.int64], sequence: Sequence) -> None:
-    """Describe a sequence's next token in one column, int64 [NUM_FIELDS], of a table."""
-    column[:] = (
+def fields_of(sequence: Sequence) -> tuple[int, ...]:
+    """What describes a sequence's next token: NUM_FIELDS numbers, a column of a table."""
+    plan = sequence.plan
+    return (
         sequence.next_token,
         sequence.num_tokens,
         sequence.seat,
-        sequence.plan.num_sink,
+        plan.num_sink,
         sequence.window_begin,
-        sequence.plan.num_selected or 0,
+        plan.num_selected or 0,
         sequence.num_slots,
         sequence.leaving,
         sequence.ring_column,
     )
 
 
-def fill_padding(columns: npt.NDArray[np.int64], seat: int) -> None:
-    """Make columns int64 [NUM_FIELDS, n] rows of padding on a seat that no sequence of the batch has."""
-    columns[:] = np.array([0, -1, seat, 0, 0, 0, 1, -1, -1])[:, None]
+def padding(seat: int) -> tuple[int, ...]:
+    """The column of a row of padding, on a seat that no sequence of the batch has."""
+    return 0, -1, seat, 0, 0, 0, 1, -1, -1
+
+
+def table_of(columns: list[tuple[int, ...]]) -> npt.NDArray[np.int64]:
+    """int64 [NUM_FIELDS, B]."""
+    return np.ascontiguousarray(np.array(columns, np.int64).T)

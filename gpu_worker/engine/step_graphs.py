@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,11 +20,13 @@ MAX_GRAPHS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """graph: reads `table` and writes `logits`. staged: pinned, what the host fills. taken: when it may do so again."""
+    """graph: reads `table` and writes `logits`. staged: pinned, what the host fills, by way of `filled`, the same
+    memory. taken: when it may do so again."""
 
     graph: torch.cuda.CUDAGraph
     table: Tensor
     staged: Tensor
+    filled: npt.NDArray[np.int64]
     logits: Tensor
     taken: torch.cuda.Event
 
@@ -61,7 +65,7 @@ class StepGraphs:
             captured = self._capture(batch, forward)
         self._captured.move_to_end(batch.shape)
         captured.taken.synchronize()
-        captured.staged.numpy()[:] = batch.table
+        captured.filled[:] = batch.table
         captured.table.copy_(captured.staged, non_blocking=True)
         captured.taken.record()
         captured.graph.replay()
@@ -74,7 +78,8 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory_pool, capture_error_mode="thread_local"):
             logits = forward(table)
-        captured = _Captured(graph, table, torch.tensor(batch.table).pin_memory(), logits, torch.cuda.Event())
+        staged = torch.tensor(batch.table).pin_memory()
+        captured = _Captured(graph, table, staged, staged.numpy(), logits, torch.cuda.Event())
         self._captured[batch.shape] = captured
         while len(self._captured) > MAX_GRAPHS:
             self._captured.popitem(last=False)

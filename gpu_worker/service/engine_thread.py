@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # an idle engine is asked for its gauges this often
 IDLE_SECONDS = 1.0
+# gauges of an engine that works are at most this old
+STATS_SECONDS = 0.1
 # pause when a step had nothing to do but wait, for an index say
 WAIT_SECONDS = 0.001
 JOIN_SECONDS = 10.0
@@ -52,6 +55,8 @@ class EngineThread:
         self._is_stopping = False
         self._is_dead = False
         self._stats = replace(engine.stats())
+        # Until then they are new enough; the engine's thread alone knows it.
+        self._stats_until = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -131,13 +136,22 @@ class EngineThread:
         for command in commands:
             command()
         did_work = self._engine.step() if self._engine.has_work else True
+        self._publish_stats(is_due=bool(commands) or not did_work)
+        with self._condition:
+            if not did_work and not self._inbox and not self._is_stopping:
+                self._condition.wait(WAIT_SECONDS)
+        return True
+
+    def _publish_stats(self, is_due: bool) -> None:
+        """Collect them now and then: the engine may have to wait for its device, which a step must not."""
+        now = time.monotonic()
+        if not (is_due or not self._engine.has_work or now >= self._stats_until):
+            return
         # a copy: the engine goes on counting in its own
         stats = replace(self._engine.stats())
         with self._condition:
             self._stats = stats
-            if not did_work and not self._inbox and not self._is_stopping:
-                self._condition.wait(WAIT_SECONDS)
-        return True
+        self._stats_until = now + STATS_SECONDS
 
     def _submit(self, request: GenerationRequest) -> None:
         with self._condition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,15 +69,14 @@ def running(
 
 
 def prompts(lengths: list[int]) -> list[tuple[int, ...]]:
-    """Different pages of a book."""
+    """Different pages of a book, as long as asked for; they may overlap."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(NANO / "tokenizer.json"))
-    text = BOOK.read_text()
-    begins = [20000 * (number + 1) for number in range(len(lengths))]
-    return [
-        tuple(tokenizer.encode(text[begin : begin + 12 * length]).ids[:length])
-        for begin, length in zip(begins, lengths, strict=True)
-    ]
+    ids = tokenizer.encode(BOOK.read_text()).ids
+    stride = (len(ids) - max(lengths)) // len(lengths)
+    pages = [tuple(ids[stride * n : stride * n + length]) for n, length in enumerate(lengths)]
+    assert [len(page) for page in pages] == lengths
+    return pages
 
 
 def request(name: str, policy: str, prompt: tuple[int, ...], num_tokens: int = 40) -> GenerationRequest:
@@ -85,22 +84,29 @@ def request(name: str, policy: str, prompt: tuple[int, ...], num_tokens: int = 4
     return GenerationRequest(name, prompt, sampling, policy, Budget(share=0.1))
 
 
+def step_until(engine: Engine, is_reached: Callable[[], bool], most: int = 5000) -> None:
+    for _ in range(most):
+        if is_reached():
+            return
+        engine.step()
+    raise AssertionError(f"not reached within {most} steps")
+
+
 def answers(engine: Engine, requests: list[GenerationRequest]) -> dict[str, list[int]]:
     records = {one.request_id: Record() for one in requests}
     for one in requests:
         engine.submit(one, records[one.request_id].events.append)
-    for _ in range(5000):
-        if not engine.has_work:
-            break
-        engine.step()
+    step_until(engine, lambda: not engine.has_work)
     return {name: record.tokens for name, record in records.items()}
 
 
-def every_policy() -> list[GenerationRequest]:
+def every_policy(num_tokens: int = 40) -> list[GenerationRequest]:
     """Two of each, of unequal length."""
     lengths = [1500, 900, 2100, 777, 1300, 1024, 640, 1999]
     pages = prompts(lengths)
-    return [request(f"{POLICIES[n % 4]} {n}", POLICIES[n % 4], page) for n, page in enumerate(pages)]
+    return [
+        request(f"{POLICIES[n % 4]} {n}", POLICIES[n % 4], page, num_tokens) for n, page in enumerate(pages)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +143,15 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
 
     A window that is clustered does wait, once in so many steps as it has tokens: none is here.
     """
-    with running("cuda", hot_cache, window_size=320) as engine:
-        for one in every_policy():
+    with running("cuda", hot_cache, window_size=1536) as engine:
+        # Tokens enough that the first still decode once the last one does.
+        for one in every_policy(num_tokens=1500):
             engine.submit(one, lambda event: None)
-        while len(engine._scheduler.with_status(Status.DECODE)) < 8:
-            engine.step()
+        scheduler = engine._scheduler
+        step_until(engine, lambda: len(scheduler.with_status(Status.DECODE)) == 8, most=1400)
         for _ in range(3):
             engine.step()
-        sequences = engine._scheduler.with_status(Status.DECODE)
+        sequences = scheduler.with_status(Status.DECODE)
         with torch.inference_mode():
             for _ in range(3):
                 torch.cuda.set_sync_debug_mode("error")
@@ -159,23 +166,20 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
 
 def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
     source = random.Random(0)
-    pages = prompts([source.randrange(40, 900) for _ in range(24)])
+    pages = prompts([40, 150, 290, 400])
     # Few at once: every mix of policies is a step of its own, to be captured.
     with running("cuda", HotCacheSize(share=0.2), max_num_seqs=3) as engine:
         records: dict[str, Record] = {}
         for number in range(200):
             name = f"request {number}"
             records[name] = Record()
-            one = request(name, source.choice(POLICIES), source.choice(pages), source.randrange(1, 9))
+            one = request(name, source.choice(POLICIES), source.choice(pages), source.randrange(1, 14))
             engine.submit(one, records[name].events.append)
             for _ in range(source.randrange(4)):
                 engine.step()
             if source.random() < 0.3:
                 engine.abort(f"request {source.randrange(number + 1)}")
-        for _ in range(20000):
-            if not engine.has_work:
-                break
-            engine.step()
+        step_until(engine, lambda: not engine.has_work)
         assert all(record.is_over for record in records.values())
         stats = engine.stats()
         assert (stats.running, stats.waiting, stats.slots_used, stats.requests_failed_total) == (0, 0, 0, 0)

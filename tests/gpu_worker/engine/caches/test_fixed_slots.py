@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches.fixed_slots import FixedSlots
-from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs, fill_padding
+from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs, padding
 from gpu_worker.policies.base import CacheShape
 
 NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS = 4, 3, 2
@@ -69,7 +69,7 @@ def step(fixed: FixedSlots, walkers: list[Walker], num_padding: int = 0) -> Tens
     """One token for everyone; what was pushed out, [B, layers, H]."""
     table = torch.zeros(NUM_FIELDS, len(walkers) + num_padding, dtype=torch.int64)
     unused = next(seat for seat in range(NUM_SEATS) if seat not in {walker.seat for walker in walkers})
-    fill_padding(table.numpy()[:, len(walkers) :], unused)
+    table[:, len(walkers) :] = torch.tensor(padding(unused))[:, None]
     rows = RowInputs.of(table)
     for row, walker in enumerate(walkers):
         rows.seats[row], rows.positions[row], rows.ring[row] = (
