@@ -95,10 +95,12 @@ class DecodeStep:
     def _is_capturable(self, batch: Batch) -> bool:
         if self._device.type != "cuda":
             return False
-        asks_host = any(sequence.request.measure for sequence in batch.sequences)
-        if self._offloader.arena is None:
-            asks_host = asks_host or any(sequence.offloads for sequence in batch.sequences)
-        return not asks_host
+        is_measured = any(sequence.request.measure for sequence in batch.sequences)
+        return not (is_measured or self._host_stores(batch))
+
+    def _host_stores(self, batch: Batch) -> bool:
+        """Whether new rows go to the store by way of the host."""
+        return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
     def _forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits [B, vocab]; and every layer's new rows [B, L, H_kv, 2d] where the host must store them."""
@@ -120,9 +122,7 @@ class DecodeStep:
         for steps in ranges:
             for step in steps.steps:
                 step.finish()
-        new_rows = None
-        if arena is None and any(sequence.offloads for sequence in batch.sequences):
-            new_rows = self._new_rows(ranges)
+        new_rows = self._new_rows(ranges) if self._host_stores(batch) else None
         return decoder.logits(hidden), new_rows
 
     def _new_rows(self, ranges: list[LayerSteps]) -> Tensor:

@@ -21,6 +21,7 @@ from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.engine.step_graphs import MAX_GRAPHS
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.prefill_attention.kernel import MAX_SCORES
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Plan, Policy, RecallPolicy
 from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES
@@ -35,8 +36,6 @@ GRAPH_LAYER_BYTES = 320 << 10
 CANDIDATE_BYTES = 16
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
 LOGIT_BYTES = 24
-# Attention in pieces, where flash attention does not serve: as prefill_attention bounds it.
-MAX_SCORES = 1 << 27
 # Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
 # a request is refused.
 OTHERS_SHARE = 0.1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.caches.recall import recall_policy
+from gpu_worker.engine.caches.recall import prompt_job
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
@@ -148,6 +148,6 @@ class Prefill:
         sequence = self.sequence
         if not sequence.plan.selects or not self._caches[layer].wants_index:
             return
-        job = recall_policy(sequence).index_job(sequence.plan, sequence.plan.num_sink, sequence.window_begin)
+        job = prompt_job(sequence)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))

@@ -87,6 +87,11 @@ class Sequence:
         return self.plan.selects and self.num_slots < self.capacity
 
     @property
+    def num_fixed(self) -> int:
+        """Sinks, window and new token, at most: what is attended whatever is selected."""
+        return self.plan.num_sink + self.ring_size
+
+    @property
     def ring_column(self) -> int:
         """Where the new token stands among the fixed slots; -1 where nothing is selected."""
         return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1

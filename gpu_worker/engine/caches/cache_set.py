@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape, Kind
+from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.holders import Holders, num_blocks
@@ -128,7 +127,7 @@ class CacheSet:
             everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
             steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
         if rest:
-            of_groups = [self._serving(group).begin_step(group, rest) for group in groups]
+            of_groups = [self._serving(group.shape).begin_step(group, rest) for group in groups]
             steps.append(_layer_steps(rest, of_groups))
         return steps
 
@@ -137,11 +136,10 @@ class CacheSet:
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         for shape, members in zip(batch.shape.groups, batch.members, strict=True):
             self._dense.count(members, first)
-            cache = self.recall if shape.policy else self._dense
-            cache.count(members, rest)
+            self._serving(shape).count(members, rest)
 
-    def _serving(self, group: Group) -> Cache:
-        return self.recall if group.shape.policy else self._dense
+    def _serving(self, shape: GroupShape) -> Cache:
+        return self.recall if shape.policy else self._dense
 
     def release(self, sequence: Sequence) -> None:
         self._holders.remove(sequence)
@@ -150,5 +148,4 @@ class CacheSet:
 
 
 def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:
-    new_slots = steps[0].new_slots if len(steps) == 1 else torch.cat([step.new_slots for step in steps])
-    return LayerSteps(layers, steps, new_slots)
+    return LayerSteps(layers, steps, join([step.new_slots for step in steps]))

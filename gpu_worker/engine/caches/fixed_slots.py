@@ -10,6 +10,12 @@ from gpu_worker.engine.sequence import Sequence
 from gpu_worker.policies.base import CacheShape
 
 
+def fixed_positions(sequence: Sequence, end: int, device: torch.device) -> Tensor:
+    """Sinks, and the window up to position `end`: int64 [T], ascending."""
+    sinks = torch.arange(sequence.plan.num_sink, device=device)
+    return torch.cat([sinks, torch.arange(sequence.window_begin, end, device=device)])
+
+
 class FixedSlots:
     """For each seat, layer and KV head: a column for every sink, then a ring in which the new token takes the place of
     the one that leaves the window. Attention does not care for the order.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.caches.base import Cache
-from gpu_worker.engine.caches.fixed_slots import FixedSlots
+from gpu_worker.engine.caches.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.engine.caches.hot_cache import HotCache, HotCacheSize
 from gpu_worker.engine.caches.index_book import IndexBook
 from gpu_worker.engine.caches.recall_fetch import ArenaFetch, RecallFetch, StoreFetch
@@ -33,6 +33,12 @@ INDEX_WAIT_SECONDS = 0.5
 def recall_policy(sequence: Sequence) -> RecallPolicy:
     """The policy of a sequence that the recall cache serves; CacheSet gives it no other."""
     return cast(RecallPolicy, sequence.policy)
+
+
+def prompt_job(sequence: Sequence) -> IndexJob | None:
+    """The index that a prefilled layer needs: of all between sinks and window."""
+    plan = sequence.plan
+    return recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
 
 
 class RecallCache(Cache):
@@ -81,7 +87,7 @@ class RecallCache(Cache):
         plan, policy = sequence.plan, recall_policy(sequence)
         if policy.reads_keys:
             return sequence.capacity
-        fixed = plan.num_sink + sequence.ring_size
+        fixed = sequence.num_fixed
         wanted = fixed + self._hot_cache_size.num_slots(
             plan.num_prompt_tokens, sequence.capacity, fixed, num_free_slots
         )
@@ -91,8 +97,7 @@ class RecallCache(Cache):
         """Slots of each KV head and layer that a sequence cannot do without."""
         if recall_policy(sequence).reads_keys:
             return sequence.capacity
-        plan = sequence.plan
-        return min(sequence.capacity, plan.num_sink + sequence.ring_size + (plan.num_selected or 0))
+        return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
     def may_shrink(self, sequence: Sequence) -> bool:
         """Whether a prefilled sequence may do with fewer slots: its rows are in the store, and nobody fixed how many
@@ -102,7 +107,7 @@ class RecallCache(Cache):
     def prepare(self, sequence: Sequence) -> None:
         """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
         try:
-            self._fixed.make_room(sequence.plan.num_sink + sequence.ring_size)
+            self._fixed.make_room(sequence.num_fixed)
             self._indexes.make(recall_policy(sequence))
             if sequence.can_miss:
                 self._hot_cache()
@@ -126,10 +131,7 @@ class RecallCache(Cache):
         if not sequence.can_miss:
             hot.take_over(sequence, layers)
         hot.shrink(sequence, layers, num_slots)
-        device = self._shape.device
-        sinks = torch.arange(sequence.plan.num_sink, device=device)
-        window = torch.arange(sequence.window_begin, sequence.num_tokens, device=device)
-        fixed = torch.cat([sinks, window])
+        fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
         for layer in layers:
             self._fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
             self._block_tables.shrink(sequence.seat, layer, num_slots)
@@ -141,13 +143,10 @@ class RecallCache(Cache):
             assert self._hot is not None
             cache = self._hot
         cache.store(sequence, layer, rows)
-        sinks = torch.arange(sequence.plan.num_sink, device=rows.device)
-        window = torch.arange(sequence.window_begin, rows.shape[1], device=rows.device)
-        fixed = torch.cat([sinks, window])
+        fixed = fixed_positions(sequence, rows.shape[1], rows.device)
         self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
         if self._trains_here:
-            plan = sequence.plan
-            job = recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
+            job = prompt_job(sequence)
             if job is not None:
                 keys = rows[:, job.begin : job.end, : self._shape.head_dim]
                 self._train_here(sequence, layer, job, keys)
@@ -206,7 +205,7 @@ class RecallCache(Cache):
             num_positions = num_tokens
         else:
             num_positions = buckets.positions(max(sequence.window_begin for sequence in sequences))
-        width = max(sequence.plan.num_sink + sequence.ring_size for sequence in sequences)
+        width = max(sequence.num_fixed for sequence in sequences)
         return GroupShape(
             first.policy.name,
             first.can_miss,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Group
 from gpu_worker.engine.caches.base import GroupStep
-from gpu_worker.engine.caches.fixed_slots import FixedSlots
+from gpu_worker.engine.caches.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.index_book import IndexBook
 from gpu_worker.engine.caches.recall_fetch import RecallFetch
@@ -126,6 +126,4 @@ class RecallStep(GroupStep):
 
 def _fixed_positions(sequence: Sequence, like: Tensor) -> Tensor:
     """Sinks, window and new token for every layer and head: int64 [L, H_kv, F]."""
-    sinks = torch.arange(sequence.plan.num_sink, device=like.device)
-    window = torch.arange(sequence.window_begin, sequence.num_tokens + 1, device=like.device)
-    return torch.cat([sinks, window]).expand(*like.shape[:2], -1)
+    return fixed_positions(sequence, sequence.num_tokens + 1, like.device).expand(*like.shape[:2], -1)
