@@ -31,16 +31,8 @@ def centroid_rank(
     end: Tensor,
     num_positions: int,
 ) -> Tensor:
-    """Minus the place of each token when clusters are taken whole, best inner product first.
-
-    Products are summed over the GQA group; ties take the smaller cluster id.
-    query: [B, H_q, d]. centroids: float32 [seats, H_kv, C, d]. sizes: int32 [seats, H_kv, C], 0 for an unused one.
-    labels, within: int32 [seats, H_kv, N], cluster of a position and its place in it by ascending position.
-    seats: int64 [B], the seat of each row. begin, end: int64 [B]. num_positions: at most N.
-    Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates. Exact for N <= 2^24.
-    All tensors lie on one CUDA device; labels and within may have any strides, centroids and sizes be views of one
-    layer.
-    """
+    """See the reference. All tensors lie on one CUDA device; labels and within may have any strides, centroids and
+    sizes be views of one layer."""
     num_kv_heads, num_clusters, head_dim = centroids.shape[1:]
     batch, num_rows = query.shape[0], query.shape[0] * num_kv_heads
     places = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)

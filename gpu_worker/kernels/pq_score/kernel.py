@@ -30,13 +30,8 @@ def pq_score(
     scale: float,
     num_positions: int,
 ) -> Tensor:
-    """Softmax over candidates of the approximate inner products, summed over each GQA group.
-
-    query: [B, H_q, d]. codebooks: float32 [seats, H_kv, m, ksub, d/m]. codes: uint8 [seats, H_kv, N, m], by position.
-    seats: int64 [B], the seat of each row. begin, end: int64 [B], the candidates' positions. num_positions: at most N.
-    Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates. All tensors lie on one CUDA device; codes may
-    have any strides, codebooks be a view of one layer.
-    """
+    """See the reference. All tensors lie on one CUDA device; codes may have any strides, codebooks be a view of one
+    layer."""
     num_kv_heads, num_parts, ksub, dsub = codebooks.shape[1:]
     batch, num_heads = query.shape[:2]
     group, num_rows = num_heads // num_kv_heads, batch * num_kv_heads

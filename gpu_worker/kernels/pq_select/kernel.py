@@ -46,16 +46,8 @@ def pq_select(
     num_positions: int,
     scale: float,
 ) -> Tensor:
-    """Positions of the best `counts[b]` candidates of every head, ascending; -1 pads at the end.
-
-    The best by `pq_score`, up to rounding; a tie, such as of the same two codes, goes to the higher position.
-    query: [B, H_q, d]. codebooks: float32 [seats, H_kv, 2, ksub, d/2]. codes: uint8 [seats, H_kv, N, 2], by position.
-    pair_counts: int32 [seats, H_kv, ksub * ksub], how many candidates have the codes (c, e) at c * ksub + e.
-    seats: int64 [B], the seat of each row. begin, end: int64 [B], the candidates' positions. counts: int64 [B], none
-    above `width`. num_positions: at most N, and no end is above it. Returns int64 [B, H_kv, width].
-    All tensors lie on one CUDA device; codebooks, codes and pair_counts may be views of one layer.
-    Raises ValueError for another number of parts than 2 and for more than 128 centroids.
-    """
+    """See the reference. All tensors lie on one CUDA device; codebooks, codes and pair_counts may be views of one
+    layer."""
     check_pairs(codebooks)
     batch, num_kv_heads = query.shape[0], codes.shape[1]
     ksub, dsub = codebooks.shape[-2:]
