@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,6 @@ from fake_engine import FakeEngine
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.v1 import gpu_worker_pb2_grpc
-
-
-async def eventually(condition, seconds: float = 10.0) -> None:
-    """Wait until `condition()`; fails the test when that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import socket
 
 import grpc
 import pytest
-from conftest import eventually
+from eventually import eventually
 from fake_engine import FakeEngine
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 

@@ -6,7 +6,7 @@ import random
 
 import grpc
 import pytest
-from conftest import eventually
+from eventually import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
