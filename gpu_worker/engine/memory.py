@@ -21,7 +21,7 @@ from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.engine.step_graphs import MAX_GRAPHS
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.prefill_attention.kernel import MAX_SCORES
+from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Plan, Policy, RecallPolicy
 from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES

@@ -3,8 +3,7 @@
 cuDNN's has no mask for a chunk behind its past, but is much the fastest without one: the past and the chunk are two
 calls, whose results are weighed by their softmax sums (599 against 345 TFLOP/s of flash attention with the mask, 8192
 queries behind 122880 keys on an H200). What cuDNN does not take goes through flash attention; what that does not take
-either (float32, large heads, old GPUs) is attended a few queries at a time, so that the scores of a long prompt need no
-more than MAX_SCORES elements.
+either (float32, large heads, old GPUs) is attended in pieces.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 
-# 512 MiB of float32.
-MAX_SCORES = 1 << 27
+from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES, attend_in_pieces
 
 
 def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
@@ -51,28 +49,3 @@ def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, sca
     past, past_lse = half(slice(0, begin), is_causal=False)
     chunk, chunk_lse = half(slice(begin, None), is_causal=True)
     return torch.lerp(chunk.float(), past.float(), torch.sigmoid(past_lse - chunk_lse)).to(query.dtype)
-
-
-def attend_in_pieces(query: Tensor, rows: Tensor, begin: int, scale: float, max_scores: int) -> Tensor:
-    """As `attend_chunk`, in float32, with at most `max_scores` scores at a time (more for a single query)."""
-    num_tokens, num_heads, _head_dim = query.shape
-    output = torch.empty_like(query)
-    piece = max(1, max_scores // (num_heads * (begin + num_tokens)))
-    for first in range(0, num_tokens, piece):
-        part = query[first : first + piece]
-        output[first : first + piece] = _attend(part, rows, begin + first, scale)
-    return output
-
-
-def _attend(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
-    num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads, end = rows.shape[0], begin + num_tokens
-    # A group's heads are more queries of the same keys: no key is copied for each of them.
-    grouped = query.float().view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    keys, values = rows[:, :end, :head_dim].float(), rows[:, :end, head_dim:].float()
-    scores = grouped.reshape(num_kv_heads, -1, head_dim) @ keys.transpose(1, 2)
-    positions = torch.arange(end, device=query.device)
-    future = positions > positions[begin:, None]
-    scores.mul_(scale).view(num_kv_heads, -1, num_tokens, end).masked_fill_(future, float("-inf"))
-    output = (scores.softmax(dim=-1) @ values).view(num_kv_heads, -1, num_tokens, head_dim)
-    return output.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive, kernel
+from gpu_worker.kernels.prefill_attention.pieces import attend_in_pieces
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -57,7 +58,7 @@ def test_pieces_of_any_size_are_one_attention(
     max_scores: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     query, rows, scale = problem(40, 50, 3, 16, dtype, device)
-    check(kernel.attend_in_pieces(query, rows, 50, scale, max_scores), query, rows, 50, scale)
+    check(attend_in_pieces(query, rows, 50, scale, max_scores), query, rows, 50, scale)
 
 
 @pytest.mark.gpu
