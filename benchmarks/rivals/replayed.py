@@ -17,7 +17,7 @@ from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
 from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.sequence import Sequence as EngineSequence
 from gpu_worker.policies import PQCache
-from gpu_worker.policies.base import Candidates
+from gpu_worker.policies.recall.base import Candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
 from gpu_worker.models import ModelConfig
-from gpu_worker.policies.base import CacheShape, Plan, Policy, RecallPolicy
+from gpu_worker.policies.base import CacheShape, Plan, Policy
+from gpu_worker.policies.recall.base import RecallPolicy
 from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.

@@ -20,7 +20,7 @@ from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
-from gpu_worker.policies.base import IndexJob
+from gpu_worker.policies.recall.base import IndexJob
 from kv_store.client import (
     HandoffRefused,
     IndexSegment,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.policies.oracle import exact_weights
+from gpu_worker.policies.recall.oracle import exact_weights
 
 # Keys that one pass turns into float32: a long context of a large model is measured a few layers at a time.
 MAX_KEY_ELEMENTS = 1 << 28

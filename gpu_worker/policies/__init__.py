@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker.policies.base import Family, Policy, RecallPolicy
-from gpu_worker.policies.clusterkv import ClusterKV
+from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.full import Full
-from gpu_worker.policies.oracle import Oracle
-from gpu_worker.policies.pqcache import PQCache
+from gpu_worker.policies.recall import ClusterKV, Oracle, PQCache, RecallPolicy
 
 __all__ = ["ClusterKV", "Family", "Full", "Oracle", "PQCache", "Policy", "RecallPolicy", "registry"]
 
@@ -21,6 +19,6 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         if policy.name in by_name:
             raise ValueError(f"two policies are named {policy.name!r}")
         by_name[policy.name] = policy
-    for default in (Full, Oracle, PQCache, ClusterKV):
-        by_name.setdefault(default.name, default())
+    for default in (Full(), Oracle(), PQCache(), ClusterKV()):
+        by_name.setdefault(default.name, default)
     return by_name

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Candidates, IndexJob, RecallPolicy
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 
 
 class IndexBook:

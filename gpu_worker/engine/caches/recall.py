@@ -21,7 +21,8 @@ from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import CapacityError, StoreUnavailable
-from gpu_worker.policies.base import CacheShape, IndexJob, RecallPolicy
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall.base import IndexJob, RecallPolicy
 from gpu_worker.trainers import train_index
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.

@@ -18,7 +18,8 @@ from gpu_worker.engine.probe import Probe, Sighting
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
 from gpu_worker.kernels.attention import attend_slots
-from gpu_worker.policies.base import CacheShape, Candidates, RecallPolicy
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall.base import Candidates, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gpu_worker.engine.host_registration import RegistrationFailed
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError, StoreUnavailable
-from gpu_worker.policies.base import IndexJob
+from gpu_worker.policies.recall.base import IndexJob
 from kv_store.client import PQParams, StaleEpoch, StoreClient, StoreUnreachable
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]

@@ -17,7 +17,7 @@ from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies.base import IndexJob
+from gpu_worker.policies.recall.base import IndexJob
 
 CPU = torch.device("cpu")
 NUM_TOKENS, CHUNK = 50, 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpu_worker.policies import Oracle
-from gpu_worker.policies.base import Candidates
+from gpu_worker.policies.recall.base import Candidates
 
 POLICY = Oracle(num_sink=4)
 

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.centroid_rank import centroid_rank
-from gpu_worker.policies.base import (
-    CacheShape,
-    Candidates,
-    IndexJob,
-    Plan,
-    RecallPolicy,
-    attend_all,
-    sink_tokens,
-)
+from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 from kv_store.client import KMeansParams
 
 

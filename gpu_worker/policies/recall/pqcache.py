@@ -11,15 +11,8 @@ from torch import Tensor
 from gpu_worker.kernels.pq_append import pq_append
 from gpu_worker.kernels.pq_score import pq_score
 from gpu_worker.kernels.pq_select import pq_select
-from gpu_worker.policies.base import (
-    CacheShape,
-    Candidates,
-    IndexJob,
-    Plan,
-    RecallPolicy,
-    attend_all,
-    sink_tokens,
-)
+from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 from kv_store.client import PQParams
 
 # 4^7 pairs of codes are a table of 64 KiB in float32.

@@ -7,8 +7,8 @@ from policy_index import SHAPE, kmeans_segment, poison, select
 from torch import Tensor
 
 from gpu_worker.policies import ClusterKV
-from gpu_worker.policies.base import IndexJob
-from gpu_worker.policies.clusterkv import ClusterIndex
+from gpu_worker.policies.recall.base import IndexJob
+from gpu_worker.policies.recall.clusterkv import ClusterIndex
 from kv_store.client import KMeansParams
 
 POLICY = ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40)

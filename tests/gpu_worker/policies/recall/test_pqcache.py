@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies import PQCache
-from gpu_worker.policies.base import Candidates, IndexJob
-from gpu_worker.policies.pqcache import PQIndex
+from gpu_worker.policies.recall.base import Candidates, IndexJob
+from gpu_worker.policies.recall.pqcache import PQIndex
 from kv_store.client import PQParams
 
 POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.pq_score.reference import outside
-from gpu_worker.policies.base import CacheShape, Candidates, Plan, RecallPolicy, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.recall.base import Candidates, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies import RecallPolicy
-from gpu_worker.policies.base import CacheShape, Candidates
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall.base import Candidates
 
 SHAPE = CacheShape(
     max_num_seqs=3,

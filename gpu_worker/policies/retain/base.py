@@ -1,0 +1,248 @@
+"""What a retain policy is: it keeps a part of every prefilled layer, or means of it, and the rest is gone.
+
+Positions, slots and attention are the engine's. A policy sees one layer of one sequence at a time, on the model's
+device, and may be asked again while the sequence decodes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import Family, Plan, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """One layer of one sequence as `compress` gets it: the whole prompt, or what is kept by now.
+
+    layer: from 0 to num_layers - 1, of those that are compressed. num_tokens: the length of the context; more than the
+    plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions: int64 [H_kv, n],
+    ascending, and all of them are there: -1 never occurs. queries: [H_q, w, d], rotated, of the last w tokens of the
+    prompt, as many as the policy's `num_queries`; none when the sequence decodes. scale: of the model's attention.
+    seed: of the request. degrees: float32 [H_kv, n], how many tokens a row stands for; None: one each. scores: float32
+    [H_kv, n], what `observe` has gathered; None at first. rounds: what the last `Retained` of this layer said.
+    """
+
+    layer: int
+    num_layers: int
+    num_tokens: int
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    queries: Tensor
+    scale: float
+    seed: int = 0
+    degrees: Tensor | None = None
+    scores: Tensor | None = None
+    rounds: int = 0
+
+    @classmethod
+    def of_prompt(
+        cls, layer: int, num_layers: int, rows: Tensor, queries: Tensor, scale: float, seed: int = 0
+    ) -> LayerRows:
+        """A prefilled layer. rows: [H_kv, n, 2d], K then V."""
+        num_kv_heads, num_tokens, row = rows.shape
+        positions = torch.arange(num_tokens, device=rows.device).expand(num_kv_heads, -1)
+        keys, values = rows[..., : row // 2], rows[..., row // 2 :]
+        return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed)
+
+    @property
+    def group_size(self) -> int:
+        return self.queries.shape[0] // self.keys.shape[0]
+
+    def heads(self, heads: Tensor) -> LayerRows:
+        """Only these KV heads, int64 [h], and their groups' queries."""
+        num_kv_heads, (_, width, head_dim) = self.keys.shape[0], self.queries.shape
+        grouped = self.queries.view(num_kv_heads, -1, width, head_dim)[heads]
+        return LayerRows(
+            self.layer,
+            self.num_layers,
+            self.num_tokens,
+            self.keys[heads],
+            self.values[heads],
+            self.positions[heads],
+            grouped.flatten(0, 1),
+            self.scale,
+            self.seed,
+            None if self.degrees is None else self.degrees[heads],
+            None if self.scores is None else self.scores[heads],
+            self.rounds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What stays of a layer. Heads may keep unequal numbers S_h; what lies beyond a head's is padding.
+
+    positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
+    [H_kv, S, d] in the model's dtype. degrees, scores: float32 [H_kv, S], as in `LayerRows`. rounds: any count that the
+    policy wants to be told next time.
+    """
+
+    positions: Tensor
+    keys: Tensor
+    values: Tensor
+    degrees: Tensor | None = None
+    scores: Tensor | None = None
+    rounds: int = 0
+
+    @classmethod
+    def of(cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None) -> Retained:
+        """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1. scores: float32 [H_kv, n]."""
+        taken = index.clamp(min=0)
+        wide = taken[..., None].expand(-1, -1, rows.keys.shape[2])
+        return cls(
+            rows.positions.gather(1, taken).masked_fill(index < 0, -1),
+            rows.keys.gather(1, wide),
+            rows.values.gather(1, wide),
+            None if rows.degrees is None else rows.degrees.gather(1, taken),
+            None if scores is None else scores.gather(1, taken),
+            rows.rounds,
+        )
+
+    @property
+    def counts(self) -> Tensor:
+        """S_h: int64 [H_kv]."""
+        return (self.positions >= 0).sum(dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlots:
+    """The slots of B sequences in some layers when a step begins, before its new tokens have any.
+
+    positions: int64 [B, L, H_kv, S], -1 where a slot is empty. scores: float32, the same shape, what `observe` has
+    gathered; only for a policy that observes. begin, end: int64 [B]: sinks are below begin, the window is from end
+    up. num_tokens: int64 [B], the position of the new tokens; -1 for padding.
+    """
+
+    positions: Tensor
+    scores: Tensor | None
+    begin: Tensor
+    end: Tensor
+    num_tokens: Tensor
+
+    @property
+    def is_evictable(self) -> Tensor:
+        """Tokens between sinks and window: bool [B, L, H_kv, S]."""
+        begin, end = self.begin[:, None, None, None], self.end[:, None, None, None]
+        return (self.positions >= begin) & (self.positions < end)
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """slots: int64 [B, L, H_kv, m], the slots of a head whose values gain `share`, float32 [B, L, H_kv], of the value
+    in the slot that is given up; -1: none."""
+
+    slots: Tensor
+    share: Tensor
+
+
+class RetainPolicy(Policy):
+    """Compresses each layer once it is prefilled; while decoding it lets new tokens be appended, evicts a token at
+    every step (`evicts`), or compresses again every so often (`interval`).
+
+    `Plan.num_selected` is the number of tokens kept between sinks and window.
+    """
+
+    family = Family.RETAIN
+    # Gives up one slot of each head at every step, to the new token.
+    evicts: ClassVar[bool] = False
+    # Wants the softmax weights of every step.
+    observes: ClassVar[bool] = False
+    # What an evicted token's value was worth goes to others (`give`).
+    gives: ClassVar[bool] = False
+    # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
+    has_degrees: ClassVar[bool] = False
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def num_queries(self, plan: Plan) -> int:
+        """How many of the prompt's last queries `compress` reads."""
+        return 0
+
+    def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
+        """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget."""
+        return plan.budget_tokens
+
+    def interval(self, plan: Plan) -> int:
+        """Tokens decoded until `compress` is called again; 0: never."""
+        return 0
+
+    @abstractmethod
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        """Keep `budget` tokens for each KV head, sinks and window included, the mean over the heads exactly. The rows
+        are never fewer than that."""
+
+    def evict(self, slots: StepSlots) -> Tensor:
+        """The slot of each head that its new token takes: int64 [B, L, H_kv]. For a policy that `evicts`; asked for
+        full heads only, so that every head has an evictable slot; where it has none, any slot is an answer."""
+        raise NotImplementedError(f"{self.name} evicts nothing while decoding")
+
+    def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
+        """Where the values of evicted slots int64 [B, L, H_kv] go. For a policy that `gives`."""
+        raise NotImplementedError(f"{self.name} gives up values for good")
+
+    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+        """Add a step to the scores of one layer, in place.
+
+        scores, weights: float32 [B, H_kv, S]; weights are softmax weights, the mean over the group, 0 in empty slots.
+        num_tokens: int64 [B], the context's length with the new token, whose score was 0 before.
+        """
+        raise NotImplementedError(f"{self.name} observes nothing while decoding")
+
+
+class ScoredPolicy(RetainPolicy):
+    """Keeps sinks, window, and in between the tokens that score best."""
+
+    @abstractmethod
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        """Of every row; what sinks and window score is not read."""
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        num_kv_heads = rows.keys.shape[0]
+        num_selected = budget - plan.num_sink - plan.num_recent
+        counts = torch.full((num_kv_heads,), num_selected, device=rows.keys.device)
+        return keep_best(rows, plan, self.score(rows, plan), counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """first: float32 [H_kv, n], the larger, the sooner kept. second: float32 [H_kv, n], for ties; then the higher
+    position goes first. kept: float32 [H_kv, n], what `observe` goes on with; None where the policy does not observe.
+    """
+
+    first: Tensor
+    second: Tensor | None = None
+    kept: Tensor | None = None
+
+
+def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor) -> Retained:
+    """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them. None may exceed what is there."""
+    window_begin = rows.num_tokens - plan.num_recent
+    is_sink, is_recent = rows.positions < plan.num_sink, rows.positions >= window_begin
+    order = best_first(scores.first.masked_fill(is_sink | is_recent, float("-inf")), scores.second)
+    ranks = torch.empty_like(order)
+    ranks.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    is_kept = is_sink | is_recent | (ranks < counts[:, None])
+    return Retained.of(rows, kept_index(is_kept), scores.kept)
+
+
+def best_first(first: Tensor, second: Tensor | None = None) -> Tensor:
+    """Indices along the last dimension, the largest first; ties by `second`, then the higher index first."""
+    order = torch.arange(first.shape[-1] - 1, -1, -1, device=first.device).expand(first.shape)
+    for key in (first,) if second is None else (second, first):
+        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
+    return order
+
+
+def kept_index(is_kept: Tensor) -> Tensor:
+    """Where each row is True: int64 [H, S] from bool [H, n], ascending, then -1; S is the most that one has."""
+    counts = is_kept.sum(dim=1)
+    order = (~is_kept).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
+    return order.masked_fill(torch.arange(order.shape[1], device=order.device) >= counts[:, None], -1)
