@@ -78,6 +78,10 @@ class Policy(ABC):
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         """Split a budget (sinks and window included) for a prompt of this length."""
 
+    def num_queries(self, plan: Plan) -> int:
+        """How many of the prompt's last queries the policy reads of every prefilled layer."""
+        return 0
+
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.
 

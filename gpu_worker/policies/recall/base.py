@@ -29,7 +29,8 @@ class Candidates:
 
     query: [B, H_q, d]. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions is N,
     at least the largest end. scale: of the model's attention. For a policy with `reads_keys`: keys [B, H_kv, M, d] of
-    all tokens, the new one included, and their number, num_tokens int64 [B]; else None.
+    all tokens, the new one included, and their number, num_tokens int64 [B]; else None. For one with
+    `reads_early_query`: early_query, like query, but of the previous layer's attention input (the first layer's own).
     """
 
     layer: int
@@ -41,6 +42,7 @@ class Candidates:
     scale: float
     keys: Tensor | None = None
     num_tokens: Tensor | None = None
+    early_query: Tensor | None = None
 
 
 IndexT = TypeVar("IndexT")
@@ -54,6 +56,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
     reads_keys: ClassVar[bool] = False
     # Tokens that leave the window are trained, all at once, rather than coded one by one by `extend`.
     trains_when_leaving: ClassVar[bool] = False
+    # Guesses a layer's query before the layer before it is done.
+    reads_early_query: ClassVar[bool] = False
 
     @abstractmethod
     def allocate(self, shape: CacheShape) -> IndexT:
@@ -62,6 +66,12 @@ class RecallPolicy(Policy, Generic[IndexT]):
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
         """What must be trained for candidates [begin, end); None: nothing."""
         return None
+
+    def observe_prefill(
+        self, index: IndexT, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+    ) -> None:
+        """Index a prefilled layer without training. keys: [H_kv, n, d] of the prompt, in the model's dtype. queries:
+        [H_q, w, d] of its last w tokens, as many as `num_queries`."""
 
     def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]) -> None:
         """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has

@@ -162,10 +162,6 @@ class RetainPolicy(Policy):
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         return max(plan.num_sink, num_tokens - plan.num_recent)
 
-    def num_queries(self, plan: Plan) -> int:
-        """How many of the prompt's last queries `compress` reads."""
-        return 0
-
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget."""
         return plan.budget_tokens
