@@ -12,13 +12,14 @@ import torch
 
 from gpu_worker.config import WorkerConfig, row_type
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache
+from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
@@ -153,9 +154,11 @@ def assemble(
         # On a CPU training hides under nothing, and results must not depend on time.
         hides_training=device.type == "cuda",
     )
-    recall = RecallCache(shape, pool, tables, offloader, options.hot_cache, options.trains_indexes)
+    probe = Probe(offloader, shape.scale)
+    recall = RecallCache(shape, pool, tables, offloader, probe, options.hot_cache, options.trains_indexes)
+    retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
-    caches = CacheSet(shape, pool, dense, recall, options.full_layers)
+    caches = CacheSet(shape, pool, dense, retain, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)
     return Engine(
         info=info,

@@ -58,8 +58,7 @@ class DecodeStep:
             return StepResult([], torch.empty(0), failed)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
-            state = self._caches.recall.state
-            logits = self._graphs.run(batch, state, lambda table: self._forward(batch, table)[0])
+            logits = self._graphs.run(batch, self._caches.state, lambda table: self._forward(batch, table)[0])
             new_rows = None
         else:
             table = torch.tensor(batch.table, device=self._device)

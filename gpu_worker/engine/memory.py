@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches.fixed_slots import FixedSlots
-from gpu_worker.engine.caches.holders import num_blocks
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.layer_writer import STAGE_BYTES
 from gpu_worker.engine.records import Budget
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.engine.step_graphs import MAX_GRAPHS
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE

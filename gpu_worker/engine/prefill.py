@@ -59,6 +59,7 @@ class Prefill:
         shape = (config.num_kv_heads, self._num_tokens, 2 * config.head_dim)
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
+        self._queries = self._query_buffer()
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
@@ -67,6 +68,12 @@ class Prefill:
         self._computed: deque[_Computed] = deque()
         # Indexes that the store trains while later layers compute.
         self.trained: list[TrainedLayer] = []
+
+    def _query_buffer(self) -> Tensor:
+        """One layer's queries of the last tokens, as many as the policy reads: [w, H_q, d]."""
+        config, sequence, rows = self._decoder.config, self.sequence, self._buffers[0]
+        asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
+        return rows.new_empty(min(asked, self._num_tokens), config.num_heads, config.head_dim)
 
     @property
     def is_done(self) -> bool:
@@ -116,6 +123,10 @@ class Prefill:
         head_dim = decoder.config.head_dim
         rows[:, begin:end, :head_dim] = key.transpose(0, 1)
         rows[:, begin:end, head_dim:] = value.transpose(0, 1)
+        first_kept = self._num_tokens - self._queries.shape[0]
+        if end > first_kept:
+            kept = max(begin, first_kept)
+            self._queries[kept - first_kept : end - first_kept] = query[kept - begin :]
         if layer == decoder.config.num_layers - 1:
             # Nothing reads the last layer's output but the next token.
             if end < self._num_tokens:
@@ -131,7 +142,7 @@ class Prefill:
             pending = self._offloader.put_layer(sequence, layer, rows)
             self._computed.append(_Computed(pending, self._begun, ended))
             self._copied[layer % len(self._buffers)] = pending.copied
-        self._caches[layer].store(sequence, layer, rows)
+        self._caches[layer].store(sequence, layer, rows, self._queries.transpose(0, 1))
         self._layer, self._begin, self._begun = layer + 1, 0, ended
         if (copied := self._copied[self._layer % len(self._buffers)]) is not None:
             # The next layer's rows take the place of these.

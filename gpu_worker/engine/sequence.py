@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gpu_worker.engine.records import EventSink, GenerationRequest, Usage
-from gpu_worker.policies.base import Plan, Policy
+from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.sampling import SamplerState
 
 
@@ -51,7 +51,9 @@ class Sequence:
     num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
     that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
     ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the window
-    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted.
+    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. longest_kept, kept_at:
+    of a compressed sequence, the rows of the head that kept most when it was last compressed, and `num_tokens` then;
+    kept_rounds: what its policy said of each layer.
     """
 
     request: GenerationRequest
@@ -73,6 +75,9 @@ class Sequence:
     offloads: bool = False
     ring_size: int = 0
     leaving: int = -1
+    longest_kept: int = 0
+    kept_at: int = 0
+    kept_rounds: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -84,7 +89,8 @@ class Sequence:
     @property
     def can_miss(self) -> bool:
         """Whether a token that it selects may be in the arena only."""
-        return self.plan.selects and self.num_slots < self.capacity
+        recalls = self.policy.family is Family.RECALL and self.plan.selects
+        return recalls and self.num_slots < self.capacity
 
     @property
     def num_fixed(self) -> int:

@@ -67,6 +67,21 @@ class BlockTables:
         held = torch.tensor(blocks, device=self.tables.device)
         self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
 
+    def reserve(self, seat: int, layer: int, num_blocks: int) -> None:
+        """Take so many blocks for a layer, to be dealt to its heads later. Raises CapacityError."""
+        self._held[seat, layer] = self._pool.allocate(num_blocks)
+
+    def deal(self, seat: int, layer: int, num_blocks: list[int]) -> None:
+        """Give each KV head so many of the layer's reserved blocks, and free the rest."""
+        held, first = self._held[seat, layer], 0
+        assert sum(num_blocks) <= len(held), f"{sum(num_blocks)} blocks dealt of {len(held)}"
+        for head, count in enumerate(num_blocks):
+            blocks = torch.tensor(held[first : first + count], device=self.tables.device)
+            self.tables[seat, layer, head, :count] = blocks
+            first += count
+        self._pool.free(held[first:])
+        self._held[seat, layer] = held[:first]
+
     def shrink(self, seat: int, layer: int, num_slots: int) -> None:
         """Leave every KV head the blocks of its first `num_slots` slots; the others are free."""
         held, num_kv_heads = self._held[seat, layer], self.tables.shape[2]
@@ -84,3 +99,8 @@ def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:
     """Pool rows of logical slots. tables: int64 [..., max_blocks]; slots: int64 [..., A], -1 stays -1."""
     blocks = tables.gather(-1, slots.clamp(min=0) // BLOCK_SIZE)
     return (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).masked_fill(slots < 0, -1)
+
+
+def num_blocks(num_slots: int) -> int:
+    """Blocks that hold so many slots."""
+    return -(-num_slots // BLOCK_SIZE)

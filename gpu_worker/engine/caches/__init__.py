@@ -5,6 +5,7 @@ from gpu_worker.engine.caches.cache_set import CacheSet, LayerSteps
 from gpu_worker.engine.caches.dense import DenseCache
 from gpu_worker.engine.caches.hot_cache import HotCacheSize
 from gpu_worker.engine.caches.recall import RecallCache, recall_policy
+from gpu_worker.engine.caches.retain import RetainCache
 
 __all__ = [
     "Cache",
@@ -14,5 +15,6 @@ __all__ = [
     "HotCacheSize",
     "LayerSteps",
     "RecallCache",
+    "RetainCache",
     "recall_policy",
 ]

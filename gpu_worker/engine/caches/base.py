@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from gpu_worker.engine.batch import Group
+from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.sequence import Sequence
 
 
@@ -35,16 +35,35 @@ class Cache(ABC):
     wants_index: bool = False
 
     @abstractmethod
-    def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
-        """Slots wanted for each KV head and layer; at least what the sequence cannot do without."""
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        """Blocks wanted in so many layers where so many are free; at least what the sequence cannot do without."""
+
+    def needs_store(self, sequence: Sequence) -> bool:
+        """Whether the rows of an admitted sequence must go to the store."""
+        return False
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Have the state that a sequence needs beside its slots. Raises CapacityError."""
+        return None
 
     @abstractmethod
     def admit(self, sequence: Sequence, layer: int) -> None:
         """Take the sequence's slots for this layer. Raises CapacityError."""
 
     @abstractmethod
-    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Keep what is attended of a prefilled layer. rows: [H_kv, n, 2d]; not kept by reference."""
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        """Keep what is attended of a prefilled layer; nothing by reference. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
+        of the last w tokens, as many as the policy reads."""
+
+    @abstractmethod
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        """Make room for the sequence's next token in these layers. Raises StoreUnavailable."""
+
+    @abstractmethod
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        """Of sequences of one kind, in so many rows. num_tokens: of the longest with its new token, rounded up."""
 
     @abstractmethod
     def begin_step(self, group: Group, layers: range) -> GroupStep:

@@ -9,8 +9,9 @@ from torch import Tensor
 from gpu_worker.engine.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.dense import DenseCache
-from gpu_worker.engine.caches.holders import Holders, num_blocks
+from gpu_worker.engine.caches.holders import Holders
 from gpu_worker.engine.caches.recall import RecallCache
+from gpu_worker.engine.caches.retain import RetainCache
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
@@ -29,29 +30,46 @@ class LayerSteps:
 
 
 class CacheSet:
-    """The dense and the recall cache over one pool. The first `full_layers` layers of a recall sequence are dense."""
+    """The caches over one pool. The first `full_layers` layers are dense for everyone."""
 
     def __init__(
-        self, shape: CacheShape, pool: SlotPool, dense: DenseCache, recall: RecallCache, full_layers: int
+        self,
+        shape: CacheShape,
+        pool: SlotPool,
+        dense: DenseCache,
+        retain: RetainCache,
+        recall: RecallCache,
+        full_layers: int,
     ) -> None:
         self._shape = shape
         self._pool = pool
         self._dense = dense
+        self._sparse: dict[Family, Cache] = {Family.RETAIN: retain, Family.RECALL: recall}
+        self._retain = retain
         self.recall = recall
         self._full_layers = min(full_layers, shape.num_layers)
         self._buckets = Buckets(is_exact=shape.device.type != "cuda")
         self._holders = Holders(shape, pool, recall)
 
-    def num_dense_layers(self, sequence: Sequence) -> int:
-        """The first so many layers; all of them where the sequence attends everything."""
-        is_dense = sequence.policy.family is Family.DENSE or not sequence.plan.selects
-        return self._shape.num_layers if is_dense else self._full_layers
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return (*self.recall.state, *self._retain.state)
 
     def of(self, sequence: Sequence) -> list[Cache]:
         """The cache of each layer."""
-        num_dense = self.num_dense_layers(sequence)
-        caches: list[Cache] = [self._dense] * num_dense
-        return caches + [self.recall] * (self._shape.num_layers - num_dense)
+        sparse = self._sparse_layers(sequence)
+        return [self._dense] * sparse.start + [self._serving(sequence)] * len(sparse)
+
+    def _sparse_layers(self, sequence: Sequence) -> range:
+        """The layers that do not attend everything; none where the whole sequence does."""
+        attends_all = sequence.policy.family is Family.DENSE or not sequence.plan.selects
+        num_layers = self._shape.num_layers
+        return range(num_layers if attends_all else self._full_layers, num_layers)
+
+    def _serving(self, sequence: Sequence) -> Cache:
+        """The cache of the layers behind those that are dense for everyone."""
+        return self._sparse[sequence.policy.family] if self._sparse_layers(sequence) else self._dense
 
     @property
     def num_free_slots(self) -> int:
@@ -75,48 +93,42 @@ class CacheSet:
             if not self._holders.make_room(needed):
                 return False
             self._size(sequence, self._pool.num_free_blocks)
-        num_dense = self.num_dense_layers(sequence)
-        if num_dense < self._shape.num_layers:
-            self.recall.prepare(sequence)
-            self._holders.add(sequence, range(num_dense, self._shape.num_layers))
+        serving, sparse = self._serving(sequence), self._sparse_layers(sequence)
+        serving.prepare(sequence)
+        if serving is self.recall:
+            self._holders.add(sequence, sparse)
         for layer, cache in enumerate(self.of(sequence)):
             cache.admit(sequence, layer)
-        sequence.offloads = sequence.policy.family is Family.RECALL and self.recall.needs_store(sequence)
+        # Also where every layer is dense: the store may keep what a short prompt's budget covers.
+        sequence.offloads = self._sparse.get(sequence.policy.family, self._dense).needs_store(sequence)
         return True
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
-        heads, num_dense = self._shape.num_kv_heads, self.num_dense_layers(sequence)
-        num_recall = self._shape.num_layers - num_dense
-        dense_blocks = num_dense * heads * num_blocks(sequence.capacity)
+        sparse = self._sparse_layers(sequence)
         sequence.num_slots = sequence.capacity
-        if num_recall:
-            share = max(0, num_free_blocks - dense_blocks) // (num_recall * heads)
-            sequence.num_slots = self.recall.num_slots(sequence, share * BLOCK_SIZE)
-        return dense_blocks + num_recall * heads * num_blocks(sequence.num_slots)
+        needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
+        if sparse:
+            needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
+        return needed
 
     def advance(self, sequence: Sequence) -> None:
         """Let the window move on for the sequence's next token in every layer."""
-        num_dense = self.num_dense_layers(sequence)
-        if num_dense < self._shape.num_layers:
-            self.recall.advance(sequence, range(num_dense, self._shape.num_layers))
+        self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
         return Batch.of(sequences, self._kind, self._group_shape, self._buckets, self._shape.max_num_seqs)
 
     def _kind(self, sequence: Sequence) -> Kind:
-        if self.num_dense_layers(sequence) == self._shape.num_layers:
+        if not self._sparse_layers(sequence):
             return "", False
         return sequence.policy.name, sequence.can_miss
 
     def _group_shape(self, sequences: list[Sequence]) -> GroupShape:
-        kind, buckets = self._kind(sequences[0]), self._buckets
-        num_rows = buckets.rows(len(sequences))
-        num_tokens = buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
-        if not kind[0]:
-            return GroupShape(*kind, num_rows, num_tokens)
-        return self.recall.group_shape(sequences, num_rows, num_tokens, buckets)
+        num_rows = self._buckets.rows(len(sequences))
+        num_tokens = self._buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
+        return self._serving(sequences[0]).group_shape(sequences, num_rows, num_tokens, self._buckets)
 
     def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
         """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""
@@ -127,19 +139,16 @@ class CacheSet:
             everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
             steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
         if rest:
-            of_groups = [self._serving(group.shape).begin_step(group, rest) for group in groups]
+            of_groups = [self._serving(group.sequences[0]).begin_step(group, rest) for group in groups]
             steps.append(_layer_steps(rest, of_groups))
         return steps
 
     def count(self, batch: Batch) -> None:
         """Add a step to the accounts of its sequences; before their new tokens count as past."""
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
-        for shape, members in zip(batch.shape.groups, batch.members, strict=True):
+        for members in batch.members:
             self._dense.count(members, first)
-            self._serving(shape).count(members, rest)
-
-    def _serving(self, shape: GroupShape) -> Cache:
-        return self.recall if shape.policy else self._dense
+            self._serving(members[0]).count(members, rest)
 
     def release(self, sequence: Sequence) -> None:
         self._holders.remove(sequence)

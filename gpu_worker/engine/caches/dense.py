@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpu_worker.engine.batch import Group
+from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.caches.base import Cache, GroupStep
 from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.kernels.attention import attend_blocks
 from gpu_worker.policies.base import Family
 
@@ -22,14 +22,22 @@ class DenseCache(Cache):
         self._whole = WholeContext(pool, block_tables)
         self._scale = scale
 
-    def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
-        return sequence.capacity
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        return num_layers * self._block_tables.tables.shape[2] * num_blocks(sequence.capacity)
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.assign(sequence.seat, layer, sequence.capacity)
 
-    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self._whole.store(sequence, layer, rows)
+
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        return None
+
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        return GroupShape("", False, num_rows, num_tokens)
 
     def begin_step(self, group: Group, layers: range) -> DenseStep:
         new_slots = self._whole.place(group.rows, layers)
@@ -41,8 +49,8 @@ class DenseCache(Cache):
             meter = sequence.meter
             meter.num_layer_steps += num_layers
             meter.attended_tokens += num_layers * sequence.num_tokens
-            recalls = sequence.policy.family is Family.RECALL
-            if sequence.request.measure and recalls and not sequence.plan.selects:
+            is_sparse = sequence.policy.family is not Family.DENSE
+            if sequence.request.measure and is_sparse and not sequence.plan.selects:
                 # Who attends everything misses nothing.
                 meter.num_measured += num_layers
                 meter.attention_mass += num_layers

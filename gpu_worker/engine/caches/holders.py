@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker.engine.caches.recall import RecallCache
 from gpu_worker.engine.sequence import Sequence, Status
-from gpu_worker.engine.slot_pool import SlotPool
+from gpu_worker.engine.slot_pool import SlotPool, num_blocks
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 
@@ -48,8 +48,3 @@ class Holders:
             return 0
         per_head = num_blocks(sequence.num_slots) - num_blocks(self._recall.least_slots(sequence))
         return per_head * len(self._layers[sequence]) * self._shape.num_kv_heads
-
-
-def num_blocks(num_slots: int) -> int:
-    """Blocks that hold so many slots."""
-    return -(-num_slots // BLOCK_SIZE)

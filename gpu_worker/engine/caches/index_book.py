@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 
 
@@ -26,6 +26,11 @@ class IndexBook:
         if policy.name not in self._indexes:
             self._indexes[policy.name] = policy.allocate(self._shape)
         return self._indexes[policy.name]
+
+    def observe(
+        self, policy: RecallPolicy, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+    ) -> None:
+        policy.observe_prefill(self._index(policy), seat, layer, plan, keys, queries)
 
     def load(
         self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]

@@ -19,8 +19,9 @@ from gpu_worker.engine.caches.whole_context import WholeContext
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall.base import IndexJob, RecallPolicy
 from gpu_worker.trainers import train_index
@@ -51,6 +52,7 @@ class RecallCache(Cache):
         pool: SlotPool,
         block_tables: BlockTables,
         offloader: Offloader,
+        probe: Probe,
         hot_cache_size: HotCacheSize,
         trains_here: bool,
     ) -> None:
@@ -72,7 +74,7 @@ class RecallCache(Cache):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
         self._fixed = FixedSlots(shape)
         self._indexes = IndexBook(shape)
-        self._probe = Probe(offloader, shape.scale)
+        self._probe = probe
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -84,7 +86,13 @@ class RecallCache(Cache):
         is_measured = sequence.request.measure and sequence.plan.selects
         return sequence.can_miss or not self._trains_here or is_measured
 
-    def num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        per_head = num_layers * self._shape.num_kv_heads
+        sequence.num_slots = self._num_slots(sequence, max(0, num_free_blocks) // per_head * BLOCK_SIZE)
+        return per_head * num_blocks(sequence.num_slots)
+
+    def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
+        """Slots for each KV head and layer where so many are free."""
         plan, policy = sequence.plan, recall_policy(sequence)
         if policy.reads_keys:
             return sequence.capacity
@@ -138,7 +146,7 @@ class RecallCache(Cache):
             self._block_tables.shrink(sequence.seat, layer, num_slots)
         sequence.num_slots = num_slots
 
-    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         cache: WholeContext | HotCache = self._whole
         if sequence.can_miss:
             assert self._hot is not None
@@ -146,11 +154,12 @@ class RecallCache(Cache):
         cache.store(sequence, layer, rows)
         fixed = fixed_positions(sequence, rows.shape[1], rows.device)
         self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
+        keys = rows[..., : self._shape.head_dim]
+        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, keys, queries)
         if self._trains_here:
             job = prompt_job(sequence)
             if job is not None:
-                keys = rows[:, job.begin : job.end, : self._shape.head_dim]
-                self._train_here(sequence, layer, job, keys)
+                self._train_here(sequence, layer, job, keys[:, job.begin : job.end])
 
     def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
         """Index the keys [H_kv, T, d] of the job's tokens."""

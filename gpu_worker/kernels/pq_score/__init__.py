@@ -2,8 +2,9 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.pq_score import reference
+from gpu_worker.kernels.pq_score.augment import augment, max_square_norms
 
-__all__ = ["pq_assign", "pq_score"]
+__all__ = ["augment", "max_square_norms", "pq_assign", "pq_score"]
 
 pq_assign = by_device(reference.pq_assign, "gpu_worker.kernels.pq_score.assign_kernel", "pq_assign")
 pq_score = by_device(reference.pq_score, "gpu_worker.kernels.pq_score.kernel", "pq_score")

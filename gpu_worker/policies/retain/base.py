@@ -22,7 +22,7 @@ class LayerRows:
 
     layer: from 0 to num_layers - 1, of those that are compressed. num_tokens: the length of the context; more than the
     plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions: int64 [H_kv, n],
-    ascending, and all of them are there: -1 never occurs. queries: [H_q, w, d], rotated, of the last w tokens of the
+    ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter ones. queries: [H_q, w, d], rotated, of the last w tokens of the
     prompt, as many as the policy's `num_queries`; none when the sequence decodes. scale: of the model's attention.
     seed: of the request. degrees: float32 [H_kv, n], how many tokens a row stands for; None: one each. scores: float32
     [H_kv, n], what `observe` has gathered; None at first. rounds: what the last `Retained` of this layer said.
@@ -160,7 +160,9 @@ class RetainPolicy(Policy):
     has_degrees: ClassVar[bool] = False
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
+        # Where nothing is evicted, all that is decoded stays with the prompt's last tokens.
+        end = num_tokens if self.evicts else plan.num_prompt_tokens
+        return max(plan.num_sink, end - plan.num_recent)
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget."""
@@ -169,6 +171,13 @@ class RetainPolicy(Policy):
     def interval(self, plan: Plan) -> int:
         """Tokens decoded until `compress` is called again; 0: never."""
         return 0
+
+    def room(self, plan: Plan, num_decoded: int) -> int:
+        """Slots of a head beyond what it keeps, when so many tokens will be decoded; the new token's is one."""
+        if self.evicts:
+            return 1
+        interval = self.interval(plan)
+        return min(interval, num_decoded) if interval else num_decoded
 
     @abstractmethod
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:

@@ -82,7 +82,7 @@ class NoCache:
     def __init__(self) -> None:
         self.stored: list[Tensor] = []
 
-    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self.stored.append(rows.clone())
 
 

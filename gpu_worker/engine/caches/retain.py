@@ -1,0 +1,170 @@
+"""What a policy keeps of each prefilled layer, and the tokens decoded since."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpu_worker.engine.batch import Buckets, Group, GroupShape
+from gpu_worker.engine.caches.base import Cache
+from gpu_worker.engine.caches.kept_slots import KeptSlots
+from gpu_worker.engine.caches.retain_step import RetainParts, RetainStep
+from gpu_worker.engine.probe import Probe
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from gpu_worker.errors import CapacityError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+
+
+def retain_policy(sequence: Sequence) -> RetainPolicy:
+    """The policy of a sequence that the retain cache serves; CacheSet gives it no other."""
+    return cast(RetainPolicy, sequence.policy)
+
+
+class RetainCache(Cache):
+    """One cache for every retain policy and any mix of them. A sequence takes no slots until a layer is compressed, but
+    what it will need is its own from admission on."""
+
+    def __init__(
+        self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe, first_layer: int
+    ) -> None:
+        """first_layer: the layers before it are dense."""
+        self._shape = shape
+        self._pool = pool
+        self._block_tables = block_tables
+        self._first_layer = first_layer
+        self._kept = KeptSlots(shape)
+        self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return self._kept.state
+
+    @property
+    def _num_layers(self) -> int:
+        return self._shape.num_layers - self._first_layer
+
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        return sum(self._layer_blocks(sequence, layer) for layer in range(self._num_layers))
+
+    def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
+        """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
+        heads = self._shape.num_kv_heads
+        budget = retain_policy(sequence).layer_budget(sequence.plan, layer, self._num_layers)
+        slots = heads * (budget + self._room(sequence))
+        return (slots + heads * (BLOCK_SIZE - 1)) // BLOCK_SIZE
+
+    def _room(self, sequence: Sequence) -> int:
+        """Slots of each head for tokens that are decoded."""
+        return retain_policy(sequence).room(sequence.plan, sequence.capacity - sequence.num_prefill)
+
+    def needs_store(self, sequence: Sequence) -> bool:
+        # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
+        is_measured = sequence.request.measure and sequence.plan.selects
+        return is_measured and not retain_policy(sequence).has_degrees
+
+    def admit(self, sequence: Sequence, layer: int) -> None:
+        blocks = self._layer_blocks(sequence, layer - self._first_layer)
+        self._block_tables.reserve(sequence.seat, layer, blocks)
+
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        seed = sequence.request.sampling.seed or 0
+        compressed = layer - self._first_layer
+        prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
+        sequence.kept_at = sequence.num_prefill
+        self._keep(sequence, layer, self._compress(sequence, prompt))
+
+    def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
+        policy, plan = retain_policy(sequence), sequence.plan
+        return policy.compress(rows, plan, policy.layer_budget(plan, rows.layer, rows.num_layers))
+
+    def _keep(self, sequence: Sequence, layer: int, retained: Retained) -> None:
+        """Put into the layer's slots what is retained; sequences that decode have dealt their slots before."""
+        seat, room, policy = sequence.seat, self._room(sequence), retain_policy(sequence)
+        counts = retained.counts.tolist()
+        longest = max(counts)
+        try:
+            self._kept.make_room(longest + room, policy)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
+                "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
+            ) from error
+        if sequence.num_tokens < sequence.num_prefill:
+            self._block_tables.deal(seat, layer, [num_blocks(count + room) for count in counts])
+        is_first = layer == self._first_layer
+        sequence.longest_kept = longest if is_first else max(sequence.longest_kept, longest)
+        sequence.kept_rounds[layer] = retained.rounds
+        self._kept.fill(seat, layer, retained, room)
+        slots = torch.arange(retained.positions.shape[1], device=retained.positions.device)
+        slots = slots.masked_fill(retained.positions < 0, -1)
+        places = physical_slots(self._block_tables.tables[seat, layer], slots)
+        is_there = slots >= 0
+        kept = torch.cat([retained.keys, retained.values], dim=-1)
+        self._pool.rows[places[is_there]] = kept[is_there].to(self._pool.rows.dtype)
+
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        """Let the window move on for the next token; compress again where it is time."""
+        policy, plan = retain_policy(sequence), sequence.plan
+        sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
+        interval = policy.interval(plan)
+        if interval and sequence.num_tokens - sequence.kept_at >= interval:
+            for layer in layers:
+                self._keep(sequence, layer, self._compress(sequence, self._rows(sequence, layer)))
+            sequence.kept_at = sequence.num_tokens
+
+    def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
+        """What is kept of a layer by now; heads that hold less than others are padded."""
+        seat, kept = sequence.seat, self._kept
+        count = sequence.longest_kept + sequence.num_tokens - sequence.kept_at
+        # Copies: what is kept again goes to where these are read from.
+        positions = kept.positions[seat, layer, :, :count].clone()
+        slots = torch.arange(count, device=positions.device).expand_as(positions)
+        places = physical_slots(self._block_tables.tables[seat, layer], slots.masked_fill(positions < 0, -1))
+        rows = self._pool.rows[places.clamp(min=0)]
+        head_dim = self._shape.head_dim
+        group = self._shape.num_kv_heads * self._shape.group_size
+        log_degrees, scores = kept.log_degrees, kept.scores
+        return LayerRows(
+            layer - self._first_layer,
+            self._num_layers,
+            sequence.num_tokens,
+            rows[..., :head_dim],
+            rows[..., head_dim:],
+            positions,
+            rows.new_empty(group, 0, head_dim),
+            self._shape.scale,
+            sequence.request.sampling.seed or 0,
+            None if log_degrees is None else log_degrees[seat, layer, :, :count].exp(),
+            None if scores is None else scores[seat, layer, :, :count].clone(),
+            sequence.kept_rounds[layer],
+        )
+
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        longest = max(
+            sequence.longest_kept + sequence.num_tokens - sequence.kept_at + 1 for sequence in sequences
+        )
+        room = max(sequence.longest_kept + self._room(sequence) for sequence in sequences)
+        num_positions = min(buckets.positions(min(longest, room)), self._kept.width)
+        return GroupShape(sequences[0].policy.name, False, num_rows, num_positions)
+
+    def begin_step(self, group: Group, layers: range) -> RetainStep:
+        return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
+
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        num_layers = len(layers)
+        for sequence in sequences:
+            plan, meter = sequence.plan, sequence.meter
+            grown = min(sequence.num_tokens - sequence.kept_at, self._room(sequence) - 1)
+            meter.num_layer_steps += num_layers
+            meter.attended_tokens += num_layers * (plan.budget_tokens + grown)
+
+    def release(self, sequence: Sequence, layer: int) -> None:
+        self._block_tables.release(sequence.seat, layer)

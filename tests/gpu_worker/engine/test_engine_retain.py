@@ -1,0 +1,310 @@
+"""Which tokens the engine gives when layers are compressed: those of a naive decoder over what the policy keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, random_prompt, request, small_policies
+from naive_decoder import greedy
+from torch import Tensor
+
+from gpu_worker.policies import RetainPolicy
+from gpu_worker.policies.base import Plan, Policy, attend_all
+from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.policies.retain.base import Gift, StepSlots
+
+PROMPT, BUDGET, STEPS = 120, 30, 50
+
+
+def with_policy(policy: Policy) -> dict[str, Policy]:
+    return {**small_policies(), policy.name: policy}
+
+
+class HandMade(RetainPolicy):
+    """Keeps two sinks, and the last of the prompt within the budget."""
+
+    name = "hand_made"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, 2, 0)
+        return Plan(num_prompt_tokens, budget_tokens, 2, budget_tokens - 2, 0)
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        num_rows = rows.positions.shape[1]
+        index = torch.cat([torch.arange(2), torch.arange(num_rows - (budget - 2), num_rows)])
+        return Retained.of(rows, index.expand(rows.keys.shape[0], -1), torch.zeros(rows.positions.shape))
+
+
+def test_streaming_llm_attends_sinks_and_the_last_tokens() -> None:
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        return [*range(4), *range(len(keys) - 1 - (BUDGET - 4), len(keys))]
+
+    expected = greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
+    rig = Rig()
+    one = rig.run(request("one", "streaming_llm", BUDGET, max_tokens=STEPS))[0]
+    assert one.tokens == expected
+    assert one.usage.attended_tokens == BUDGET
+    assert (one.usage.offloaded_tokens, one.usage.bytes_moved, one.usage.hit_rate) == (0, 0, 1.0)
+    rig.check_empty()
+
+
+def test_what_is_decoded_is_kept_where_nothing_is_evicted() -> None:
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        return [0, 1, *range(PROMPT - (BUDGET - 2), len(keys))]
+
+    expected = greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
+    rig = Rig(policies=with_policy(HandMade()))
+    one = rig.run(request("one", "hand_made", BUDGET, max_tokens=STEPS))[0]
+    assert one.tokens == expected
+    # 49 steps attend 30, 31, ... 78 past tokens.
+    assert one.usage.attended_tokens == BUDGET + 24
+    rig.check_empty()
+
+
+class Ragged(HandMade):
+    """Head 0 gives half of its window to head 1, and earlier layers keep more."""
+
+    name = "ragged"
+
+    def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
+        assert num_layers == NUM_LAYERS
+        return plan.budget_tokens + 4 - 4 * layer
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        num_rows = rows.positions.shape[1]
+        index = torch.full((NUM_KV_HEADS, budget + 7), -1)
+        for head, size in enumerate((budget - 7, budget + 7)):
+            index[head, :size] = torch.cat([torch.arange(2), torch.arange(num_rows - size + 2, num_rows)])
+        return Retained.of(rows, index)
+
+
+def test_heads_and_layers_may_keep_unequal_numbers() -> None:
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        size = BUDGET + 4 - 4 * layer + (7 if kv_head else -7)
+        return [0, 1, *range(PROMPT - size + 2, len(keys))]
+
+    expected = greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
+    rig = Rig(policies=with_policy(Ragged()))
+    assert rig.tokens(request("one", "ragged", BUDGET, max_tokens=STEPS)) == expected
+    rig.check_empty()
+
+
+class Doubting(HandMade):
+    """While decoding, evicts the middle token that it has seen least of."""
+
+    name = "doubting"
+    evicts = True
+    observes = True
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, 2, 3)
+        return Plan(num_prompt_tokens, budget_tokens, 2, 3, budget_tokens - 5)
+
+    def evict(self, slots: StepSlots) -> Tensor:
+        assert slots.scores is not None
+        return slots.scores.masked_fill(~slots.is_evictable, float("inf")).argmin(dim=-1)
+
+    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+        scores += weights
+
+
+def test_a_policy_evicts_by_the_weights_that_it_observed() -> None:
+    kept: dict[tuple[int, int], dict[int, float]] = {}
+
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        new = len(keys) - 1
+        first = [0, 1, *range(PROMPT - (BUDGET - 2), PROMPT)]
+        scores = kept.setdefault((layer, kv_head), dict.fromkeys(first, 0.0))
+        if len(scores) > BUDGET:
+            scores.pop(min((one for one in scores if 2 <= one < new - 3), key=lambda one: scores[one]))
+        scores[new] = 0.0
+        weights = (queries @ keys[list(scores)].T * keys.shape[1] ** -0.5).softmax(-1).mean(0)
+        for position, weight in zip(scores, weights.tolist(), strict=True):
+            scores[position] += weight
+        return list(scores)
+
+    expected = greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
+    rig = Rig(policies=with_policy(Doubting()))
+    assert rig.tokens(request("one", "doubting", BUDGET, max_tokens=STEPS)) == expected
+    rig.check_empty()
+
+
+class Giving(HandMade):
+    """Evicts the oldest of the middle, whose value goes in halves to the two that follow."""
+
+    name = "giving"
+    evicts = True
+    gives = True
+
+    def evict(self, slots: StepSlots) -> Tensor:
+        return slots.positions.masked_fill(~slots.is_evictable, 1 << 40).argmin(dim=-1)
+
+    def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
+        position = slots.positions.gather(-1, evicted[..., None])
+        takers = [(slots.positions == position + step).int().argmax(dim=-1) for step in (1, 2)]
+        return Gift(torch.stack(takers, dim=-1), torch.full(evicted.shape, 0.5))
+
+
+def test_the_value_of_what_is_evicted_goes_where_the_policy_says() -> None:
+    """The naive decoder changes the rows themselves; the engine's pool is asked for its values."""
+    rig = Rig(policies=with_policy(Giving()))
+    rig.submit(request("one", "giving", BUDGET, max_tokens=STEPS))
+    caches, pool = rig.engine._caches, rig.engine._pool
+
+    def values() -> dict[int, Tensor]:
+        kept = caches._retain._kept
+        tables = caches._retain._block_tables.tables
+        sequence = rig.engine._scheduler.find("one")
+        assert sequence is not None
+        positions = kept.positions[sequence.seat, 1, 1]
+        rows = {}
+        for slot in range(int(kept.lengths[sequence.seat, 1, 1])):
+            place = int(tables[sequence.seat, 1, 1, slot // 64]) * 64 + slot % 64
+            rows[int(positions[slot])] = pool.rows[place, 16:].clone()
+        return rows
+
+    while not rig.records["one"].tokens:
+        rig.step()
+    before = values()
+    while len(rig.records["one"].tokens) < 10:
+        rig.step()
+        after = values()
+        gone = set(before) - set(after)
+        for position in gone:
+            before[position + 1] += before[position] / 2
+            before[position + 2] += before[position] / 2
+        assert len(gone) <= 1
+        for position in set(before) & set(after):
+            torch.testing.assert_close(after[position], before[position])
+        before = after
+    rig.drain()
+    rig.check_empty()
+
+
+class Merging(HandMade):
+    """Joins neighbours until the budget is reached, every eight tokens; doubles count double."""
+
+    name = "merging"
+    has_degrees = True
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, 0, 0)
+        return Plan(num_prompt_tokens, budget_tokens, 0, 0, budget_tokens)
+
+    def interval(self, plan: Plan) -> int:
+        return 8
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        positions, degrees = rows.positions, rows.degrees
+        assert (degrees is None) == (rows.num_tokens == plan.num_prompt_tokens)
+        assert rows.rounds == (0 if degrees is None else (rows.num_tokens - PROMPT) // 8)
+        if degrees is None:
+            degrees = torch.ones(positions.shape)
+        else:
+            assert positions.shape[1] == budget + 8
+            assert degrees.sum(dim=1).round().tolist() == [rows.num_tokens] * NUM_KV_HEADS
+        keys, values = rows.keys.clone(), rows.values.clone()
+        while keys.shape[1] > budget:
+            # The first row goes into the second.
+            total = degrees[:, :1] + degrees[:, 1:2]
+            share = (degrees[:, :1] / total)[..., None]
+            keys[:, 1:2] = torch.lerp(keys[:, 1:2], keys[:, :1], share)
+            values[:, 1:2] = torch.lerp(values[:, 1:2], values[:, :1], share)
+            degrees = torch.cat([total, degrees[:, 2:]], dim=1)
+            keys, values, positions = keys[:, 1:], values[:, 1:], positions[:, 1:]
+        return Retained(positions, keys, values, degrees, rounds=rows.rounds + 1)
+
+
+def test_means_are_weighed_by_their_degrees_and_layers_are_compressed_again() -> None:
+    rig = Rig(policies=with_policy(Merging()))
+    one = rig.run(request("one", "merging", BUDGET, max_tokens=STEPS))[0]
+    assert len(one.tokens) == STEPS
+    # It grows by 8 from 30 and falls back: 49 steps are six such rounds and one more step.
+    assert one.usage.attended_tokens == pytest.approx((6 * (8 * BUDGET + 28) + BUDGET) / 49)
+    rig.check_empty()
+
+
+def test_a_mean_of_equal_tokens_counts_as_all_of_them() -> None:
+    @dataclass(frozen=True)
+    class Heavy(Merging):
+        weight: float
+        name = "heavy"
+
+        def interval(self, plan: Plan) -> int:
+            return 0
+
+        def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+            index = torch.arange(rows.positions.shape[1] - budget, rows.positions.shape[1])
+            kept = Retained.of(rows, index.expand(NUM_KV_HEADS, -1))
+            degrees = torch.ones(kept.positions.shape)
+            degrees[:, 0] = self.weight
+            return Retained(kept.positions, kept.keys, kept.values, degrees)
+
+    first, last = PROMPT - BUDGET, PROMPT - BUDGET + 1
+
+    def naive(weight: int) -> list[int]:
+        def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+            # Softmax over a token listed w times is softmax with log w added.
+            return [first] * weight + list(range(last, len(keys)))
+
+        return greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
+
+    results = {}
+    for weight in (1, 40):
+        rig = Rig(policies=with_policy(Heavy(float(weight))))
+        results[weight] = rig.tokens(request("one", "heavy", BUDGET, max_tokens=STEPS))
+        assert results[weight] == naive(weight)
+    assert results[1] != results[40]
+
+
+@pytest.mark.parametrize("full_layers", [0, 1, 3])
+def test_a_batch_of_all_families_answers_as_each_alone(full_layers: int) -> None:
+    policies = with_policy(Doubting()) | {"merging": Merging()}
+    requests = [
+        request("a", "streaming_llm", 30, max_tokens=40),
+        request("b", "streaming_llm", 50, prompt=90, max_tokens=30),
+        request("c", "doubting", 30, prompt=200, max_tokens=40),
+        request("d", "pqcache", 40, prompt=150, max_tokens=40),
+        request("e", "full", prompt=60, max_tokens=40),
+        request("f", "streaming_llm", 0.25, prompt=130, num_prefill=100, max_tokens=20),
+    ]
+    alone = [Rig(policies=policies, full_layers=full_layers).tokens(one) for one in requests]
+    rig = Rig(policies=policies, full_layers=full_layers)
+    together = [record.tokens for record in rig.run(*requests)]
+    assert together == alone
+    rig.check_empty()
+
+
+def test_a_prompt_that_does_not_fit_uncompressed_is_served() -> None:
+    # 3 layers of 2 heads: 60 blocks of 64 slots are room for 640 tokens of a head, or many budgets.
+    block_bytes = 64 * 2 * 16 * 4
+    rig = Rig(slot_bytes=24 * block_bytes, max_num_seqs=3)
+    big = request("big", "streaming_llm", 60, prompt=900, max_tokens=20)
+    assert len(rig.tokens(big)) == 20
+    error = rig.run(request("dense", "full", prompt=900, max_tokens=20))[0].error
+    assert "bytes of slots" in str(error)
+    rig.check_empty()
+
+
+def test_kept_tokens_are_measured_against_all() -> None:
+    rig = Rig()
+    one = rig.run(request("one", "streaming_llm", 60, max_tokens=20, measure=True))[0]
+    assert one.usage.attention_mass is not None
+    assert 0.1 < one.usage.attention_mass < 1.0
+    all_of_it = rig.run(request("all", "streaming_llm", 1.0, max_tokens=20, measure=True))[0]
+    assert all_of_it.usage.attention_mass == pytest.approx(1.0)
+    rig.check_empty()
+
+
+def test_an_abort_at_any_moment_leaves_nothing() -> None:
+    for steps in range(0, 40, 3):
+        rig = Rig(prefill_chunk=32)
+        rig.submit(request("one", "streaming_llm", 30, max_tokens=30))
+        rig.step(steps)
+        rig.engine.abort("one")
+        rig.check_empty()
