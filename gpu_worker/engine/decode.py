@@ -110,13 +110,21 @@ class DecodeStep:
         arena_bytes = None if arena is None else arena.bytes
         offsets = None if arena is None else arena.offsets(rows.seats, rows.positions)
         ranges = self._caches.begin_step(batch, table)
+        reads_early = any(step.reads_early_query for steps in ranges for step in steps.steps)
+        early: Tensor | None = None
         for steps in ranges:
             for layer in steps.layers:
                 query, key, value = decoder.project_qkv(layer, hidden, positions)
+                early_query = query if early is None else early
                 slots = steps.new_slots[:, layer - steps.layers.start]
                 at_layer = None if offsets is None else offsets[:, layer]
                 store_token(key, value, self._pool.rows, slots, arena_bytes, at_layer)
-                attended = [step.attend(layer, step.group.part_of(query)) for step in steps.steps]
+                attended = [
+                    step.attend(layer, step.group.part_of(query), step.group.part_of(early_query))
+                    for step in steps.steps
+                ]
+                if reads_early and layer + 1 < decoder.config.num_layers:
+                    early = decoder.project_qkv(layer + 1, hidden, positions)[0]
                 hidden = decoder.finish_layer(layer, hidden, join(attended))
         for steps in ranges:
             for step in steps.steps:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache
+from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.layer_writer import STAGE_BYTES
 from gpu_worker.engine.records import Budget
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
@@ -22,8 +24,9 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
 from gpu_worker.models import ModelConfig
-from gpu_worker.policies.base import CacheShape, Plan, Policy
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.
@@ -34,6 +37,8 @@ LIBRARY_BYTES = 512 << 20
 GRAPH_LAYER_BYTES = 320 << 10
 # Scores, ranks and marks of a candidate while a step selects.
 CANDIDATE_BYTES = 16
+# Tokens decoded by a sequence whose layers are compressed, for which its state has room at once.
+FEW_DECODED = 1024
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
 LOGIT_BYTES = 24
 # Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
@@ -155,7 +160,19 @@ def seat_bytes(workload: Workload) -> int:
     # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
     slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
     hot = HotCache(shape, pool, tables)
-    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables
+    kept = _kept_bytes(workload, shape)
+    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables + kept
+
+
+def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
+    """What the retain cache knows of every seat's slots, if that is the default family."""
+    policy = workload.policies[workload.default_policy]
+    plan = workload.plan(policy)
+    if policy.family is not Family.RETAIN or not plan.selects:
+        return 0
+    kept = KeptSlots(shape)
+    kept.make_room(plan.budget_tokens + FEW_DECODED, cast(RetainPolicy, policy))
+    return kept.num_bytes
 
 
 def index_bytes(policy: Policy, shape: CacheShape) -> int:
@@ -176,6 +193,8 @@ def prefill_bytes(workload: Workload) -> int:
     rows = length * workload.head_layer_bytes
     ids = 2 * 8 * length
     kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
+    policy = workload.policies[workload.default_policy]
+    kept += policy.num_queries(workload.plan(policy)) * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length
     keys = 4 * shape.num_kv_heads * length * shape.head_dim
@@ -206,6 +225,10 @@ def least_slot_bytes(workload: Workload) -> int:
         num_dense = min(workload.full_layers, shape.num_layers)
         needed = plan.num_sink + policy.max_window(plan) + 1 + (plan.num_selected or 0)
         slots = min(slots, needed)
+    if policy.family is Family.RETAIN and plan.selects:
+        num_dense = min(workload.full_layers, shape.num_layers)
+        # A head's last block may be nearly empty, however a layer's budget is dealt.
+        slots = min(slots, plan.budget_tokens + 1) + BLOCK_SIZE
     blocks = num_dense * num_blocks(shape.max_model_len) + (shape.num_layers - num_dense) * num_blocks(slots)
     return blocks * BLOCK_SIZE * workload.head_layer_bytes
 

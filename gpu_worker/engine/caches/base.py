@@ -18,10 +18,16 @@ class GroupStep(ABC):
 
     group: Group
     new_slots: Tensor
+    # Whether `attend` is to be given an early query.
+    reads_early_query: bool = False
 
     @abstractmethod
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        """Attention of the new tokens, which are in their slots by now: query [B, H_q, d] to the same shape."""
+    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
+        """Attention of the new tokens, which are in their slots by now: query [B, H_q, d] to the same shape.
+
+        early_query: what the layer's query would be if the layer before it changed nothing; else, and for the first
+        layer, the query itself.
+        """
 
     def finish(self) -> None:
         """After the last layer, before the new tokens count as past: what is measured of the step, on the host."""

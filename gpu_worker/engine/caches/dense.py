@@ -71,7 +71,7 @@ class DenseStep(GroupStep):
         self._scale = scale
         self._lengths = (group.rows.positions + 1)[:, None].expand(-1, tables.shape[2])
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
         return attend_blocks(
             query,
             self._pool_rows,

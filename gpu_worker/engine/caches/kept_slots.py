@@ -33,6 +33,11 @@ class KeptSlots:
         return self.positions, self.scores, self.log_degrees
 
     @property
+    def num_bytes(self) -> int:
+        tensors = (self.lengths, self.limits, self.positions, self.scores, self.log_degrees)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
     def width(self) -> int:
         return self.positions.shape[3]
 

@@ -43,6 +43,7 @@ class RecallStep(GroupStep):
         self.group = group
         self._layers = layers
         self._policy = policy
+        self.reads_early_query = policy.reads_early_query
         self._parts = parts
         self._code_leaving()
         places = parts.hot if group.shape.can_miss else parts.whole
@@ -53,9 +54,9 @@ class RecallStep(GroupStep):
         # Query, new keys and selection of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
         parts, shape, rows = self._parts, self.group.shape, self.group.rows
-        positions = self._select(layer, query)
+        positions = self._select(layer, query, early_query)
         if self._measured:
             newest = parts.pool.rows[self.new_slots[:, layer - self._layers.start].long()]
             self._seen.append((query, newest[..., : query.shape[-1]], positions))
@@ -88,7 +89,7 @@ class RecallStep(GroupStep):
         keys = parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
         parts.indexes.extend(self._policy, rows.seats, self._layers, rows.leaving, keys)
 
-    def _select(self, layer: int, query: Tensor) -> Tensor:
+    def _select(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
         """Selected positions, ascending, -1 pads at the end: int64 [B, H_kv, K]."""
         rows, shape = self.group.rows, self.group.shape
         keys = num_tokens = None
@@ -105,6 +106,7 @@ class RecallStep(GroupStep):
             self._parts.shape.scale,
             keys,
             num_tokens,
+            early_query if self.reads_early_query else None,
         )
         return self._parts.indexes.select(self._policy, candidates, rows.counts, shape.num_selected)
 

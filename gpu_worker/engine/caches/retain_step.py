@@ -49,7 +49,7 @@ class RetainStep(GroupStep):
         # Query and new keys of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor]] = []
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
         parts, rows, longest = self._parts, self.group.rows, self.group.shape.num_positions
         place, tables = layer - self._layers.start, self._tables[:, layer]
         lengths, pool, scale = self._lengths[:, place], parts.pool.rows, parts.shape.scale

@@ -7,7 +7,7 @@ device, and may be asked again while the sequence decodes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -22,10 +22,11 @@ class LayerRows:
 
     layer: from 0 to num_layers - 1, of those that are compressed. num_tokens: the length of the context; more than the
     plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions: int64 [H_kv, n],
-    ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter ones. queries: [H_q, w, d], rotated, of the last w tokens of the
-    prompt, as many as the policy's `num_queries`; none when the sequence decodes. scale: of the model's attention.
-    seed: of the request. degrees: float32 [H_kv, n], how many tokens a row stands for; None: one each. scores: float32
-    [H_kv, n], what `observe` has gathered; None at first. rounds: what the last `Retained` of this layer said.
+    ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter ones. queries:
+    [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none when the
+    sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how many tokens
+    a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first. rounds:
+    what the last `Retained` of this layer said.
     """
 
     layer: int
@@ -51,27 +52,16 @@ class LayerRows:
         keys, values = rows[..., : row // 2], rows[..., row // 2 :]
         return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed)
 
-    @property
-    def group_size(self) -> int:
-        return self.queries.shape[0] // self.keys.shape[0]
-
     def heads(self, heads: Tensor) -> LayerRows:
         """Only these KV heads, int64 [h], and their groups' queries."""
-        num_kv_heads, (_, width, head_dim) = self.keys.shape[0], self.queries.shape
-        grouped = self.queries.view(num_kv_heads, -1, width, head_dim)[heads]
-        return LayerRows(
-            self.layer,
-            self.num_layers,
-            self.num_tokens,
-            self.keys[heads],
-            self.values[heads],
-            self.positions[heads],
-            grouped.flatten(0, 1),
-            self.scale,
-            self.seed,
-            None if self.degrees is None else self.degrees[heads],
-            None if self.scores is None else self.scores[heads],
-            self.rounds,
+        return replace(
+            self,
+            keys=self.keys[heads],
+            values=self.values[heads],
+            positions=self.positions[heads],
+            queries=self.queries.unflatten(0, (self.keys.shape[0], -1))[heads].flatten(0, 1),
+            degrees=None if self.degrees is None else self.degrees[heads],
+            scores=None if self.scores is None else self.scores[heads],
         )
 
 
@@ -230,11 +220,12 @@ class Scores:
 def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor) -> Retained:
     """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them. None may exceed what is there."""
     window_begin = rows.num_tokens - plan.num_recent
-    is_sink, is_recent = rows.positions < plan.num_sink, rows.positions >= window_begin
-    order = best_first(scores.first.masked_fill(is_sink | is_recent, float("-inf")), scores.second)
+    is_there = rows.positions >= 0
+    is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
+    order = best_first(scores.first.masked_fill(is_fixed | ~is_there, float("-inf")), scores.second)
     ranks = torch.empty_like(order)
     ranks.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-    is_kept = is_sink | is_recent | (ranks < counts[:, None])
+    is_kept = is_fixed | (is_there & (ranks < counts[:, None]))
     return Retained.of(rows, kept_index(is_kept), scores.kept)
 
 

@@ -49,6 +49,7 @@ from gpu_worker.kernels.centroid_rank.kernel import centroid_rank
 from gpu_worker.kernels.page_bound.kernel import page_bound
 from gpu_worker.kernels.pq_score.assign_kernel import pq_assign
 from gpu_worker.kernels.pq_score.kernel import pq_score
+from gpu_worker.kernels.slot_weights.kernel import slot_weights
 
 seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
 for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
@@ -59,6 +60,8 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     centroid_rank(query, zeros(2, 2, 100, head_dim), sizes, places, places, seats, begin, end, 4000)
     pages = zeros(2, 2, 300, head_dim, dtype=dtype)
     page_bound(query, pages, pages, begin, end)
+    pool, tables = zeros(640, 2 * head_dim, dtype=dtype), zeros(2, 2, 5, dtype=int64)
+    slot_weights(query, pool, tables, seats, zeros(2, 2, dtype=int64), 0.1, 300)
 """
 PAIRS = """
 from gpu_worker.kernels.pq_append.kernel import pq_append
@@ -148,6 +151,7 @@ for dtype in bfloat16, float16, float32:
                 "_starts",
                 "_places",
                 "_page_bound",
+                "_slot_weights",
             },
         ),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),

@@ -1,0 +1,87 @@
+"""SemanticKV: the prompt's queries of largest norm vote, beside the last ones, on what is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
+from gpu_worker.policies.retain.observed import group_mean, weight_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticKV(ScoredPolicy):
+    """Mean attention weight from semantic and recent queries (Huang et al., SemanticKV, sections IV-A and IV-B).
+
+    num_sink: first tokens kept. recent_share: of the prompt, its last tokens, which are kept and vote (SK-A2).
+    semantic_share: of the prompt, each query head's queries of largest norm, which vote too. Four ablations, the rows
+    of the paper's Table II, by False: reserve_sinks and reserve_recent, whether these tokens are kept whatever their
+    scores (recent ones vote all the same); by_norm, whether semantic queries are those of largest norm or as many at
+    random; head_wise, whether each KV head keeps tokens of its own, or a layer's heads share them by their mean
+    score (SK-A4). count_corrected: divide a token's votes by the voters that can see it rather than by all (SK-A3).
+    """
+
+    num_sink: int = 256
+    recent_share: float = 0.01
+    semantic_share: float = 0.01
+    reserve_sinks: bool = True
+    reserve_recent: bool = True
+    by_norm: bool = True
+    head_wise: bool = True
+    count_corrected: bool = False
+
+    name = "semantickv"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens) if self.reserve_sinks else 0
+        # A small budget's window takes no more than half of what the sinks leave: the rest is for the votes.
+        most_recent = (budget_tokens - num_sink) // 2 if self.reserve_recent else 0
+        num_recent = min(self._num_recent_voters(num_prompt_tokens), most_recent)
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        num_selected = budget_tokens - num_sink - num_recent
+        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+
+    def num_queries(self, plan: Plan) -> int:
+        # A query of large norm may be anywhere in the prompt.
+        return plan.num_prompt_tokens if plan.selects else 0
+
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        num_kv_heads, num_tokens, _ = rows.keys.shape
+        is_voter = self._voters(rows)
+        num_voters, first = is_voter.sum(dim=1), num_tokens - is_voter.shape[1]
+        # Voters come first; a head that has fewer of them is filled up with queries that do not count.
+        index = (~is_voter).byte().argsort(dim=1, stable=True)[:, : int(num_voters.max())]
+        votes = torch.zeros(is_voter.shape[0], num_tokens, device=rows.keys.device)
+        for weights, positions in weight_tiles(rows, index):
+            counts = is_voter.gather(1, positions - first).float()
+            votes += (counts[:, None] @ weights)[:, 0]
+        voters = num_voters[:, None]
+        if self.count_corrected:
+            seen_by = pad(is_voter.int(), (first, 0)).flip(1).cumsum(dim=1).flip(1)
+            voters = seen_by.clamp(min=1)
+        scores = group_mean(votes / voters, num_kv_heads)
+        if not self.head_wise:
+            scores = scores.mean(dim=0, keepdim=True).expand_as(scores)
+        return Scores(scores)
+
+    def _voters(self, rows: LayerRows) -> Tensor:
+        """Which queries vote: bool [H_q, w]."""
+        # Rotation changes no norm.
+        strength = torch.linalg.vector_norm(rows.queries, dim=-1, dtype=torch.float32)
+        if not self.by_norm:
+            generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
+            strength = torch.rand(strength.shape, generator=generator).to(strength.device)
+        num_semantic = math.ceil(self.semantic_share * rows.num_tokens)
+        is_voter = torch.zeros_like(strength, dtype=torch.bool)
+        is_voter.scatter_(1, best_first(strength)[:, :num_semantic], True)
+        is_voter[:, -self._num_recent_voters(rows.num_tokens) :] = True
+        return is_voter
+
+    def _num_recent_voters(self, num_prompt_tokens: int) -> int:
+        return max(1, int(self.recent_share * num_prompt_tokens))
