@@ -248,6 +248,7 @@ def _cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> C
         max_model_len=max_model_len,
         scale=decoder.attention_scale,
         device=decoder.device,
+        dtype=decoder.dtype,
     )
 
 

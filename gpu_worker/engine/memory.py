@@ -6,7 +6,7 @@ passing is bounded from above.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import cast
 
@@ -75,8 +75,8 @@ class Workload:
 class MemoryPlan:
     """Bytes of device memory beside the weights.
 
-    seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of the others where
-    `OTHERS_SHARE` has room for them. prefill: one prompt of the greatest length. decode: a full house's steps,
+    seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
+    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length. decode: a full house's steps,
     captured ones and libraries included. slots: the pool.
     """
 
@@ -100,16 +100,14 @@ class MemoryPlan:
         seats, prefill, decode = seat_bytes(workload), prefill_bytes(workload), decode_bytes(workload)
         default = workload.policies[workload.default_policy]
         indexes = index_bytes(default, workload.shape)
-        others = sum(
-            index_bytes(policy, workload.shape)
-            for policy in workload.policies.values()
-            if policy is not default
-        )
         rest = available - seats - prefill - decode - indexes
-        if others <= OTHERS_SHARE * rest:
-            indexes, rest = indexes + others, rest - others
-        plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
+        others = _smallest_within(
+            min(OTHERS_SHARE * rest, rest - least),
+            (index_bytes(one, workload.shape) for one in workload.policies.values() if one is not default),
+        )
+        indexes, rest = indexes + others, rest - others
+        plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
         if rest < least:
             raise ConfigError(
                 f"{least - rest} bytes of device memory are missing: beside the weights {_mib(available)} are free, "
@@ -118,6 +116,16 @@ class MemoryPlan:
                 "more with --gpu-memory-limit"
             )
         return plan
+
+
+def _smallest_within(limit: float, sizes: Iterable[int]) -> int:
+    """The sum of as many sizes as stay within the limit, the smallest first."""
+    total = 0
+    for size in sorted(sizes):
+        if total + size > limit:
+            break
+        total += size
+    return total
 
 
 def available_bytes(device: torch.device, limit: int | None) -> int:

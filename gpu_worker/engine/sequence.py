@@ -51,9 +51,9 @@ class Sequence:
     num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
     that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
     ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the window
-    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. longest_kept, kept_at:
-    of a compressed sequence, the rows of the head that kept most when it was last compressed, and `num_tokens` then;
-    kept_rounds: what its policy said of each layer.
+    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
+    compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
+    then, and of all heads and layers together; kept_rounds: what its policy said of each layer.
     """
 
     request: GenerationRequest
@@ -75,8 +75,9 @@ class Sequence:
     offloads: bool = False
     ring_size: int = 0
     leaving: int = -1
-    longest_kept: int = 0
     kept_at: int = 0
+    longest_kept: int = 0
+    num_kept: int = 0
     kept_rounds: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+from gpu_worker.policies.allocation import AdaKV, LayerWise
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.full import Full
-from gpu_worker.policies.recall import ClusterKV, Oracle, PQCache, RecallPolicy
-from gpu_worker.policies.retain import RetainPolicy, StreamingLLM
+from gpu_worker.policies.recall import (
+    ClusterKV,
+    InfiniGen,
+    InfLLM,
+    Oracle,
+    PQCache,
+    Quest,
+    RecallPolicy,
+    SparQ,
+)
+from gpu_worker.policies.retain import (
+    H2O,
+    NACL,
+    CaM,
+    Chelsea,
+    H2OCompensated,
+    ProtoKV,
+    PyramidKV,
+    RetainPolicy,
+    Scissorhands,
+    ScoredPolicy,
+    SemanticKV,
+    SnapKV,
+    StreamingLLM,
+)
 
 __all__ = [
+    "H2O",
+    "NACL",
+    "AdaKV",
+    "CaM",
+    "Chelsea",
     "ClusterKV",
     "Family",
     "Full",
+    "H2OCompensated",
+    "InfLLM",
+    "InfiniGen",
+    "LayerWise",
     "Oracle",
     "PQCache",
     "Policy",
+    "ProtoKV",
+    "PyramidKV",
+    "Quest",
     "RecallPolicy",
     "RetainPolicy",
+    "Scissorhands",
+    "SemanticKV",
+    "SnapKV",
+    "SparQ",
     "StreamingLLM",
     "registry",
 ]
@@ -31,6 +71,28 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         if policy.name in by_name:
             raise ValueError(f"two policies are named {policy.name!r}")
         by_name[policy.name] = policy
-    for default in (Full(), Oracle(), PQCache(), ClusterKV(), StreamingLLM()):
+    scored: list[ScoredPolicy] = [SnapKV(), SemanticKV(), ProtoKV(), NACL(), H2O()]
+    defaults: list[Policy] = [
+        Full(),
+        Oracle(),
+        PQCache(),
+        ClusterKV(),
+        Quest(),
+        InfiniGen(),
+        SparQ(),
+        InfLLM(),
+        StreamingLLM(),
+        H2OCompensated(),
+        Scissorhands(),
+        PyramidKV(),
+        CaM(),
+        Chelsea(),
+        *scored,
+        *(AdaKV(policy) for policy in scored),
+        *(LayerWise(policy) for policy in scored),
+        *(LayerWise(AdaKV(policy)) for policy in scored),
+        LayerWise(Chelsea()),
+    ]
+    for default in defaults:
         by_name.setdefault(default.name, default)
     return by_name

@@ -27,7 +27,7 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from."""
+    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
 
     max_num_seqs: int
     num_layers: int
@@ -37,6 +37,7 @@ class CacheShape:
     max_model_len: int
     scale: float
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""

@@ -97,8 +97,10 @@ class RetainCache(Cache):
             ) from error
         if sequence.num_tokens < sequence.num_prefill:
             self._block_tables.deal(seat, layer, [num_blocks(count + room) for count in counts])
-        is_first = layer == self._first_layer
-        sequence.longest_kept = longest if is_first else max(sequence.longest_kept, longest)
+        if layer == self._first_layer:
+            sequence.longest_kept = sequence.num_kept = 0
+        sequence.longest_kept = max(sequence.longest_kept, longest)
+        sequence.num_kept += sum(counts)
         sequence.kept_rounds[layer] = retained.rounds
         self._kept.fill(seat, layer, retained, room)
         slots = torch.arange(retained.positions.shape[1], device=retained.positions.device)
@@ -161,10 +163,12 @@ class RetainCache(Cache):
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)
         for sequence in sequences:
-            plan, meter = sequence.plan, sequence.meter
-            grown = min(sequence.num_tokens - sequence.kept_at, self._room(sequence) - 1)
+            meter = sequence.meter
+            # Where every step evicts, the new token's slot is all that is beside what was kept.
+            evicts = retain_policy(sequence).evicts
+            grown = 0 if evicts else sequence.num_tokens - sequence.kept_at
             meter.num_layer_steps += num_layers
-            meter.attended_tokens += num_layers * (plan.budget_tokens + grown)
+            meter.attended_tokens += sequence.num_kept / self._shape.num_kv_heads + num_layers * grown
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)

@@ -2,7 +2,22 @@
 
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 from gpu_worker.policies.recall.clusterkv import ClusterKV
+from gpu_worker.policies.recall.infinigen import InfiniGen
+from gpu_worker.policies.recall.infllm import InfLLM
 from gpu_worker.policies.recall.oracle import Oracle
 from gpu_worker.policies.recall.pqcache import PQCache
+from gpu_worker.policies.recall.quest import Quest
+from gpu_worker.policies.recall.sparq import SparQ
 
-__all__ = ["Candidates", "ClusterKV", "IndexJob", "Oracle", "PQCache", "RecallPolicy"]
+__all__ = [
+    "Candidates",
+    "ClusterKV",
+    "IndexJob",
+    "InfLLM",
+    "InfiniGen",
+    "Oracle",
+    "PQCache",
+    "Quest",
+    "RecallPolicy",
+    "SparQ",
+]

@@ -52,6 +52,10 @@ class LayerRows:
         keys, values = rows[..., : row // 2], rows[..., row // 2 :]
         return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed)
 
+    @property
+    def group_size(self) -> int:
+        return self.queries.shape[0] // self.keys.shape[0]
+
     def heads(self, heads: Tensor) -> LayerRows:
         """Only these KV heads, int64 [h], and their groups' queries."""
         return replace(

@@ -38,10 +38,21 @@ LLAMA_8B = ModelConfig(
 LLAMA_WEIGHTS = 2 * 8_030_261_248
 
 
+NAMES = ("full", "oracle", "pqcache", "clusterkv", "snapkv", "chelsea")
+
+
 def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object) -> Workload:
     shape = CacheShape(max_num_seqs, 32, 8, 4, 128, max_model_len, 128**-0.5, META)
     workload = Workload(
-        LLAMA_8B, shape, torch.bfloat16, registry(), "pqcache", Budget(tokens=2048), 2048, 0, False
+        LLAMA_8B,
+        shape,
+        torch.bfloat16,
+        {name: registry()[name] for name in NAMES},
+        "pqcache",
+        Budget(tokens=2048),
+        2048,
+        0,
+        False,
     )
     return replace(workload, **changes)
 
@@ -90,12 +101,36 @@ def test_four_long_sequences_of_llama_8b_fit_in_24_gib() -> None:
 
 def test_indexes_that_nobody_may_ask_for_do_not_take_the_slots() -> None:
     shape = llama().shape
-    pq, clusters = (index_bytes(registry()[name], shape) for name in ("pqcache", "clusterkv"))
-    assert clusters > 2 * GIB > GIB > pq
-    assert MemoryPlan.of(llama(), 60 * GIB).indexes == pq + clusters
-    assert MemoryPlan.of(llama(), 20 * GIB).indexes == pq
-    assert MemoryPlan.of(llama(default_policy="clusterkv"), 20 * GIB).indexes == pq + clusters
-    assert MemoryPlan.of(llama(default_policy="clusterkv"), 10 * GIB).indexes == clusters
+    pq, clusters, quest = (index_bytes(registry()[name], shape) for name in ("pqcache", "clusterkv", "quest"))
+    assert quest > clusters > 2 * GIB > GIB > pq
+
+    def indexes(available: int, default: str = "pqcache", others: tuple[str, ...] = ("clusterkv",)) -> int:
+        policies = {name: registry()[name] for name in ("full", "pqcache", *others)}
+        return MemoryPlan.of(llama(policies=policies, default_policy=default), available).indexes
+
+    assert indexes(60 * GIB) == pq + clusters
+    assert indexes(20 * GIB) == pq
+    assert indexes(20 * GIB, "clusterkv") == pq + clusters
+    assert indexes(10 * GIB, "clusterkv") == clusters
+    # The smaller of two goes first, and never at the cost of a sequence of the greatest length.
+    assert indexes(60 * GIB, others=("quest", "clusterkv")) == pq + clusters
+    assert indexes(22 * GIB, "full") == pq
+
+
+def test_a_retain_policy_needs_its_budget_and_the_state_of_its_slots() -> None:
+    dense, snapkv, chelsea = (
+        MemoryPlan.of(llama(default_policy=name), 60 * GIB) for name in ("full", "snapkv", "chelsea")
+    )
+    seats = 4 * 32 * 8
+    # Positions and, where means are kept, their degrees, of 4096 slots, 2048 + 1024 rounded up; lengths and limits.
+    assert snapkv.seats - dense.seats == seats * (4096 * 8 + 8)
+    assert chelsea.seats - dense.seats == seats * (4096 * 12 + 8)
+    # Queries of the window, not of the prompt.
+    assert snapkv.prefill - dense.prefill == 32 * 32 * 128 * 2
+    assert memory.least_slot_bytes(llama(default_policy="snapkv")) < 2200 * 131072
+    with pytest.raises(ConfigError):
+        MemoryPlan.of(llama(default_policy="full"), 16 * GIB)
+    assert MemoryPlan.of(llama(default_policy="snapkv"), 16 * GIB).slots > 2112 * 131072
 
 
 @pytest.mark.parametrize("policy", ["full", "pqcache"])
