@@ -27,7 +27,7 @@ from gpu_worker.engine.records import (
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.engine.slot_pool import SlotPool
-from gpu_worker.errors import CapacityError, InvalidLogits, StoreUnavailable, WorkerError
+from gpu_worker.errors import CapacityError, InvalidLogits, RequestError, StoreUnavailable, WorkerError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
@@ -111,7 +111,7 @@ class Engine:
         try:
             if not self._caches.admit(sequence):
                 return False
-        except CapacityError as error:
+        except (CapacityError, RequestError) as error:
             self._fail(sequence, error)
             return True
         try:

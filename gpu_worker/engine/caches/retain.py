@@ -14,7 +14,7 @@ from gpu_worker.engine.caches.retain_step import RetainParts, RetainStep
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
-from gpu_worker.errors import CapacityError
+from gpu_worker.errors import CapacityError, RequestError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
@@ -50,12 +50,16 @@ class RetainCache(Cache):
         return self._shape.num_layers - self._first_layer
 
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        """Raises RequestError where the policy cannot serve the budget."""
         return sum(self._layer_blocks(sequence, layer) for layer in range(self._num_layers))
 
     def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
         """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
         heads = self._shape.num_kv_heads
-        budget = retain_policy(sequence).layer_budget(sequence.plan, layer, self._num_layers)
+        try:
+            budget = retain_policy(sequence).layer_budget(sequence.plan, layer, self._num_layers)
+        except ValueError as error:
+            raise RequestError(str(error), "carrel.budget") from error
         slots = heads * (budget + self._room(sequence))
         return (slots + heads * (BLOCK_SIZE - 1)) // BLOCK_SIZE
 
@@ -81,7 +85,13 @@ class RetainCache(Cache):
 
     def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
         policy, plan = retain_policy(sequence), sequence.plan
-        return policy.compress(rows, plan, policy.layer_budget(plan, rows.layer, rows.num_layers))
+        try:
+            return policy.compress(rows, plan, policy.layer_budget(plan, rows.layer, rows.num_layers))
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for policy {policy.name!r} to compress {rows.num_tokens} tokens; leave more "
+                "free with --slot-memory, or choose another policy"
+            ) from error
 
     def _keep(self, sequence: Sequence, layer: int, retained: Retained) -> None:
         """Put into the layer's slots what is retained; sequences that decode have dealt their slots before."""

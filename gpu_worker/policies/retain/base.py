@@ -159,7 +159,9 @@ class RetainPolicy(Policy):
         return max(plan.num_sink, end - plan.num_recent)
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
-        """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget."""
+        """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget.
+
+        Raises ValueError where the plan's budget cannot be kept so."""
         return plan.budget_tokens
 
     def interval(self, plan: Plan) -> int:

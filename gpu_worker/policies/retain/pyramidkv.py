@@ -41,14 +41,14 @@ def check_beta(beta: float) -> None:
 def pyramid_budget(plan: Plan, layer: int, num_layers: int, beta: float) -> int:
     """Tokens kept in one layer, sinks and window included; over the layers the mean is the budget exactly.
 
-    Selected tokens fall linearly, the mean layer's being `beta` times the last one's. Where the first would select more
-    than the prompt has, it selects all, and the last ones have the rest.
+    Selected tokens fall linearly, the mean layer's being `beta` times the last one's, which has one at least. Where the
+    first would select more than the prompt has, it selects all, and the last ones have the rest.
     """
     mean = plan.num_selected
-    if mean is None or num_layers == 1:
+    if not mean or num_layers == 1:
         return plan.budget_tokens
     num_candidates = plan.num_prompt_tokens - plan.num_sink - plan.num_recent
-    first = min(2 * mean - mean / beta, num_candidates)
+    first = min(2 * mean - max(1.0, mean / beta), num_candidates)
     shares = torch.linspace(first, 2 * mean - first, num_layers, dtype=torch.float64)
     selected = round_to_sum(shares, num_layers * mean)
     return plan.budget_tokens - mean + int(selected[layer])

@@ -23,7 +23,30 @@ from gpu_worker.engine.records import (
 )
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig, SamplingDefaults
-from gpu_worker.policies import ClusterKV, Oracle, Policy, PQCache, registry
+from gpu_worker.policies import (
+    H2O,
+    NACL,
+    AdaKV,
+    CaM,
+    Chelsea,
+    ClusterKV,
+    H2OCompensated,
+    InfiniGen,
+    InfLLM,
+    LayerWise,
+    Oracle,
+    Policy,
+    PQCache,
+    ProtoKV,
+    PyramidKV,
+    Quest,
+    Scissorhands,
+    SemanticKV,
+    SnapKV,
+    SparQ,
+    registry,
+)
+from gpu_worker.policies.allocation import OutlierHeads
 from kv_store.client import Layout, StoreClient
 
 VOCAB_SIZE = 97
@@ -32,15 +55,16 @@ LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
 TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
 
 
-def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0) -> LoadedModel:
-    """Weights large enough that attention is peaked and that greedy tokens vary; the head is its own."""
+def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3) -> LoadedModel:
+    """Weights large enough that attention is peaked and that greedy tokens vary; the head is its own. group: query
+    heads of a KV head."""
     config = ModelConfig(
         model_type="llama",
         vocab_size=VOCAB_SIZE,
         hidden_size=48,
         intermediate_size=64,
         num_layers=NUM_LAYERS,
-        num_heads=6,
+        num_heads=group * NUM_KV_HEADS,
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         rms_norm_eps=1e-5,
@@ -63,10 +87,45 @@ def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0) -> LoadedMode
 
 def small_policies() -> dict[str, Policy]:
     """The policies with hyper-parameters that select already from short prompts."""
-    return registry(
+    return registry(*small_policies_alone())
+
+
+def small_policies_alone() -> tuple[Policy, ...]:
+    """Those that are not in `registry` with their defaults."""
+    return (
         PQCache(num_bits=3, num_sink=4),
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40),
         Oracle(num_sink=4),
+    )
+
+
+def every_small_policy() -> dict[str, Policy]:
+    """All policies by name, alone and in their wrappers, with hyper-parameters for prompts of some hundred tokens."""
+    scored = [
+        SnapKV(window=6, kernel=3),
+        SemanticKV(num_sink=4, recent_share=0.05, semantic_share=0.05),
+        ProtoKV(window=6, chunk_length=8, num_bits=2, num_irregular=6),
+        NACL(num_sink=4, protected_share=0.1),
+        H2O(),
+    ]
+    chelsea = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
+    return registry(
+        *small_policies_alone(),
+        Quest(page_size=4),
+        SparQ(num_sink=4, num_channels=2),
+        InfiniGen(),
+        InfLLM(block_size=8, repr_topk=2, num_sink=4),
+        H2OCompensated(num_sink=4),
+        Scissorhands(window_size=30, recent_ratio=0.05),
+        PyramidKV(window=6, kernel=3),
+        CaM(merge_size=3, window_size=6),
+        chelsea,
+        *scored,
+        *(AdaKV(policy) for policy in scored),
+        *(LayerWise(policy) for policy in scored),
+        *(LayerWise(AdaKV(policy)) for policy in scored),
+        LayerWise(chelsea),
+        OutlierHeads(chelsea, frozenset({(1, 0)}), NUM_KV_HEADS),
     )
 
 

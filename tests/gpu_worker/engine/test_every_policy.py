@@ -1,0 +1,199 @@
+"""What holds of every method, alone and in its wrappers, through the whole engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_rig import (
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    Rig,
+    every_small_policy,
+    make_model,
+    random_prompt,
+    request,
+)
+from naive_decoder import greedy
+from torch import Tensor
+
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.records import CompleteEvent, GenerationRequest
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.policies import Family, registry
+
+POLICIES = every_small_policy()
+SPARSE = sorted(name for name, policy in POLICIES.items() if policy.family is not Family.DENSE)
+RETAIN = [name for name in SPARSE if POLICIES[name].family is Family.RETAIN]
+RECALL = [name for name in SPARSE if POLICIES[name].family is Family.RECALL]
+# Two prompts' worth of tokens, a budget that compresses much, and more steps than any interval.
+PROMPT, BUDGET, STEPS = 160, 64, 24
+
+
+def new_rig(**options: object) -> Rig:
+    return Rig(policies=every_small_policy(), **options)  # type: ignore[arg-type]
+
+
+def one(policy: str, budget: int | float = BUDGET, **options: object) -> GenerationRequest:
+    options = {"prompt": PROMPT, "max_tokens": STEPS, **options}
+    return request(policy, policy, budget, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[int]]:
+    """The tokens of every method by itself."""
+    return {name: new_rig().tokens(one(name)) for name in SPARSE}
+
+
+def test_every_name_is_a_method_and_every_method_has_its_name() -> None:
+    assert set(registry()) <= set(POLICIES)
+    assert all(policy.name == name for name, policy in POLICIES.items())
+
+
+@pytest.mark.parametrize("policy", SPARSE)
+def test_the_same_request_gives_the_same_tokens(policy: str, alone: dict[str, list[int]]) -> None:
+    assert new_rig().tokens(one(policy)) == alone[policy]
+    assert len(alone[policy]) == STEPS
+
+
+def test_methods_differ(alone: dict[str, list[int]]) -> None:
+    # Some may agree on a prompt; that most do would mean that they select nothing of their own.
+    assert len({tuple(tokens) for tokens in alone.values()}) > len(alone) // 2
+
+
+@pytest.mark.parametrize("hot_cache", [HotCacheSize(), HotCacheSize(tokens=1)])
+def test_all_methods_in_one_batch_answer_as_each_alone(
+    hot_cache: HotCacheSize, alone: dict[str, list[int]]
+) -> None:
+    rig = new_rig(max_num_seqs=len(SPARSE) + 1, slot_bytes=256 << 20, hot_cache=hot_cache)
+    records = rig.run(request("dense", "full", prompt=90, max_tokens=40), *map(one, SPARSE))
+    assert records[0].tokens == greedy(make_model(), random_prompt(90), 40)[0]
+    assert {name: rig.records[name].tokens for name in SPARSE} == alone
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", SPARSE)
+def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(policy: str) -> None:
+    dense = greedy(make_model(), random_prompt(PROMPT), STEPS)[0]
+    rig = new_rig()
+    whole, more = rig.run(
+        one(policy, 1.0), request("more", policy, 10 * PROMPT, prompt=PROMPT, max_tokens=STEPS)
+    )
+    assert whole.tokens == dense
+    assert more.tokens == dense
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("policy", SPARSE)
+def test_short_prompts_are_answered_at_any_budget(policy: str, length: int) -> None:
+    rig = new_rig()
+    records = rig.run(
+        *(
+            request(f"{budget}", policy, budget, prompt=length, max_tokens=12)
+            for budget in (2, 5, 0.2, 0.5, 4000)
+        )
+    )
+    answered = [record for record in records if isinstance(record.last, CompleteEvent)]
+    # Heads that keep everything may leave others too little, which is said.
+    assert len(answered) == 5 or "outliers" in policy
+    assert all(len(record.tokens) == 12 for record in answered)
+    assert all("outlier heads" in str(record.error) for record in records if record not in answered)
+    assert records[-1].tokens == greedy(make_model(), random_prompt(length), 12)[0]
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("policy", SPARSE)
+def test_any_group_of_query_heads_is_served(policy: str, group: int) -> None:
+    model = make_model(group=group)
+    rig = new_rig(model=model)
+    dense, sparse, wide = rig.run(
+        request("dense", "full", prompt=PROMPT, max_tokens=STEPS),
+        one(policy),
+        request("wide", policy, PROMPT - 1, prompt=PROMPT, max_tokens=4),
+    )
+    assert len(sparse.tokens) == STEPS
+    # All but one of the tokens: nearly the dense answer, whatever is left out.
+    assert wide.tokens[0] == dense.tokens[0]
+    rig.check_empty()
+
+
+def kept_after_prefill(rig: Rig, name: str) -> tuple[Sequence, Tensor]:
+    """The sequence, and what each layer and head has kept of it: int64 [L, H_kv, S], -1 pads."""
+    rig.submit(one(name))
+    while not rig.records[name].tokens:
+        rig.step()
+    sequence = rig.engine._scheduler.find(name)
+    assert sequence is not None
+    kept = rig.engine._caches._retain._kept
+    positions = kept.positions[sequence.seat]
+    # The first token was sampled from the prompt's logits; a decode step may have added one more.
+    return sequence, positions.where(positions < PROMPT, -1).clone()
+
+
+@pytest.mark.parametrize("policy", RETAIN)
+def test_a_budget_is_kept_exactly_and_sinks_and_window_with_it(policy: str) -> None:
+    rig = new_rig()
+    sequence, positions = kept_after_prefill(rig, policy)
+    plan = sequence.plan
+    kept = int((positions >= 0).sum())
+    # Every step but the first has evicted one token of each head.
+    num_evicted = max(0, sequence.num_tokens - PROMPT - 1) if POLICIES[policy].evicts else 0  # type: ignore[attr-defined]
+    asked = (plan.budget_tokens - num_evicted) * NUM_LAYERS * NUM_KV_HEADS
+    # Outlier heads leave less than a token a head.
+    assert kept == asked if "outliers" not in policy else 0 <= asked - kept < NUM_LAYERS * NUM_KV_HEADS
+    for layer in range(NUM_LAYERS):
+        for head in range(NUM_KV_HEADS):
+            held = positions[layer, head]
+            held = held[held >= 0]
+            assert held.unique().shape == held.shape
+            must = [*range(plan.num_sink), *range(sequence.window_begin, PROMPT)]
+            assert set(must) <= set(held.tolist())
+    rig.drain()
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", [name for name in RETAIN if "outliers" not in name])
+def test_layers_and_heads_get_what_their_wrapper_gives(policy: str) -> None:
+    _sequence, positions = kept_after_prefill(new_rig(), policy)
+    counts = (positions >= 0).sum(dim=2)
+    by_layer = counts.sum(dim=1).tolist()
+    is_pyramid = "layerwise" in policy or policy == "pyramidkv"
+    assert by_layer == sorted(by_layer, reverse=True)
+    assert (by_layer[0] > by_layer[-1]) == is_pyramid
+    if "adakv" not in policy:
+        assert torch.equal(counts, counts[:, :1].expand_as(counts))
+
+
+@pytest.mark.parametrize("policy", SPARSE)
+def test_the_account_says_what_was_attended(policy: str) -> None:
+    rig = new_rig()
+    usage = rig.run(one(policy))[0].usage
+    plan = POLICIES[policy].plan(PROMPT, BUDGET)
+    # Before the new token: the budget, and what was decoded since where nothing of it is given up.
+    most = plan.budget_tokens + (STEPS - 2) / 2
+    assert plan.budget_tokens // 2 <= usage.attended_tokens <= most
+    if policy in RECALL:
+        assert usage.attended_tokens == pytest.approx(plan.budget_tokens, abs=1)
+    assert usage.budget_tokens == plan.budget_tokens
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", SPARSE)
+def test_a_question_may_come_after_the_context_is_compressed(policy: str) -> None:
+    rig = new_rig()
+    late = rig.run(one(policy, num_prefill=130))[0]
+    assert len(late.tokens) == STEPS
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", SPARSE)
+def test_what_is_attended_can_be_measured(policy: str) -> None:
+    rig = new_rig()
+    usage = rig.run(one(policy, measure=True, max_tokens=6))[0].usage
+    if getattr(POLICIES[policy], "has_degrees", False):
+        assert usage.attention_mass is None
+    else:
+        assert usage.attention_mass is not None
+        assert 0.2 < usage.attention_mass <= 1.0 + 1e-5
+    rig.check_empty()
