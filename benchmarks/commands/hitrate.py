@@ -1,4 +1,4 @@
-"""`carrel bench hitrate`: how often the hot cache hits on real text, by its size, policy and budget, beside LRU."""
+"""`carrel bench hitrate`: how often the hot cache hits on real text, by its size, beside LRU and the papers' caches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 from benchmarks import plots, tables
 from benchmarks.commands.options import add_device, add_output, at_least, budget, finish, num_tokens
+from benchmarks.commands.paper_caches import PAPER_COLUMNS, add_paper_caches, paper_caches_of
 from benchmarks.device import choose_device
 from benchmarks.errors import BenchmarkError
+from benchmarks.hitrate.paper_caches import CLUSTERS, PaperCacheRow, paper_rows_of
 from benchmarks.hitrate.recorded_policies import RECORDED
 from benchmarks.hitrate.recorder import Recorder
 from benchmarks.hitrate.records import HitRateCase, HitRateRow, rows_of, trace_of
@@ -30,7 +32,7 @@ CACHES = [Fraction(1, 2**power) for power in range(5, -1, -1)]
 COLUMNS: tuple[Column[HitRateRow], ...] = (
     Column("context", lambda row: tables.tokens(row.case.context)),
     Column("policy", lambda row: row.case.policy, False),
-    Column("budget", lambda row: _budget(row.case)),
+    Column("budget", lambda row: row.case.budget_text),
     Column("selected", lambda row: str(row.num_selected)),
     Column("of the step before", lambda row: f"{row.overlap:.3f}"),
     Column("C", lambda row: _share(row.cache_share)),
@@ -101,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="C of the context, such as 1/8 (default: 1/32 to 1)",
     )
+    add_paper_caches(parser)
     parser.add_argument(
         "--trace",
         type=Path,
@@ -126,13 +129,17 @@ def run(options: argparse.Namespace) -> int:
     device, cases = choose_device(options.device), cases_of(options)
     if options.trace and len(cases) > 1:
         raise BenchmarkError("--trace takes one context, policy and budget: name one of each")
+    if CLUSTERS in options.paper_caches and "clusterkv" not in options.policies:
+        raise BenchmarkError("--paper-caches clusters holds what clusterkv selects: name it in --policies")
     tokenizer = load_tokenizer(options.model)
     texts = [read_text(path, tokenizer) for path in options.text]
     documents = {
         context: cut_documents(texts, options.documents, context + options.steps)
         for context in options.contexts
     }
-    shares, rows = [float(share) for share in options.caches], []
+    shares, paper_caches = [float(share) for share in options.caches], paper_caches_of(options)
+    rows: list[HitRateRow] = []
+    paper_rows: list[PaperCacheRow] = []
     with Recorder(options.model, device) as recorder, RunProgress(len(cases)) as progress:
         served = _served(options.model, recorder, [text.source for text in texts])
         for context, of_context in groupby(cases, key=lambda case: case.context):
@@ -142,11 +149,15 @@ def run(options: argparse.Namespace) -> int:
                 found = rows_of(case, recording, shares)
                 progress.done(f"{case}: {_curve(found)}")
                 rows += found
+                paper_rows += paper_rows_of(case, recording, paper_caches)
                 if options.trace:
                     trace_of(recording).save(options.trace)
             recorder.forget()
-    finish(options, str(device), served, tuple(rows))
+    finish(options, str(device), served, (*rows, *paper_rows))
     tables.show("hitrate", COLUMNS, rows, notes(rows))
+    if paper_rows:
+        print()
+        tables.show("papers' own caches", PAPER_COLUMNS, paper_rows)
     if options.plots:
         draw(rows, options.plots)
     return 0
@@ -185,8 +196,10 @@ def notes(rows: Sequence[HitRateRow]) -> Iterable[str]:
 
 
 def render(content: dict[str, Any]) -> str:
-    rows = [revive(HitRateRow, fields) for fields in content["rows"]]
-    return tables.markdown(COLUMNS, rows, notes(rows))
+    rows = [revive(HitRateRow, fields) for fields in content["rows"] if "cache" not in fields]
+    paper_rows = [revive(PaperCacheRow, fields) for fields in content["rows"] if "cache" in fields]
+    hot = tables.markdown(COLUMNS, rows, notes(rows))
+    return f"{hot}\n\n{tables.markdown(PAPER_COLUMNS, paper_rows)}" if paper_rows else hot
 
 
 def draw(rows: Sequence[HitRateRow], folder: Path) -> None:
@@ -196,7 +209,7 @@ def draw(rows: Sequence[HitRateRow], folder: Path) -> None:
         lru: plots.Series = {}
         for row in rows:
             if row.case.context == context:
-                name = f"{row.case.policy} {_budget(row.case)}"
+                name = f"{row.case.policy} {row.case.budget_text}"
                 clock.setdefault(name, []).append((row.cache_share, row.clock))
                 lru.setdefault(name, []).append((row.cache_share, row.lru))
         x_label = f"hot cache, of {tables.tokens(context)} tokens"
@@ -216,7 +229,3 @@ def _curve(rows: Sequence[HitRateRow]) -> str:
 
 def _share(share: float) -> str:
     return str(Fraction(share).limit_denominator(1000))
-
-
-def _budget(case: HitRateCase) -> str:
-    return f"{case.budget:.3g}" if isinstance(case.budget, float) else str(case.budget)

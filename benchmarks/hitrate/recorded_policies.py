@@ -14,11 +14,15 @@ from gpu_worker.policies.recall.base import Candidates
 
 
 class Kept:
-    """The selection of the last step of one sequence, -1 pads. A captured step writes it too, where it lies."""
+    """The selection of the last step of one sequence, -1 pads. A captured step writes it too, where it lies.
+
+    labels: int32 [L, H_kv, N], the cluster of every position, where the policy's index has it; None: it has none.
+    """
 
     def __init__(self, num_layers: int, num_kv_heads: int, width: int, device: torch.device) -> None:
         """width: at least what is selected, as wide as `select` is asked for."""
         self.positions = torch.full((num_layers, num_kv_heads, width), -1, dtype=torch.int32, device=device)
+        self.labels: Tensor | None = None
 
     def keep(self, layer: int, selected: Tensor) -> Tensor:
         """selected: int64 [1, H_kv, width]; returned as it is."""
@@ -41,6 +45,8 @@ class RecordedClusterKV(ClusterKV):
 
     def select(self, index: Any, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         assert self.kept is not None
+        # the one seat's; a cluster stays what it is, so it is enough to read them in the end
+        self.kept.labels = index.labels[0]
         return self.kept.keep(candidates.layer, ClusterKV.select(self, index, candidates, counts, width))
 
 

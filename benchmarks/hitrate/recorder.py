@@ -35,11 +35,13 @@ ARENA_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Recording:
-    """positions: int32 [steps, L, B, H_kv, K], ascending, on the CPU. request: what is the same for all sequences."""
+    """positions: int32 [steps, L, B, H_kv, K], ascending, on the CPU. request: what is the same for all sequences.
+    labels: int32 [L, B, H_kv, N], the cluster of every position; None unless the policy selects clusters."""
 
     positions: Tensor
     request: CachedRequest
     budget_tokens: int
+    labels: Tensor | None = None
 
 
 class Recorder:
@@ -76,12 +78,17 @@ class Recorder:
         kept = Kept(config.num_layers, config.num_kv_heads, width, self._device)
         request = CachedRequest.of(bare, plan, num_steps)
         engine = self._engine(request.capacity, RECORDED[policy](kept=kept))
+        steps, labels = [], []
         try:
-            steps = [self._steps(engine, policy, asked, document, context, kept) for document in documents]
+            for document in documents:
+                steps.append(self._steps(engine, policy, asked, document, context, kept))
+                if kept.labels is not None:
+                    labels.append(kept.labels.to("cpu", copy=True))
         finally:
             engine.close()
-        positions = torch.stack(steps, dim=2)[..., : plan.num_selected]
-        return Recording(positions.contiguous(), request, plan.budget_tokens)
+        positions = torch.stack(steps, dim=2)[..., : plan.num_selected].contiguous()
+        clusters = torch.stack(labels, dim=1) if labels else None
+        return Recording(positions, request, plan.budget_tokens, clusters)
 
     def _steps(
         self,

@@ -25,6 +25,10 @@ class HitRateCase:
     def __str__(self) -> str:
         return f"{self.context}x{self.documents} {self.policy} {self.budget}"
 
+    @property
+    def budget_text(self) -> str:
+        return f"{self.budget:.3g}" if isinstance(self.budget, float) else str(self.budget)
+
 
 @dataclass(frozen=True)
 class HitRateRow:
@@ -74,4 +78,9 @@ def trace_of(recording: Recording) -> RecordedTrace:
 def _rates(*hits: Tensor) -> list[float]:
     """Over all steps, then over their second half."""
     whole = [float(each.mean()) for each in hits]
-    return whole + [float(each[each.shape[0] // 2 :].mean()) for each in hits]
+    return whole + [settled(each) for each in hits]
+
+
+def settled(hits: Tensor) -> float:
+    """Of hits [steps]: the mean of the second half, when what prefill left no longer counts."""
+    return float(hits[hits.shape[0] // 2 :].mean())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpu_worker.trainers.kmeans import train_kmeans
 from gpu_worker.trainers.pq import train_pq
-from kv_store.client import KMeansParams, PQParams
+from kv_store.client import KMEANS_METRICS, PQ_METRICS, KMeansParams, PQParams, check_metric
 
 # Lloyd's iterations where the parameters leave them open: no CPU time has to be hidden here.
 DEFAULT_ITERATIONS = 10
@@ -17,11 +17,14 @@ DEFAULT_ITERATIONS = 10
 def train_index(keys: Tensor, params: PQParams | KMeansParams, seed: int) -> Mapping[str, Tensor]:
     """Train an index over keys [H_kv, T, d] of any float type; does not synchronise with the host.
 
-    Returns, on the keys' device: for PQ, codebooks float32 [H_kv, m, 2^b, d/m] and codes uint8 [H_kv, T, m]; for
-    K-means, centroids float32 [H_kv, C, d] and labels int32 [H_kv, T]. The same keys, parameters and seed give the
-    same arrays.
+    Returns, on the keys' device: for PQ, codebooks float32 [H_kv, m, 2^b, d/m] and codes uint8 [H_kv, T, m], by inner
+    product a coordinate more in every centroid and max_square_norms float32 [H_kv, m]; for K-means, centroids float32
+    [H_kv, C, d] and labels int32 [H_kv, T]. The same keys, parameters and seed give the same arrays. Raises ValueError
+    for an unknown metric.
     """
     iterations = params.max_iterations or DEFAULT_ITERATIONS
     if isinstance(params, PQParams):
+        check_metric(params.metric, PQ_METRICS)
         return train_pq(keys, params, iterations, seed)
+    check_metric(params.metric, KMEANS_METRICS)
     return train_kmeans(keys, params, iterations, seed)

@@ -1,4 +1,4 @@
-"""K-means of keys, by cosine as ClusterKV (section III-B) or by L2."""
+"""K-means of keys, by cosine as ClusterKV (section III-B), by L2 or by inner product."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def train_kmeans(keys: Tensor, params: KMeansParams, iterations: int, seed: int)
         num_clusters,
         iterations,
         seed,
-        spherical=is_cosine,
+        metric=params.metric,
         max_points=POINTS_PER_CENTROID * num_clusters,
     )
-    labels = lloyd.assign(points, centroids, is_cosine)
+    labels = lloyd.assign(points, centroids, params.metric)
     if is_cosine:
         # The paper's centroid is the mean of raw keys, whose direction differs from the mean of unit keys.
         centroids, sizes = lloyd.cluster_means(keys, labels, centroids)
         # What has no member is no mean, and must not get one now.
-        labels = lloyd.assign(points, normalize(centroids, dim=-1), is_cosine, sizes)
+        labels = lloyd.assign(points, normalize(centroids, dim=-1), params.metric, sizes)
     return {"centroids": centroids, "labels": labels.int()}

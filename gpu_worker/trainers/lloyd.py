@@ -11,14 +11,16 @@ MAX_SCORES = 1 << 28
 FEW_CLUSTERS = 256
 # Points in one of these products.
 PART = 256
-# An empty cluster takes a centroid this much beside that of a large one.
+# An empty cluster takes a centroid beside that of a large one: its coordinates by this much longer and shorter in turn,
+# for another length alone is no other direction, and the longer of two wins all by inner product.
 SPLIT = 1 / 1024
 
 
 def fit(
-    points: Tensor, num_clusters: int, iterations: int, seed: int, spherical: bool, max_points: int
+    points: Tensor, num_clusters: int, iterations: int, seed: int, metric: str, max_points: int
 ) -> Tensor:
-    """Centroids float32 [P, C, d] of points [P, n, d], n > C. spherical: unit centroids, by inner product.
+    """Centroids float32 [P, C, d] of points [P, n, d], n > C. metric: "l2", "ip", or "cosine" of unit points, which has
+    unit centroids.
 
     Fits on at most `max_points` points of each problem, chosen by `seed`, as the first centroids are; an empty
     cluster splits one of the largest.
@@ -28,22 +30,22 @@ def fit(
     sample = points[:, order].float()
     centroids = sample[:, :num_clusters].clone()
     for _ in range(iterations):
-        labels = assign(sample, centroids, spherical)
+        labels = assign(sample, centroids, metric)
         means, sizes = cluster_means(sample, labels, centroids)
         centroids = _fill_empty(means, sizes)
-        if spherical:
+        if metric == "cosine":
             centroids = torch.nn.functional.normalize(centroids, dim=-1)
     return centroids
 
 
-def assign(points: Tensor, centroids: Tensor, spherical: bool, sizes: Tensor | None = None) -> Tensor:
-    """Nearest centroid by L2, or of the largest inner product: int64 [P, n]. Ties take the smallest.
+def assign(points: Tensor, centroids: Tensor, metric: str, sizes: Tensor | None = None) -> Tensor:
+    """Nearest centroid by L2, or the one of the largest inner product: int64 [P, n]. Ties take the smallest.
 
-    sizes: [P, C]; a cluster of size 0 is not chosen.
+    metric: as of `fit`. sizes: [P, C]; a cluster of size 0 is not chosen.
     """
     num_problems, num_points, _ = points.shape
     chunk = max(1, MAX_SCORES // (num_problems * centroids.shape[1]))
-    less = centroids.new_zeros(centroids.shape[:2]) if spherical else centroids.square().sum(-1) / 2
+    less = centroids.square().sum(-1) / 2 if metric == "l2" else centroids.new_zeros(centroids.shape[:2])
     if sizes is not None:
         less = less.masked_fill(sizes == 0, float("inf"))
     labels = []
@@ -87,5 +89,6 @@ def _fill_empty(centroids: Tensor, sizes: Tensor) -> Tensor:
     is_empty = sizes == 0
     donors = sizes.argsort(dim=1, descending=True, stable=True)
     donor = donors.gather(1, (is_empty.cumsum(1) - 1).clamp(min=0))
-    beside = centroids.gather(1, donor[..., None].expand_as(centroids)) * (1 + SPLIT)
+    turns = 1 - 2 * (torch.arange(centroids.shape[-1], device=centroids.device) % 2)
+    beside = centroids.gather(1, donor[..., None].expand_as(centroids)) * (1 + SPLIT * turns)
     return torch.where(is_empty[..., None], beside, centroids)

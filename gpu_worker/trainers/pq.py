@@ -1,4 +1,4 @@
-"""Product quantisation of keys (PQCache, section 3.1): one codebook for each part of each head, L2."""
+"""Product quantisation of keys (PQCache, section 3.1): one codebook for each part of each head, by L2 or product."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.pq_score import pq_assign
+from gpu_worker.kernels.pq_score import augment, max_square_norms, pq_assign
 from gpu_worker.trainers import lloyd
 from kv_store.client import PQParams
 
@@ -17,15 +17,19 @@ POINTS_PER_CENTROID = 64
 
 def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapping[str, Tensor]:
     """See `train_index`. With no more tokens than centroids each token is its own."""
-    num_heads, num_tokens, head_dim = keys.shape
     num_parts, ksub = params.num_subvectors, 1 << params.num_bits
+    extra = {}
+    if params.metric == "ip":
+        extra["max_square_norms"] = max_square_norms(keys, num_parts)
+        keys = augment(keys, extra["max_square_norms"][:, None])
+    num_heads, num_tokens, head_dim = keys.shape
     parts = keys.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)
     if num_tokens <= ksub:
         filled = torch.arange(ksub, device=keys.device).clamp(max=num_tokens - 1)
         codebooks = parts[:, filled].float()
     else:
         codebooks = lloyd.fit(
-            parts, ksub, iterations, seed, spherical=False, max_points=POINTS_PER_CENTROID * ksub
+            parts, ksub, iterations, seed, metric="l2", max_points=POINTS_PER_CENTROID * ksub
         )
     codebooks = codebooks.view(num_heads, num_parts, ksub, -1)
-    return {"codebooks": codebooks, "codes": pq_assign(keys, codebooks)}
+    return {"codebooks": codebooks, "codes": pq_assign(keys, codebooks), **extra}

@@ -14,6 +14,8 @@ from kv_store.client.errors import (
 )
 from kv_store.client.layout import Layout
 from kv_store.client.records import (
+    KMEANS_METRICS,
+    PQ_METRICS,
     IndexSegment,
     KMeansParams,
     PQParams,
@@ -21,9 +23,12 @@ from kv_store.client.records import (
     RowsWanted,
     SequenceStats,
     StoreStats,
+    check_metric,
 )
 
 __all__ = [
+    "KMEANS_METRICS",
+    "PQ_METRICS",
     "HandoffRefused",
     "IndexSegment",
     "InvalidStoreRequest",
@@ -40,4 +45,5 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnreachable",
+    "check_metric",
 ]

@@ -9,22 +9,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+PQ_METRICS = ("l2", "ip")
+KMEANS_METRICS = ("cosine", "l2", "ip")
+
 
 @dataclass(frozen=True, slots=True)
 class PQParams:
     """Product quantisation of keys: 2**num_bits centroids for each of num_subvectors parts (PQCache 3.1).
 
-    `max_iterations` 0 leaves the number to the store's adaptive bound.
+    `max_iterations` 0 leaves the number to the store's adaptive bound. `metric`, one of `PQ_METRICS`: "ip" gives each
+    part of a key x one more coordinate, sqrt(phi - |x|^2) with phi the largest |x|^2 of the fitted; by L2 the parts
+    then are as near to a query as their inner product with it is large.
     """
 
     num_subvectors: int = 2
     num_bits: int = 6
     max_iterations: int = 0
+    metric: str = "l2"
 
 
 @dataclass(frozen=True, slots=True)
 class KMeansParams:
-    """K-means of keys by "cosine" or "l2" (ClusterKV III-B); `max_iterations` 0: the store's bound."""
+    """K-means of keys by "cosine", "l2" or "ip", the inner product (ClusterKV III-B); `max_iterations` 0: the store's
+    bound. A centroid is the mean of its keys by each of them."""
 
     num_clusters: int
     metric: str = "cosine"
@@ -32,6 +39,12 @@ class KMeansParams:
 
 
 IndexParams = PQParams | KMeansParams
+
+
+def check_metric(metric: str, known: Sequence[str]) -> None:
+    """Raises ValueError for a metric that is none of the known."""
+    if metric not in known:
+        raise ValueError(f"metric {metric!r} is none of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +62,9 @@ class ArrayRef:
 class IndexSegment:
     """A trained index. `arrays` are read-only and valid until the sequence is released.
 
-    pq: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]; kmeans: centroids float32 [H, C, d],
-    labels int32 [H, N]. Row i of codes and labels is token `token_begin + i`.
+    pq: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]; by "ip" a centroid has its added coordinate last,
+    d/m + 1 in all, and max_square_norms float32 [H, m] is phi. kmeans: centroids float32 [H, C, d], labels int32
+    [H, N]. Row i of codes and labels is token `token_begin + i`.
     """
 
     index_id: int

@@ -9,7 +9,7 @@ from kv_store.v1 import kv_store_pb2 as pb
 
 _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
-_METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE}
+_METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
 _KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS}
 _KIND_NAMES = {value: name for name, value in _KINDS.items()}
@@ -39,15 +39,24 @@ def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:
     """Fill the request's `params`. Raises InvalidStoreRequest for a value that no message can carry."""
     try:
         match params:
-            case PQParams(num_subvectors=parts, num_bits=bits, max_iterations=iterations):
+            case PQParams():
                 request.pq.CopyFrom(
-                    pb.PQParams(num_subvectors=parts, num_bits=bits, max_iterations=iterations)
+                    pb.PQParams(
+                        num_subvectors=params.num_subvectors,
+                        num_bits=params.num_bits,
+                        max_iterations=params.max_iterations,
+                        metric=_metric_to_message(params.metric),
+                    )
                 )
-            case KMeansParams(num_clusters=clusters, metric=metric, max_iterations=iterations):
+            case KMeansParams():
                 request.kmeans.CopyFrom(
-                    pb.KMeansParams(num_clusters=clusters, metric=_METRICS[metric], max_iterations=iterations)
+                    pb.KMeansParams(
+                        num_clusters=params.num_clusters,
+                        metric=_metric_to_message(params.metric),
+                        max_iterations=params.max_iterations,
+                    )
                 )
-    except (ValueError, TypeError, KeyError) as exc:
+    except (ValueError, TypeError) as exc:
         raise InvalidStoreRequest(f"index parameters out of range: {params}") from exc
 
 
@@ -55,14 +64,27 @@ def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
     """Raises InvalidStoreRequest when the request names no kind of index or no metric."""
     match request.WhichOneof("params"):
         case "pq":
-            return PQParams(request.pq.num_subvectors, request.pq.num_bits, request.pq.max_iterations)
+            pq = request.pq
+            metric = _metric_from_message(pq.metric or pb.METRIC_L2)
+            return PQParams(pq.num_subvectors, pq.num_bits, pq.max_iterations, metric)
         case "kmeans":
-            metric = _METRIC_NAMES.get(request.kmeans.metric)
-            if metric is None:
-                raise InvalidStoreRequest(f"metric {request.kmeans.metric} is neither cosine nor l2")
-            return KMeansParams(request.kmeans.num_clusters, metric, request.kmeans.max_iterations)
+            kmeans = request.kmeans
+            metric = _metric_from_message(kmeans.metric)
+            return KMeansParams(kmeans.num_clusters, metric, kmeans.max_iterations)
         case _:
             raise InvalidStoreRequest("the request names no kind of index: set pq or kmeans")
+
+
+def _metric_to_message(metric: str) -> pb.Metric:
+    if metric not in _METRICS:
+        raise InvalidStoreRequest(f"metric {metric!r} is none of {', '.join(_METRICS)}")
+    return _METRICS[metric]
+
+
+def _metric_from_message(metric: pb.Metric) -> str:
+    if metric not in _METRIC_NAMES:
+        raise InvalidStoreRequest(f"metric {metric} is none of {', '.join(_METRICS)}")
+    return _METRIC_NAMES[metric]
 
 
 def kind_to_message(kind: str) -> pb.IndexKind:

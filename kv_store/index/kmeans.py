@@ -1,4 +1,4 @@
-"""K-means of keys, by cosine as ClusterKV III-B or by L2."""
+"""K-means of keys, by cosine as ClusterKV III-B, by L2 or by inner product."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
-from kv_store.client.records import KMeansParams
+from kv_store.client.records import KMEANS_METRICS, KMeansParams
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
 from kv_store.topk import cluster_rows
 
-METRICS = ("cosine", "l2")
 _MAX_CLUSTERS = 1 << 20
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
@@ -33,10 +32,11 @@ class KMeansIndex(Index):
             raise InvalidArgument(
                 f"num_clusters is {params.num_clusters}, it must be from 1 to {_MAX_CLUSTERS}"
             )
-        if params.metric not in METRICS:
-            raise InvalidArgument(f"metric {params.metric!r} is none of {', '.join(METRICS)}")
+        if params.metric not in KMEANS_METRICS:
+            raise InvalidArgument(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
         self._num_clusters = params.num_clusters
         self._is_cosine = params.metric == "cosine"
+        self._is_l2 = params.metric == "l2"
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         heads = layout.num_kv_heads
@@ -61,6 +61,9 @@ class KMeansIndex(Index):
             min_points_per_centroid=1,
             max_points_per_centroid=options.max_points_per_centroid or _NO_LIMIT,
         )
+        if not self._is_l2:
+            # FAISS goes by it only where centroids are to be unit.
+            kmeans.index = faiss.IndexFlatIP(keys.shape[1])
         kmeans.train(points)
         centroids = np.ascontiguousarray(kmeans.centroids)
         labels = self._assign(points, centroids)
@@ -76,10 +79,8 @@ class KMeansIndex(Index):
         return cluster_rows(queries, centroids, labels, k)
 
     def _assign(self, points: Keys, centroids: Keys) -> npt.NDArray[np.int32]:
-        if self._is_cosine:
-            _, nearest = faiss.knn(points, _unit(centroids), 1, metric=faiss.METRIC_INNER_PRODUCT)
-        else:
-            _, nearest = faiss.knn(points, centroids, 1)
+        metric = faiss.METRIC_L2 if self._is_l2 else faiss.METRIC_INNER_PRODUCT
+        _, nearest = faiss.knn(points, _unit(centroids) if self._is_cosine else centroids, 1, metric=metric)
         return nearest[:, 0].astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Product quantisation of keys (PQCache 3.1): one codebook for each part of each head, L2."""
+"""Product quantisation of keys (PQCache 3.1): one codebook for each part of each head, by L2 or inner product."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
-from kv_store.client.records import PQParams
+from kv_store.client.records import PQ_METRICS, PQParams
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
 from kv_store.topk import pq_scores, top_k_positions
@@ -17,52 +17,79 @@ _NO_LIMIT = 1 << 30
 
 
 class PQIndex(Index):
-    """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]."""
+    """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m].
+
+    By inner product keys are fitted and coded with a coordinate more in each part (`_augmented`, PQ-A4): centroids have
+    it too, their last one, and what it was made with is a third array, max_square_norms float32 [H, m].
+    """
 
     kind = "pq"
 
     def __init__(self, params: PQParams) -> None:
         if not 1 <= params.num_bits <= 8:
             raise InvalidArgument(f"num_bits is {params.num_bits}, it must be from 1 to 8")
+        if params.metric not in PQ_METRICS:
+            raise InvalidArgument(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
         self._parts = params.num_subvectors
         self._bits = params.num_bits
+        self._is_ip = params.metric == "ip"
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if self._parts < 1 or layout.head_dim % self._parts:
             raise InvalidArgument(f"num_subvectors {self._parts} does not divide head_dim {layout.head_dim}")
         heads = layout.num_kv_heads
-        width = layout.head_dim // self._parts
-        return (
+        width = layout.head_dim // self._parts + self._is_ip
+        specs = [
             ArraySpec("codebooks", "float32", (heads, self._parts, 1 << self._bits, width)),
             ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)),
-        )
+        ]
+        if self._is_ip:
+            specs.append(ArraySpec("max_square_norms", "float32", (heads, self._parts)))
+        return tuple(specs)
 
     def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
         num_rows, head_dim = keys.shape
         num_centroids = 1 << self._bits
         parts = keys.reshape(num_rows, self._parts, head_dim // self._parts).transpose(1, 0, 2)
+        extra: tuple[Array, ...] = ()
+        if self._is_ip:
+            parts, max_square_norms = _augmented(parts)
+            extra = (max_square_norms,)
         if num_rows <= num_centroids:
             # Too few rows to fit: each row is its own centroid, the last one fills the rest.
             filled = np.minimum(np.arange(num_centroids), num_rows - 1)
             codebooks, iterations = np.ascontiguousarray(parts[:, filled]), 0
         else:
-            codebooks, iterations = self._train(keys, options), options.max_iterations
-        return (codebooks, _encode(parts, codebooks)), iterations
+            codebooks, iterations = self._train(parts, options), options.max_iterations
+        return (codebooks, _encode(parts, codebooks), *extra), iterations
 
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
-        codebooks, codes = arrays
-        return top_k_positions(pq_scores(queries, codebooks, codes), k)
+        codebooks, codes = arrays[:2]
+        # A query's added coordinate would be 0.
+        return top_k_positions(
+            pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes), k
+        )
 
-    def _train(self, keys: Keys, options: FitOptions) -> Keys:
-        head_dim = keys.shape[1]
-        quantizer = faiss.ProductQuantizer(head_dim, self._parts, self._bits)
+    def _train(self, parts: Keys, options: FitOptions) -> Keys:
+        num_parts, num_rows, width = parts.shape
+        quantizer = faiss.ProductQuantizer(num_parts * width, num_parts, self._bits)
         quantizer.cp.niter = options.max_iterations
         quantizer.cp.seed = options.seed & _SEED_MASK
         quantizer.cp.min_points_per_centroid = 1
         quantizer.cp.max_points_per_centroid = options.max_points_per_centroid or _NO_LIMIT
-        quantizer.train(keys)
-        shape = (self._parts, 1 << self._bits, head_dim // self._parts)
-        return faiss.vector_to_array(quantizer.centroids).reshape(shape)
+        quantizer.train(np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, num_parts * width))
+        return faiss.vector_to_array(quantizer.centroids).reshape(num_parts, 1 << self._bits, width)
+
+
+def _augmented(parts: Keys) -> tuple[Keys, Keys]:
+    """Parts [m, N, w] with sqrt(phi - |x|^2) as a last coordinate, and phi, the largest |x|^2 of each part: [m].
+
+    All rows of a part then are of one length, so that the nearest to a query is that of the largest product with it.
+    """
+    squares = np.einsum("mnw,mnw->mn", parts, parts)
+    max_square_norms = squares.max(axis=1)
+    height = np.sqrt(max_square_norms[:, None] - squares)
+    return np.concatenate([parts, height[..., None]], axis=2), max_square_norms
 
 
 def _encode(parts: Keys, codebooks: Keys) -> npt.NDArray[np.uint8]:

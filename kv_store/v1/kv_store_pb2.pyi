@@ -25,6 +25,7 @@ class Metric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METRIC_UNSPECIFIED: _ClassVar[Metric]
     METRIC_L2: _ClassVar[Metric]
     METRIC_COSINE: _ClassVar[Metric]
+    METRIC_INNER_PRODUCT: _ClassVar[Metric]
 ROW_TYPE_UNSPECIFIED: RowType
 ROW_TYPE_BF16: RowType
 ROW_TYPE_FP16: RowType
@@ -35,6 +36,7 @@ INDEX_KIND_KMEANS: IndexKind
 METRIC_UNSPECIFIED: Metric
 METRIC_L2: Metric
 METRIC_COSINE: Metric
+METRIC_INNER_PRODUCT: Metric
 
 class Layout(_message.Message):
     __slots__ = ("version", "num_layers", "num_kv_heads", "head_dim", "row_type")
@@ -163,14 +165,16 @@ class LookupPrefixResponse(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class PQParams(_message.Message):
-    __slots__ = ("num_subvectors", "num_bits", "max_iterations")
+    __slots__ = ("num_subvectors", "num_bits", "max_iterations", "metric")
     NUM_SUBVECTORS_FIELD_NUMBER: _ClassVar[int]
     NUM_BITS_FIELD_NUMBER: _ClassVar[int]
     MAX_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
     num_subvectors: int
     num_bits: int
     max_iterations: int
-    def __init__(self, num_subvectors: _Optional[int] = ..., num_bits: _Optional[int] = ..., max_iterations: _Optional[int] = ...) -> None: ...
+    metric: Metric
+    def __init__(self, num_subvectors: _Optional[int] = ..., num_bits: _Optional[int] = ..., max_iterations: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ...) -> None: ...
 
 class KMeansParams(_message.Message):
     __slots__ = ("num_clusters", "metric", "max_iterations")

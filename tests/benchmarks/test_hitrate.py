@@ -17,6 +17,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.hitrate import recorder as recorder_module
 from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.caches import clock_hits, lru_hits
+from benchmarks.hitrate.cluster_cache import cluster_cache_hits
 from benchmarks.hitrate.recorded_policies import Kept, RecordedClusterKV, RecordedPQCache
 from benchmarks.hitrate.recorder import Recorder, Recording
 from benchmarks.hitrate.texts import Text, TextSource, cut_documents, load_tokenizer, read_text
@@ -138,6 +139,35 @@ def test_the_simulated_clock_hits_as_the_engine_does(
     assert found == pytest.approx(engine_hit_rate(recorder, policy, num_selected, documents[1]), abs=1e-9)
 
 
+def test_recorded_clusters_are_those_that_were_selected(recordings: dict[str, Recording]) -> None:
+    """ClusterKV takes whole clusters, at most one of them cut: so it must be by the labels that are recorded."""
+    assert recordings["pqcache"].labels is None
+    recording = recordings["clusterkv"]
+    labels, request = recording.labels, recording.request
+    assert labels is not None
+    assert labels.shape == (8, 2, 2, request.capacity)
+    for step, window_begin in enumerate(request.window_begins):
+        selected = torch.zeros(32, request.capacity, dtype=torch.bool)
+        selected.scatter_(1, recording.positions[step].flatten(0, 2).long(), True)
+        for head, (mine, of) in enumerate(zip(selected, labels.flatten(0, 2), strict=True)):
+            left_out = torch.arange(request.num_sink, window_begin)[~mine[request.num_sink : window_begin]]
+            cut = set(of[mine].tolist()) & set(of[left_out].tolist())
+            assert len(cut) <= 1, (step, head)
+
+
+def test_a_token_hits_in_a_cluster_cache_of_one_step_where_that_step_selected_it(
+    recordings: dict[str, Recording],
+) -> None:
+    recording = recordings["clusterkv"]
+    assert recording.labels is not None
+    hits = cluster_cache_hits(recording.positions, recording.labels, 1)
+    overlap = RecordedTrace(recording.positions, CONTEXT).hit_rate
+    assert float(hits.tokens[1:].mean()) == pytest.approx(overlap, abs=1e-6)
+    assert hits.clusters is not None
+    # Trimmed clusters hit as a whole though some of their tokens miss.
+    assert overlap < float(hits.clusters[1:].mean()) < 1
+
+
 def test_documents_that_were_prefilled_before_are_recorded_alike(
     recorder: Recorder, documents: list[tuple[int, ...]]
 ) -> None:
@@ -255,8 +285,40 @@ def test_a_run_writes_table_json_plots_and_trace(tmp_path: Path, capsys: pytest.
     assert round(recorded.hit_rate, 4) == content["rows"][0]["overlap"]
 
 
+def test_a_run_with_the_papers_own_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hitrate.json"
+    sizes = ["--contexts", "512", "--documents", "1", "--steps", "4", "--budgets", "0.2", "--caches", "1/2"]
+    own = ["--paper-caches", "clusters", "lfu", "lru", "--block-cache", "256", "--k-cache", "1", "2"]
+    argv = ["hitrate", "--device", "cpu", *sizes, *own, "--cluster-depths", "1", "3", "--json", str(path)]
+    assert main(argv) == 0
+    table = capsys.readouterr().out
+    assert "| clusters, R = 3 |" in table
+    assert "| LFU of 2 blocks, k_cache = 1 |" in table
+    rows = [row for row in json.loads(path.read_text())["rows"] if "cache" in row]
+    names = [(row["case"]["policy"], row["cache"]["name"], row["cache"]["setting"]) for row in rows]
+    blocks = [("lfu", 1), ("lfu", 2), ("lru", 1), ("lru", 2)]
+    # clusters are ClusterKV's only
+    assert names == [
+        *(("pqcache", *cache) for cache in blocks),
+        *(("clusterkv", *cache) for cache in [("clusters", 1), ("clusters", 3), *blocks]),
+    ]
+    assert [row["clusters"] is not None for row in rows] == [name[1] == "clusters" for name in names]
+    assert all(0 < row["held_tokens"] <= 256 for row in rows if row["clusters"] is None)
+    assert 0 < rows[4]["tokens"] < rows[4]["tokens_settled"] < 1
+    assert table.strip() in render(path)
+
+
 @pytest.mark.parametrize(
-    "argv", [["--caches", "2"], ["--caches", "1/0"], ["--budgets", "1.5"], ["--policies", "full"]]
+    "argv",
+    [
+        ["--block-cache", "127"],
+        ["--k-cache", "0"],
+        ["--paper-caches", "fifo"],
+        ["--caches", "2"],
+        ["--caches", "1/0"],
+        ["--budgets", "1.5"],
+        ["--policies", "full"],
+    ],
 )
 def test_bad_options_end_with_two(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -268,6 +330,10 @@ def test_bad_options_end_with_two(argv: list[str]) -> None:
     ("argv", "told"),
     [
         (["--trace", "x.npz"], "--trace takes one context, policy and budget"),
+        (
+            ["--paper-caches", "clusters", "--policies", "pqcache"],
+            "--paper-caches clusters holds what clusterkv",
+        ),
         (["--model", "nowhere"], "no tokenizer in nowhere/tokenizer.json"),
         (["--contexts", "16K"], "voyage-of-the-beagle has 15750 tokens, a document needs 16511"),
     ],

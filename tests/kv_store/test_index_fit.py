@@ -47,7 +47,10 @@ def test_pq_fits_better_than_random_codebooks() -> None:
     assert ((keys - rebuilt) ** 2).mean() < 0.1 * keys.var()
 
 
-@pytest.mark.parametrize("params", [PQParams(2, 4), KMeansParams(9), KMeansParams(9, "l2")])
+@pytest.mark.parametrize(
+    "params",
+    [PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(9), KMeansParams(9, "l2"), KMeansParams(9, "ip")],
+)
 def test_the_same_seed_gives_the_same_index(params: PQParams | KMeansParams) -> None:
     keys = clustered(400, 16, 15)
     index = make_index(params)
@@ -91,7 +94,58 @@ def test_l2_labels_are_the_nearest_centroid() -> None:
     assert np.allclose(distances[np.arange(500), labels], distances.min(axis=1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
+    keys = clustered(500, 16, 10)
+    (centroids, labels), _ = make_index(KMeansParams(10, "ip")).fit_head(keys, OPTIONS)
+    products = keys @ centroids.T
+    assert np.allclose(products[np.arange(500), labels], products.max(axis=1), rtol=1e-4, atol=1e-3)
+    # By L2 or by cosine some keys would be elsewhere, and unit centroids would be shorter.
+    assert (squared_distances(keys, centroids).argmin(axis=1) != labels).any()
+    assert (cosines(keys, centroids).argmax(axis=1) != labels).any()
+    assert np.linalg.norm(centroids, axis=1).max() > 2
+    # Few clusters settle: each is the mean of those that are nearest to it by this metric, not by L2.
+    (centroids, labels), _ = make_index(KMeansParams(4, "ip")).fit_head(keys, FitOptions(40, 3, 0))
+    means = np.stack([keys[labels == cluster].mean(axis=0) for cluster in range(4)])
+    assert np.allclose(means, centroids, rtol=1e-3, atol=1e-3)
+
+
+def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
+    keys = np.array([[3, 4, 0, 1], [0, 1, 2, 0], [5, 0, 0, 0]], np.float32)
+    index = make_index(PQParams(2, 2, 0, "ip"))
+    (codebooks, codes, norms), _ = index.fit_head(keys, OPTIONS)
+    # As few rows as that are their own centroids, with sqrt(phi - |x|^2) behind them.
+    assert norms.tolist() == [25, 4]
+    assert np.allclose(codebooks[0, :3], [[3, 4, 0], [0, 1, 24**0.5], [5, 0, 0]])
+    assert np.allclose(codebooks[1, :3], [[0, 1, 3**0.5], [2, 0, 0], [0, 0, 2]])
+    assert codes.tolist() == [[0, 0], [1, 1], [2, 2]]
+    # Products with (1, 0, 0, 1) are 4, 0 and 5; the coordinates that were added, of up to 4.9, have no part in them.
+    query = np.array([[1, 0, 0, 1]], np.float32)
+    best = [index.select_head(query, (codebooks, codes, norms), k).tolist() for k in (1, 2)]
+    assert best == [[2], [0, 2]]
+
+
+def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> None:
+    keys = clustered(500, 16, 20)
+    index = make_index(PQParams(2, 4, 0, "ip"))
+    arrays, _ = index.fit_head(keys, OPTIONS)
+    specs = index.specs(Layout(1, 1, 16), 500)
+    assert [spec.name for spec in specs] == ["codebooks", "codes", "max_square_norms"]
+    for spec, array in zip(specs, arrays, strict=True):
+        assert (spec.shape[1:], spec.dtype) == (array.shape, array.dtype.name)
+    codebooks, codes, norms = arrays
+    for part in range(2):
+        rows = keys[:, part * 8 : part * 8 + 8].astype(np.float64)
+        squares = (rows**2).sum(1)
+        assert np.isclose(norms[part], squares.max())
+        lifted = np.column_stack([rows, np.sqrt(np.maximum(norms[part] - squares, 0))])
+        distances = squared_distances(lifted, codebooks[part])
+        chosen = distances[np.arange(500), codes[:, part]]
+        assert np.allclose(chosen, distances.min(axis=1), rtol=1e-3, atol=1e-3)
+        # No centroid is farther out than the keys, which all lie on one sphere.
+        assert (np.square(codebooks[part]).sum(1) <= norms[part] * 1.001).all()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
 def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     keys = clustered(6, 8, 3)
     index = make_index(KMeansParams(10, metric))
@@ -111,6 +165,8 @@ def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
         KMeansParams(0),
         KMeansParams(2**31),
         KMeansParams(4, "dot"),
+        PQParams(2, 4, 0, "cosine"),
+        PQParams(2, 4, 0, "dot"),
     ],
 )
 def test_parameters_out_of_range_are_refused(params: PQParams | KMeansParams) -> None:

@@ -56,12 +56,15 @@ def test_all_transports_carry_the_same_bytes(connect: Connect, row_type: str) ->
         assert (gathered == np.concatenate([rows[1][[149, 0, 31, 32, 33, 32]], rows[0]])).all()
         pq = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(30)
         kmeans = client.build_index("a", 1, 40, 150, KMeansParams(8, "cosine", 6), seed=5).result(30)
-        assert (pq.kind, kmeans.kind) == ("pq", "kmeans")
+        by_product = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6, "ip"), seed=5).result(30)
+        assert (pq.kind, kmeans.kind, by_product.kind) == ("pq", "kmeans", "pq")
+        shapes = {name: array.shape for name, array in by_product.arrays.items()}
+        assert shapes == {"codebooks": (2, 2, 16, 13), "codes": (2, 133, 2), "max_square_norms": (2, 2)}
         assert pq.arrays["codes"].shape == (2, 133, 2)
         assert pq.training_seconds > 0
         queries = np.random.default_rng(1).standard_normal((2, 3, 24)).astype(np.float32)
-        selected = [client.top_k(index.index_id, queries, 9) for index in (pq, kmeans)]
-        arrays = [np.array(array) for index in (pq, kmeans) for array in index.arrays.values()]
+        selected = [client.top_k(index.index_id, queries, 9) for index in (pq, kmeans, by_product)]
+        arrays = [np.array(array) for index in (pq, kmeans, by_product) for array in index.arrays.values()]
         results.append([gathered, *arrays, *selected])
         assert all(not array.flags.writeable for array in pq.arrays.values())
     for first, *others in zip(*results, strict=True):
@@ -152,6 +155,7 @@ def test_a_gather_beyond_the_seal_is_refused(connect: Connect, transport: str, p
         (0, 0, 40, PQParams(3, 4)),
         (0, 0, 40, PQParams(2, 4, 2**31)),
         (0, 0, 40, KMeansParams(0)),
+        (0, 0, 40, PQParams(2, 4, 0, "cosine")),
     ],
 )
 def test_a_build_out_of_range_is_refused(
@@ -178,8 +182,10 @@ def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
         client.build_index("a", 0, -1, 40, PQParams())
     with pytest.raises(InvalidStoreRequest):
         client.build_index("a", 0, 0, 40, KMeansParams(-1))
-    with pytest.raises(InvalidStoreRequest):
+    with pytest.raises(InvalidStoreRequest, match="metric 'dot' is none of"):
         client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
+    with pytest.raises(InvalidStoreRequest, match="metric 'dot' is none of"):
+        client.build_index("a", 0, 0, 40, PQParams(metric="dot"))
     with pytest.raises(InvalidStoreRequest):
         client.open_sequence("")
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from store_samples import LAYOUT, random_rows
 
-from kv_store.client import InvalidStoreRequest, NotInStore, PQParams, StoreClient, wire
+from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
 from kv_store.local import LocalStore
 from kv_store.trainers.base import TrainerPool
 from kv_store.trainers.task import TrainOutcome, TrainTask
@@ -213,3 +213,25 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         assert client.stats().reserved_bytes == base
         assert client.stats().num_indexes == 0
         client.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [PQParams(4, 5, 7), PQParams(2, 6, 0, "ip"), *(KMeansParams(9, m, 3) for m in ("cosine", "l2", "ip"))],
+)
+def test_index_parameters_come_back_from_their_message(params: PQParams | KMeansParams) -> None:
+    request = pb.BuildIndexRequest()
+    wire.set_params(request, params)
+    assert wire.params_from_message(request) == params
+
+
+def test_pq_of_no_metric_is_by_l2_and_other_metrics_must_be_known() -> None:
+    plain = pb.BuildIndexRequest(pq=pb.PQParams(num_subvectors=2, num_bits=6))
+    assert wire.params_from_message(plain) == PQParams(2, 6, 0, "l2")
+    for request in (
+        pb.BuildIndexRequest(pq=pb.PQParams(metric=9)),
+        pb.BuildIndexRequest(kmeans=pb.KMeansParams(metric=9)),
+        pb.BuildIndexRequest(kmeans=pb.KMeansParams(num_clusters=4)),
+    ):
+        with pytest.raises(InvalidStoreRequest, match="metric"):
+            wire.params_from_message(request)

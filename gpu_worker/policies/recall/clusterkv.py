@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_worker.kernels.centroid_rank import centroid_rank
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
-from kv_store.client import KMeansParams
+from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     """Recall of semantic clusters (Liu et al., ClusterKV, sections III and IV).
 
     num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
-    tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering;
-    selection is by inner product with the centroid. max_iterations: of K-means.
+    tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,
+    "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
     """
 
     num_sink: int = 16
@@ -43,6 +43,9 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
 
     name = "clusterkv"
     trains_when_leaving = True
+
+    def __post_init__(self) -> None:
+        check_metric(self.metric, KMEANS_METRICS)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

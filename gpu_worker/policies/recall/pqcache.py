@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.pq_append import pq_append
-from gpu_worker.kernels.pq_score import pq_score
+from gpu_worker.kernels.pq_score import augment, pq_score
 from gpu_worker.kernels.pq_select import pq_select
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
-from kv_store.client import PQParams
+from kv_store.client import PQ_METRICS, PQParams, check_metric
 
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
@@ -22,11 +22,15 @@ MAX_PAIR_BITS = 7
 @dataclass(frozen=True, slots=True)
 class PQIndex:
     """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, max_model_len, m]. pair_counts:
-    int32 [seats, L, H_kv, 4^b], how many candidates have each pair of codes; None unless m is 2 and pairs are few."""
+    int32 [seats, L, H_kv, 4^b], how many candidates have each pair of codes; None unless m is 2 and pairs are few. By
+    inner product, else None: coders float32 [seats, L, H_kv, m, 2^b, d/m + 1], the codebooks that keys are coded by,
+    and max_square_norms float32 [seats, L, H_kv, m], to `augment` them with."""
 
     codebooks: Tensor
     codes: Tensor
     pair_counts: Tensor | None
+    coders: Tensor | None
+    max_square_norms: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class PQCache(RecallPolicy[PQIndex]):
 
     num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
-    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose.
+    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose. metric: of
+    K-means and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
     """
 
     num_subvectors: int = 2
@@ -43,8 +48,12 @@ class PQCache(RecallPolicy[PQIndex]):
     num_sink: int = 32
     recent_ratio: float = 0.5
     max_iterations: int = 0
+    metric: str = "l2"
 
     name = "pqcache"
+
+    def __post_init__(self) -> None:
+        check_metric(self.metric, PQ_METRICS)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
@@ -62,12 +71,14 @@ class PQCache(RecallPolicy[PQIndex]):
         return plan.num_recent
 
     def allocate(self, shape: CacheShape) -> PQIndex:
-        ksub, dsub = 2**self.num_bits, shape.head_dim // self.num_subvectors
+        ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"
         counts = shape.seated(ksub * ksub, dtype=torch.int32) if self._counts_pairs else None
         return PQIndex(
             codebooks=shape.seated(self.num_subvectors, ksub, dsub, dtype=torch.float32),
             codes=shape.seated(shape.max_model_len, self.num_subvectors, dtype=torch.uint8),
             pair_counts=counts,
+            coders=shape.seated(self.num_subvectors, ksub, dsub + 1, dtype=torch.float32) if is_ip else None,
+            max_square_norms=shape.seated(self.num_subvectors, dtype=torch.float32) if is_ip else None,
         )
 
     @property
@@ -76,13 +87,18 @@ class PQCache(RecallPolicy[PQIndex]):
         return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
 
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
-        return IndexJob(begin, end, PQParams(self.num_subvectors, self.num_bits, self.max_iterations))
+        params = PQParams(self.num_subvectors, self.num_bits, self.max_iterations, self.metric)
+        return IndexJob(begin, end, params)
 
     def load(
         self, index: PQIndex, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
     ) -> None:
-        codes = arrays["codes"]
-        index.codebooks[seat, layer] = arrays["codebooks"]
+        codes, codebooks = arrays["codes"], arrays["codebooks"]
+        # A query's added coordinate is 0: tables need none.
+        index.codebooks[seat, layer] = codebooks[..., : index.codebooks.shape[-1]]
+        if index.coders is not None and index.max_square_norms is not None:
+            index.coders[seat, layer] = codebooks
+            index.max_square_norms[seat, layer] = arrays["max_square_norms"]
         index.codes[seat, layer, :, job.begin : job.end] = codes
         if index.pair_counts is not None:
             pairs = codes[..., 0].long() * 2**self.num_bits + codes[..., 1]
@@ -93,7 +109,10 @@ class PQCache(RecallPolicy[PQIndex]):
     def extend(self, index: PQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         span = slice(layers.start, layers.stop)
         counts = None if index.pair_counts is None else index.pair_counts[:, span]
-        pq_append(keys, index.codebooks[:, span], index.codes[:, span], counts, seats, positions)
+        coders = index.codebooks if index.coders is None else index.coders
+        if index.max_square_norms is not None:
+            keys = augment(keys, index.max_square_norms[:, span][seats])
+        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, positions)
 
     def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         if index.pair_counts is None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.trainers import train_index
+from gpu_worker.kernels.pq_score import augment
+from gpu_worker.trainers import lloyd, train_index
 from kv_store.client import KMeansParams, PQParams
 
 
@@ -92,7 +93,80 @@ def test_clusters_are_as_tight_as_faiss_ones(metric: str, device: torch.device) 
             assert (best == labels[head]).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("params", [PQParams(2, 4), KMeansParams(9)])
+def test_pq_by_inner_product_is_pq_of_augmented_keys(device: torch.device) -> None:
+    keys = clustered_keys(1500, 16, 20, device)
+    arrays = train_index(keys, PQParams(2, 4, 8, "ip"), seed=3)
+    norms = torch.stack([part.square().sum(-1).amax(1) for part in keys.split(8, dim=-1)], dim=1)
+    torch.testing.assert_close(arrays["max_square_norms"], norms)
+    augmented = augment(keys, norms[:, None])
+    as_l2 = train_index(augmented, PQParams(2, 4, 8), seed=3)
+    assert arrays["codebooks"].shape == (2, 2, 16, 9)
+    torch.testing.assert_close(arrays["codebooks"], as_l2["codebooks"])
+    assert torch.equal(arrays["codes"], as_l2["codes"])
+
+
+def test_pq_by_inner_product_is_faiss_like(device: torch.device) -> None:
+    pytest.importorskip("faiss")
+    from kv_store.index.base import FitOptions
+    from kv_store.index.pq import PQIndex
+
+    keys, params = clustered_keys(2000, 16, 30, device), PQParams(2, 5, 12, "ip")
+    arrays = train_index(keys, params, seed=3)
+    of_faiss = [PQIndex(params).fit_head(k.cpu().numpy(), FitOptions(12, 3, 256))[0] for k in keys]
+    books, codes, norms = (
+        torch.from_numpy(np.stack([arrays[place] for arrays in of_faiss])) for place in range(3)
+    )
+    torch.testing.assert_close(arrays["max_square_norms"].cpu(), norms)
+    augmented = augment(keys.cpu(), norms[:, None])
+    mine = pq_error(augmented, arrays["codebooks"].cpu(), arrays["codes"].cpu())
+    assert mine < 1.1 * pq_error(augmented, books, codes)
+
+
+def test_by_inner_product_labels_are_of_the_largest_and_centroids_are_means(device: torch.device) -> None:
+    pytest.importorskip("faiss")
+    from kv_store.index.base import FitOptions
+    from kv_store.index.kmeans import KMeansIndex
+
+    keys, params = clustered_keys(2000, 24, 30, device), KMeansParams(25, "ip", 15)
+    arrays = train_index(keys, params, seed=1)
+    labels, keys = arrays["labels"].cpu().long(), keys.cpu()
+    products = keys @ arrays["centroids"].cpu().mT
+    torch.testing.assert_close(products.gather(2, labels[..., None])[..., 0], products.amax(-1))
+    of_faiss = [KMeansIndex(params).fit_head(k.numpy(), FitOptions(15, 1, 256))[0] for k in keys]
+    theirs = torch.from_numpy(np.stack([arrays[0] for arrays in of_faiss]))
+    assert float(products.amax(-1).sum()) > 0.9 * float((keys @ theirs.mT).amax(-1).sum())
+    # Unit centroids, or those of unit keys, would be no longer than 1.
+    assert arrays["centroids"].norm(dim=-1).amax() > 2
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_an_empty_cluster_splits_a_large_one(metric: str) -> None:
+    """Four directions, many keys of each: whichever keys come first, in the end each direction has a cluster."""
+    directions = torch.tensor([[8.0, 1.0, 0.0], [-1.0, 8.0, 1.0], [0.0, -8.0, 1.0], [1.0, 0.0, -8.0]])
+    points = directions.repeat(30, 1)[None]
+    points = points if metric != "cosine" else torch.nn.functional.normalize(points, dim=-1)
+    for seed in range(10):
+        centroids = lloyd.fit(points, 4, 20, seed, metric, max_points=120)
+        labels = lloyd.assign(points, centroids, metric)
+        assert labels[0, :4].unique().tolist() == [0, 1, 2, 3], seed
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (PQParams(2, 4, 0, "cosine"), "metric 'cosine' is none of l2, ip"),
+        (KMeansParams(4, "dot"), "metric 'dot' is none of cosine, l2, ip"),
+    ],
+)
+def test_an_unknown_metric_is_refused(params: PQParams | KMeansParams, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        train_index(torch.ones(1, 9, 8), params, seed=0)
+
+
+ALL_METRICS = [PQParams(2, 4), PQParams(2, 4, 0, "ip"), *(KMeansParams(9, m) for m in ("cosine", "l2", "ip"))]
+
+
+@pytest.mark.parametrize("params", ALL_METRICS)
 def test_two_runs_agree(params: PQParams | KMeansParams, device: torch.device) -> None:
     keys = clustered_keys(500, 16, 20, device)
     one, other = (train_index(keys, params, seed=5) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from policy_index import SHAPE, kmeans_segment, poison, select
 from torch import Tensor
@@ -127,3 +128,16 @@ def test_a_needle_of_a_later_window_is_recalled() -> None:
     query = torch.zeros(1, 4, DIM)
     query[..., 5] = 1.0
     assert select(POLICY, index, query, {0: (4, 104)}, layer=1, k=2) == [[[71, 94]] * 2]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
+def test_the_metric_is_that_of_the_job(metric: str) -> None:
+    policy = ClusterKV(metric=metric)
+    plan = policy.plan(2000, 400)
+    for begin, end in [(16, 2000), (2000, 2320)]:
+        assert policy.index_job(plan, begin, end).params.metric == metric
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="metric 'dot' is none of cosine, l2, ip"):
+        ClusterKV(metric="dot")

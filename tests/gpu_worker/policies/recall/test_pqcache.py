@@ -11,6 +11,7 @@ from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies import PQCache
 from gpu_worker.policies.recall.base import Candidates, IndexJob
 from gpu_worker.policies.recall.pqcache import PQIndex
+from gpu_worker.trainers import train_index
 from kv_store.client import PQParams
 
 POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)
@@ -95,6 +96,78 @@ def test_tokens_that_leave_the_window_get_the_code_of_their_nearest_centroid() -
                     piece = keys[layer, head, token, 4 * part : 4 * part + 4]
                     nearest = (codebooks[layer][head, part] - piece).square().sum(-1).argmin()
                     assert index.codes[seat, layer, head, 50 + token, part] == nearest
+
+
+def one_part_index(codebook: Tensor) -> tuple[PQCache, PQIndex]:
+    """A policy by inner product with one part, and its index with this codebook [2, DIM + 1] in all heads, phi 4."""
+    policy = PQCache(num_subvectors=1, num_bits=1, num_sink=4, metric="ip")
+    index = policy.allocate(SHAPE)
+    poison(index)
+    segment = pq_segment(
+        codebook.expand(HEADS, 1, 2, -1), torch.tensor([0, 1] * 23)[None, :, None].expand(HEADS, -1, 1)
+    )
+    params = PQParams(1, 1, 0, "ip")
+    segment["max_square_norms"] = torch.full((HEADS, 1), 4.0)
+    policy.load(index, 1, 1, IndexJob(4, 50, params), segment)
+    return policy, index
+
+
+def along_axis(length: float) -> Tensor:
+    key = torch.zeros(1, HEADS, DIM)
+    key[..., 0] = length
+    return key
+
+
+@pytest.mark.parametrize(
+    ("length", "code"),
+    [
+        # (1.6 - 1)^2 + (1.2 - 3^0.5)^2 = 0.64 is less than (2 - 1.6)^2 + 1.2^2 = 1.6, though 2 is nearer to 1.6 than 1
+        (1.6, 0),
+        (2.0, 1),
+        # 9 is beyond phi: 1 against 4 + 3
+        (3.0, 1),
+    ],
+)
+def test_by_inner_product_leaving_tokens_are_coded_with_their_added_coordinate(
+    length: float, code: int
+) -> None:
+    codebook = torch.zeros(2, DIM + 1)
+    codebook[0, 0], codebook[0, -1] = 1.0, 3**0.5
+    codebook[1, 0] = 2.0
+    policy, index = one_part_index(codebook)
+    seats, positions = torch.tensor([0, 1]), torch.tensor([-1, 50])
+    keys = torch.stack([torch.full((1, HEADS, DIM), float("nan")), along_axis(length)])
+    policy.extend(index, seats, range(1, 2), positions, keys)
+    assert index.codes[1, 1, :, 50, 0].tolist() == [code] * HEADS
+
+
+def test_by_inner_product_scores_leave_the_added_coordinate_out() -> None:
+    codebook = torch.zeros(2, DIM + 1)
+    # Their added coordinates are in the other order than their products with the query.
+    codebook[0, 0], codebook[0, -1] = 1.0, 100.0
+    codebook[1, 0] = 2.0
+    policy, index = one_part_index(codebook)
+    query = torch.zeros(1, 4, DIM)
+    query[..., 0] = 1.0
+    assert select(policy, index, query, {1: (4, 50)}, layer=1, k=2) == [[[47, 49]] * HEADS]
+
+
+def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
+    policy = PQCache(num_subvectors=2, num_bits=3, num_sink=4, metric="ip")
+    index = policy.allocate(SHAPE)
+    poison(index)
+    keys = torch.randn(HEADS, 200, DIM, generator=torch.Generator().manual_seed(0))
+    trained = policy.index_job(policy.plan(300, 60), 4, 204)
+    policy.load(index, 1, 1, trained, train_index(keys, trained.params, seed=0))
+    # What is trained and what leaves is coded alike.
+    for token in range(0, 200, 20):
+        policy.extend(index, torch.tensor([1]), range(1, 2), torch.tensor([204]), keys[:, token][None, None])
+        assert torch.equal(index.codes[1, 1, :, 204], index.codes[1, 1, :, 4 + token])
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="metric 'cosine' is none of l2, ip"):
+        PQCache(metric="cosine")
 
 
 def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
