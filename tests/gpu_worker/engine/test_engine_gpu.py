@@ -127,6 +127,20 @@ def test_the_gpu_gives_the_cpus_tokens(
             assert 0 < stats.hit_rows_total < stats.selected_rows_total
 
 
+def test_every_method_gives_the_cpus_tokens() -> None:
+    """All of them in one batch, each on a page of its own."""
+    names = sorted(registry())
+    asked = [
+        request(name, name, page, 24)
+        for name, page in zip(names, prompts([700 + 11 * n for n in range(len(names))]), strict=True)
+    ]
+    with running("cpu", max_num_seqs=len(names), slot_bytes=1 << 30) as engine:
+        expected = answers(engine, asked)
+    with running("cuda", max_num_seqs=len(names), slot_bytes=1 << 30) as engine:
+        found = answers(engine, asked)
+    assert {name for name in names if found[name] != expected[name]} == set()
+
+
 @pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
 def test_indexes_trained_on_the_device_answer_alone_as_in_a_batch(hot_cache: HotCacheSize) -> None:
     alone = {}

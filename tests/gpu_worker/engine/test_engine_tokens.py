@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import NUM_KV_HEADS, Rig, make_model, random_prompt, request
+from engine_rig import NUM_KV_HEADS, Rig, make_model, random_prompt, request, small_policies
 from naive_decoder import first_best, greedy
 from torch import Tensor
 
 from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.records import GenerationRequest
-from gpu_worker.policies import registry
+from gpu_worker.policies import Oracle, registry
+from gpu_worker.policies.recall.base import Candidates
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 LEAST = HotCacheSize(tokens=1)
@@ -282,3 +283,41 @@ def test_measuring_changes_neither_tokens_nor_traffic() -> None:
     assert measured.tokens == plain.tokens
     assert measured.usage.bytes_moved == plain.usage.bytes_moved
     assert measured.usage.hit_rate == plain.usage.hit_rate
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+def test_an_early_query_is_the_layers_own_of_the_layer_before(
+    full_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Guessing(Oracle):
+        """Notes what it is given, and selects by it."""
+
+        reads_early_query = True
+
+        def score(self, index: None, candidates: Candidates) -> Tensor:
+            assert candidates.early_query is not None
+            seen.append((candidates.layer, candidates.early_query.clone()))
+            return super().score(index, candidates)
+
+    seen: list[tuple[int, Tensor]] = []
+    inputs: list[tuple[int, Tensor, Tensor]] = []
+    rig = Rig(policies={**small_policies(), "oracle": Guessing(num_sink=4)}, full_layers=full_layers)
+    decoder = rig.model.decoder
+    project = decoder.project_qkv
+
+    def noted(layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if hidden.shape[0] == 1:
+            inputs.append((layer, hidden.clone(), positions.clone()))
+        return project(layer, hidden, positions)
+
+    monkeypatch.setattr(decoder, "project_qkv", noted)
+    rig.run(request("one", "oracle", 30, max_tokens=4))
+    assert [layer for layer, _ in seen] == 3 * list(range(full_layers, 3))
+    # A layer's own input comes last, after what the guess was made of.
+    of_layer = {(layer, int(at)): hidden for layer, hidden, at in inputs}
+    for count, (layer, early) in enumerate(seen):
+        position = 120 + count // (3 - full_layers)
+        hidden = of_layer[max(0, layer - 1), position]
+        with torch.inference_mode():
+            expected, _, _ = project(layer, hidden, torch.tensor([position]))
+        torch.testing.assert_close(early, expected)

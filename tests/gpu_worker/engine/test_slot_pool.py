@@ -1,0 +1,49 @@
+"""Blocks of a layer, whole or dealt to its heads, and that all of them come back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.errors import CapacityError
+
+NUM_BLOCKS = 20
+
+
+@pytest.fixture
+def pool() -> SlotPool:
+    return SlotPool(NUM_BLOCKS, 4, torch.float32, torch.device("cpu"))
+
+
+def new_tables(pool: SlotPool) -> BlockTables:
+    return BlockTables(pool, num_seats=3, num_layers=2, num_kv_heads=3, max_slots=8 * 64)
+
+
+def test_reserved_blocks_are_dealt_unequally_and_the_rest_is_free(pool: SlotPool) -> None:
+    tables = new_tables(pool)
+    tables.reserve(1, 0, 9)
+    assert pool.num_free_blocks == NUM_BLOCKS - 9
+    tables.deal(1, 0, [4, 0, 3])
+    assert pool.num_free_blocks == NUM_BLOCKS - 7
+    held = [*tables.tables[1, 0, 0, :4].tolist(), *tables.tables[1, 0, 2, :3].tolist()]
+    assert len(set(held)) == 7
+    other = pool.allocate(NUM_BLOCKS - 7)
+    assert not set(other) & set(held)
+    tables.release(1, 0)
+    assert pool.num_free_blocks == 7
+
+
+def test_what_is_reserved_and_never_dealt_comes_back(pool: SlotPool) -> None:
+    tables = new_tables(pool)
+    tables.reserve(0, 1, 12)
+    with pytest.raises(CapacityError, match="bytes of slots are missing"):
+        tables.reserve(2, 1, 9)
+    tables.release(0, 1)
+    tables.release(2, 1)
+    assert pool.num_free_blocks == NUM_BLOCKS
+
+
+@pytest.mark.parametrize(("slots", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2)])
+def test_blocks_hold_64_slots(slots: int, blocks: int) -> None:
+    assert num_blocks(slots) == blocks
