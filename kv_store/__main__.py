@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S")
     parser.add_argument("--default-iterations", type=int, default=10, metavar="N")
-    parser.add_argument("--max-points-per-centroid", type=int, default=256, metavar="N", help="0: all rows")
+    parser.add_argument("--max-points-per-centroid", type=int, default=128, metavar="N", help="0: all rows")
     parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
     return parser
 

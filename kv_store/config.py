@@ -38,7 +38,7 @@ class StoreConfig:
     max_restarts: int = 0
     lease_seconds: float = 30.0
     default_iterations: int = 10
-    max_points_per_centroid: int = 256
+    max_points_per_centroid: int = 128
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
