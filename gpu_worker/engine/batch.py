@@ -83,7 +83,7 @@ class BatchShape:
 
     groups: tuple[GroupShape, ...]
     # Where some layers are dense for everyone: the whole batch as one group.
-    dense: GroupShape
+    dense: GroupShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,10 @@ class Batch:
         shape_of: Callable[[list[Sequence]], GroupShape],
         buckets: Buckets,
         num_seats: int,
+        some_dense: bool,
     ) -> Batch:
-        """shape_of: of a group, which are the sequences of one kind; made with the same buckets."""
+        """shape_of: of a group, which are the sequences of one kind; made with the same buckets. some_dense: whether
+        there are layers that are dense for everyone."""
         by_kind: dict[Kind, list[Sequence]] = {}
         for sequence in sequences:
             by_kind.setdefault(kind_of(sequence), []).append(sequence)
@@ -130,7 +132,7 @@ class Batch:
                 assert unused is not None
                 columns += [padding(unused)] * (shape.num_rows - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
-        dense = GroupShape("", False, len(columns), longest)
+        dense = GroupShape("", False, len(columns), longest) if some_dense else None
         return cls(BatchShape(tuple(shapes), dense), members, table_of(columns))
 
     def groups(self, table: Tensor) -> list[Group]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gpu_worker.calibration import read_calibration
 from gpu_worker.config import WorkerConfig, row_type
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
+from gpu_worker.engine.configured_policies import configured_policies
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
-from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.intake import Intake, ring_size
 from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
@@ -25,8 +27,8 @@ from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, ModelConfig, load_model
-from gpu_worker.policies import ClusterKV, Policy, PQCache, registry
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies import Policy, registry
+from gpu_worker.policies.base import CacheShape, Family
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,8 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     device = torch.device(config.resolve_device())
     dtype_name = config.resolve_dtype(device.type, None)
     dtype = getattr(torch, dtype_name)
-    policies = _policies(config)
+    calibration = read_calibration(config.calibration) if config.calibration else None
+    policies = configured_policies(config, calibration)
     if config.policy not in (names := sorted((AUTO, *policies))):
         raise ConfigError(f"--policy {config.policy!r} is unknown; choose one of {', '.join(names)}")
     if config.gpu_memory_limit_bytes is not None:
@@ -77,6 +80,8 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
             )
         limit_process(device, config.gpu_memory_limit_bytes)
     model = _load(config, device, dtype, report)
+    if calibration is not None:
+        calibration.check(model.config)
     if model.config.head_dim % config.pq_num_subvectors:
         raise ConfigError(
             f"--pq-subvectors {config.pq_num_subvectors} does not divide the model's head size "
@@ -155,10 +160,19 @@ def assemble(
         hides_training=device.type == "cuda",
     )
     probe = Probe(offloader, shape.scale)
-    recall = RecallCache(shape, pool, tables, offloader, probe, options.hot_cache, options.trains_indexes)
+    recall = RecallCache(
+        shape,
+        pool,
+        tables,
+        offloader,
+        probe,
+        options.hot_cache,
+        options.trains_indexes,
+        _usual_fixed(options),
+    )
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
-    caches = CacheSet(shape, pool, dense, retain, recall, options.full_layers)
+    caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)
     return Engine(
         info=info,
@@ -180,6 +194,16 @@ def assemble(
     )
 
 
+def _usual_fixed(options: EngineOptions) -> int:
+    """Sinks, window and new token of the longest prompt under the default policy and budget."""
+    policy = options.policies.get(LONG if options.default_policy == AUTO else options.default_policy)
+    length = options.max_model_len
+    if policy is None or policy.family is not Family.RECALL:
+        return 0
+    plan = policy.plan(length, options.default_budget.resolve(length))
+    return plan.num_sink + ring_size(policy, plan) if plan.selects else 0
+
+
 def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:
     config = model.config
     return EngineInfo(
@@ -197,17 +221,6 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport
         num_parameters=model.num_parameters,
         slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
         transport=transport,
-    )
-
-
-def _policies(config: WorkerConfig) -> dict[str, Policy]:
-    return registry(
-        PQCache(
-            num_subvectors=config.pq_num_subvectors,
-            num_bits=config.pq_nbits,
-            max_iterations=config.pq_iterations,
-        ),
-        ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster),
     )
 
 

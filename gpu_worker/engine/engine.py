@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 import torch
 
 from gpu_worker.engine.caches import Cache, CacheSet
 from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
@@ -33,9 +33,6 @@ from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, torch.dtype, torch.device], Prefill]
-
-# How long an otherwise idle step waits for an index before it looks for other work again.
-INDEX_POLL_SECONDS = 0.005
 
 
 class Engine:
@@ -68,7 +65,9 @@ class Engine:
         self._sampler = Sampler()
         self._scheduler = Scheduler(info.max_num_seqs)
         self._prefill: Prefill | None = None
-        self._indexing: dict[Sequence, deque] = {}
+        self._indexing = Indexing(caches.recall)
+        # Since somebody was last given what others left.
+        self._has_freed = False
         self._stats = EngineStats(slots_total=pool.num_blocks * BLOCK_SIZE)
 
     def validate(self, request: GenerationRequest) -> None:
@@ -106,6 +105,9 @@ class Engine:
     def _admit(self) -> bool:
         sequence = self._scheduler.next_waiting()
         if sequence is None:
+            if self._has_freed and not self._scheduler.num_waiting:
+                self._caches.spread()
+                self._has_freed = False
             return False
         self._intake.choose(sequence, self._caches.num_free_slots)
         try:
@@ -170,7 +172,7 @@ class Engine:
         sequence = prefill.sequence
         sequence.clock.prefilled = time.monotonic()
         sequence.status = Status.INDEXING
-        self._indexing[sequence] = deque(prefill.trained)
+        self._indexing.add(sequence, prefill.trained)
         self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
         if sequence.forced:
             sequence.next_token = sequence.forced.popleft()
@@ -179,22 +181,13 @@ class Engine:
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
-        progressed = False
-        for sequence, trained in list(self._indexing.items()):
-            try:
-                while trained and self._caches.recall.load(
-                    sequence, trained[0], INDEX_POLL_SECONDS if wait else 0.0
-                ):
-                    trained.popleft()
-            except WorkerError as error:
-                self._fail(sequence, error)
-                continue
-            if not trained:
-                del self._indexing[sequence]
-                sequence.status = Status.DECODE
-                sequence.clock.indexed = time.monotonic()
-                progressed = True
-        return progressed
+        ready, failed = self._indexing.take(wait)
+        for sequence in ready:
+            sequence.status = Status.DECODE
+            sequence.clock.indexed = time.monotonic()
+        for sequence, error in failed:
+            self._fail(sequence, error)
+        return bool(ready)
 
     def _decode_step(self) -> bool:
         sequences = self._scheduler.with_status(Status.DECODE)
@@ -253,7 +246,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         self._caches.recall.take_counts(self._scheduler.offloading())
-        usage = sequence.usage()
+        usage = sequence.usage(*self._caches.held_bytes(sequence))
         self._release(sequence)
         if reason is FinishReason.ABORT:
             self._stats.requests_aborted_total += 1
@@ -270,7 +263,7 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._stats.selected_rows_total += sequence.meter.selected_rows
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
-        self._indexing.pop(sequence, None)
+        self._indexing.remove(sequence)
         if self._prefill is not None and self._prefill.sequence is sequence:
             self._prefill.cancel()
             self._prefill = None
@@ -279,6 +272,7 @@ class Engine:
             if sequence.offloads:
                 self._offloader.release(sequence)
         self._scheduler.remove(sequence)
+        self._has_freed = True
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""

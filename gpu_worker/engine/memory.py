@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.kept_slots import KeptSlots
+from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.layer_writer import STAGE_BYTES
 from gpu_worker.engine.records import Budget
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
@@ -164,7 +165,7 @@ def seat_bytes(workload: Workload) -> int:
     for policy in workload.policies.values():
         plan = workload.plan(policy)
         if plan.selects:
-            fixed.make_room(plan.num_sink + policy.max_window(plan) + 1)
+            fixed.make_room(plan.num_sink + ring_size(policy, plan))
     # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
     slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
     hot = HotCache(shape, pool, tables)
@@ -202,7 +203,8 @@ def prefill_bytes(workload: Workload) -> int:
     ids = 2 * 8 * length
     kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
     policy = workload.policies[workload.default_policy]
-    kept += policy.num_queries(workload.plan(policy)) * model.num_heads * model.head_dim * itemsize
+    plan = workload.plan(policy)
+    kept += plan.selects * policy.num_queries(plan) * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length
     keys = 4 * shape.num_kv_heads * length * shape.head_dim

@@ -81,7 +81,8 @@ class Offloader:
         self._dtype = dtype
         self._device = device
         self._hides_training = hides_training
-        self._token_bytes = num_layers * client.layout.token_bytes
+        # Of one token's rows in all layers.
+        self.token_bytes = num_layers * client.layout.token_bytes
         self._extents: dict[str, _Extent] = {}
         self._arena = DeviceArena(client, num_seats, max_model_len, device)
         self.is_reachable = True
@@ -190,7 +191,7 @@ class Offloader:
         Seals at every full slab, for which the host waits.
         """
         extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
-        self.offloaded_bytes += (num_tokens - extent.written) * self._token_bytes
+        self.offloaded_bytes += (num_tokens - extent.written) * self.token_bytes
         extent.written = num_tokens
         self.seal(sequence, num_tokens // per_slab * per_slab)
 

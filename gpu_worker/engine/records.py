@@ -82,7 +82,11 @@ class ProgressEvent:
 
 @dataclass(slots=True)
 class Usage:
-    """What a request cost; filled while it runs, complete in its CompleteEvent."""
+    """What a request cost; filled while it runs, complete in its CompleteEvent.
+
+    device_bytes: of the slots that it held at its end, in all layers. host_bytes: of its rows in the arena then; 0
+    where they lay there only to measure by.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -101,6 +105,8 @@ class Usage:
     prefill_ms: float = 0.0
     index_wait_ms: float = 0.0
     decode_ms: float = 0.0
+    device_bytes: int = 0
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

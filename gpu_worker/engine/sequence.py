@@ -103,8 +103,11 @@ class Sequence:
         """Where the new token stands among the fixed slots; -1 where nothing is selected."""
         return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1
 
-    def usage(self) -> Usage:
-        """The account of the request. Means are over KV heads, layers and decode steps."""
+    def usage(self, device_bytes: int = 0, host_bytes: int = 0) -> Usage:
+        """The account of the request. Means are over KV heads, layers and decode steps.
+
+        device_bytes, host_bytes: that it holds, as its caches know.
+        """
         meter, now = self.meter, time.monotonic()
         steps = max(1, meter.num_layer_steps)
         clock = self.clock
@@ -125,4 +128,6 @@ class Sequence:
             prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
             index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,
             decode_ms=1e3 * (now - clock.indexed) if clock.indexed else 0.0,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
         )

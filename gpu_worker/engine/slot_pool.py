@@ -90,6 +90,24 @@ class BlockTables:
         self._held[seat, layer] = [block for blocks in heads for block in blocks[:num_kept]]
         self._pool.free([block for blocks in heads for block in blocks[num_kept:]])
 
+    def held_bytes(self, seat: int) -> int:
+        """Of the slots that a seat holds in all layers; 0 for none."""
+        num_held = sum(len(blocks) for (holder, _), blocks in self._held.items() if holder == seat)
+        return num_held * BLOCK_SIZE * self._pool.row_bytes
+
+    def extend(self, seat: int, layer: int, num_slots: int) -> None:
+        """Give every KV head of a layer blocks for `num_slots` slots, with those that it has. Raises CapacityError."""
+        held, num_kv_heads = self._held[seat, layer], self.tables.shape[2]
+        per_head, wanted = len(held) // num_kv_heads, num_blocks(num_slots)
+        added = self._pool.allocate((wanted - per_head) * num_kv_heads)
+        more = wanted - per_head
+        heads = [
+            held[head * per_head : (head + 1) * per_head] + added[head * more : (head + 1) * more]
+            for head in range(num_kv_heads)
+        ]
+        self._held[seat, layer] = [block for blocks in heads for block in blocks]
+        self.tables[seat, layer, :, :wanted] = torch.tensor(heads, device=self.tables.device)
+
     def release(self, seat: int, layer: int) -> None:
         """Free what `assign` gave; nothing where it gave nothing."""
         self._pool.free(self._held.pop((seat, layer), []))

@@ -48,6 +48,10 @@ class Cache(ABC):
         """Whether the rows of an admitted sequence must go to the store."""
         return False
 
+    def bytes_in_store(self, sequence: Sequence) -> int:
+        """Of the rows of a sequence that offloads; 0 where they lie there only to measure by."""
+        return 0
+
     def prepare(self, sequence: Sequence) -> None:
         """Have the state that a sequence needs beside its slots. Raises CapacityError."""
         return None

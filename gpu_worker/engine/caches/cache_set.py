@@ -14,7 +14,7 @@ from gpu_worker.engine.caches.recall import RecallCache
 from gpu_worker.engine.caches.retain import RetainCache
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import SlotPool
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
@@ -36,6 +36,7 @@ class CacheSet:
         self,
         shape: CacheShape,
         pool: SlotPool,
+        block_tables: BlockTables,
         dense: DenseCache,
         retain: RetainCache,
         recall: RecallCache,
@@ -43,6 +44,7 @@ class CacheSet:
     ) -> None:
         self._shape = shape
         self._pool = pool
+        self._block_tables = block_tables
         self._dense = dense
         self._sparse: dict[Family, Cache] = {Family.RETAIN: retain, Family.RECALL: recall}
         self._retain = retain
@@ -99,9 +101,17 @@ class CacheSet:
             self._holders.add(sequence, sparse)
         for layer, cache in enumerate(self.of(sequence)):
             cache.admit(sequence, layer)
-        # Also where every layer is dense: the store may keep what a short prompt's budget covers.
-        sequence.offloads = self._sparse.get(sequence.policy.family, self._dense).needs_store(sequence)
+        sequence.offloads = self._offloading(sequence).needs_store(sequence)
         return True
+
+    def _offloading(self, sequence: Sequence) -> Cache:
+        """Who says what goes to the store: also where every layer is dense, as a short prompt's budget covers it."""
+        return self._sparse.get(sequence.policy.family, self._dense)
+
+    def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
+        """What the sequence holds: of its slots in all layers, and of its rows in the store."""
+        in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
+        return self._block_tables.held_bytes(sequence.seat), in_store
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
@@ -118,7 +128,8 @@ class CacheSet:
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
-        return Batch.of(sequences, self._kind, self._group_shape, self._buckets, self._shape.max_num_seqs)
+        num_seats, some_dense = self._shape.max_num_seqs, self._full_layers > 0
+        return Batch.of(sequences, self._kind, self._group_shape, self._buckets, num_seats, some_dense)
 
     def _kind(self, sequence: Sequence) -> Kind:
         if not self._sparse_layers(sequence):
@@ -135,7 +146,7 @@ class CacheSet:
         groups = batch.groups(table)
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         steps = []
-        if first:
+        if batch.shape.dense is not None:
             everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
             steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
         if rest:
@@ -149,6 +160,10 @@ class CacheSet:
         for members in batch.members:
             self._dense.count(members, first)
             self._serving(members[0]).count(members, rest)
+
+    def spread(self) -> None:
+        """Let running sequences have slots that nobody waits for."""
+        self._holders.spread()
 
     def release(self, sequence: Sequence) -> None:
         self._holders.remove(sequence)

@@ -1,4 +1,4 @@
-"""Who holds slots for recalled tokens, and gives some up when a waiting request lacks them."""
+"""Who holds slots for recalled tokens: gives some up when a waiting request lacks them, has more when one leaves."""
 
 from __future__ import annotations
 
@@ -41,10 +41,26 @@ class Holders:
             self._recall.shrink(largest, self._layers[largest], num_blocks(target) * BLOCK_SIZE)
         return True
 
+    def spread(self) -> None:
+        """Let those that may miss have free slots, who has least first: each takes half of what is free, so that the
+        next request finds room."""
+        for sequence in sorted(self._layers, key=lambda sequence: sequence.num_slots):
+            if not self._may_resize(sequence) or not sequence.can_miss:
+                continue
+            layers = self._layers[sequence]
+            free = self._pool.num_free_blocks // (2 * len(layers) * self._shape.num_kv_heads)
+            # Whoever has a slot for every token has each at its own place; that is for the admitted only.
+            target = min(sequence.capacity - 1, (num_blocks(sequence.num_slots) + free) * BLOCK_SIZE)
+            if target > sequence.num_slots:
+                self._recall.grow(sequence, layers, target)
+
+    def _may_resize(self, sequence: Sequence) -> bool:
+        is_prefilled = sequence.status in (Status.INDEXING, Status.DECODE)
+        return is_prefilled and self._recall.may_resize(sequence)
+
     def _spare_blocks(self, sequence: Sequence) -> int:
         """Blocks that the sequence can do without, in all its layers."""
-        is_prefilled = sequence.status in (Status.INDEXING, Status.DECODE)
-        if not is_prefilled or not self._recall.may_shrink(sequence):
+        if not self._may_resize(sequence):
             return 0
         per_head = num_blocks(sequence.num_slots) - num_blocks(self._recall.least_slots(sequence))
         return per_head * len(self._layers[sequence]) * self._shape.num_kv_heads

@@ -119,6 +119,12 @@ class HotCache:
         self._hand[seat, span] = 0
         self._filled[seat, span] = num_tokens
 
+    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Have so many slots from the next step on; the new ones are empty."""
+        seat, span = sequence.seat, slice(layers.start, layers.stop)
+        self._token_of[seat, span, :, sequence.num_slots : num_slots] = -1
+        self._referenced[seat, span, :, sequence.num_slots : num_slots] = 0
+
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Do with the first `num_slots` of the sequence's slots from the next step on; not with fewer than its sinks,
         its window and the new token need.

@@ -55,8 +55,10 @@ class RecallCache(Cache):
         probe: Probe,
         hot_cache_size: HotCacheSize,
         trains_here: bool,
+        num_fixed: int = 0,
     ) -> None:
-        """trains_here: indexes are trained on the model's device, not by the store."""
+        """trains_here: indexes are trained on the model's device, not by the store. num_fixed: sinks, window and new
+        token that most sequences will have, for which there is room from the start."""
         self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
@@ -73,6 +75,7 @@ class RecallCache(Cache):
         with torch.inference_mode(False):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
         self._fixed = FixedSlots(shape)
+        self._fixed.make_room(num_fixed)
         self._indexes = IndexBook(shape)
         self._probe = probe
 
@@ -84,7 +87,13 @@ class RecallCache(Cache):
     def needs_store(self, sequence: Sequence) -> bool:
         """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
         is_measured = sequence.request.measure and sequence.plan.selects
-        return sequence.can_miss or not self._trains_here or is_measured
+        return self._keeps_in_store(sequence) or is_measured
+
+    def _keeps_in_store(self, sequence: Sequence) -> bool:
+        return sequence.can_miss or not self._trains_here
+
+    def bytes_in_store(self, sequence: Sequence) -> int:
+        return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
 
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
         per_head = num_layers * self._shape.num_kv_heads
@@ -108,9 +117,9 @@ class RecallCache(Cache):
             return sequence.capacity
         return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
-    def may_shrink(self, sequence: Sequence) -> bool:
-        """Whether a prefilled sequence may do with fewer slots: its rows are in the store, and nobody fixed how many
-        of them are kept."""
+    def may_resize(self, sequence: Sequence) -> bool:
+        """Whether a prefilled sequence may do with fewer slots, or with more again: its rows are in the store, and
+        nobody fixed how many of them are kept."""
         return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
 
     def prepare(self, sequence: Sequence) -> None:
@@ -144,6 +153,13 @@ class RecallCache(Cache):
         for layer in layers:
             self._fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
             self._block_tables.shrink(sequence.seat, layer, num_slots)
+        sequence.num_slots = num_slots
+
+    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Take more slots for a sequence that may miss; with fewer than its capacity it still may."""
+        for layer in layers:
+            self._block_tables.extend(sequence.seat, layer, num_slots)
+        self._hot_cache().grow(sequence, layers, num_slots)
         sequence.num_slots = num_slots
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:

@@ -131,9 +131,9 @@ class RetainCache(Cache):
             sequence.kept_at = sequence.num_tokens
 
     def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
-        """What is kept of a layer by now; heads that hold less than others are padded."""
+        """What is kept of a layer by now; heads that hold less than the longest are padded."""
         seat, kept = sequence.seat, self._kept
-        count = sequence.longest_kept + sequence.num_tokens - sequence.kept_at
+        count = int(kept.lengths[seat, layer].max())
         # Copies: what is kept again goes to where these are read from.
         positions = kept.positions[seat, layer, :, :count].clone()
         slots = torch.arange(count, device=positions.device).expand_as(positions)

@@ -32,6 +32,10 @@ class OutlierHeads(AllocationPolicy):
     num_kv_heads: int
 
     def __post_init__(self) -> None:
+        if self.inner.evicts:
+            raise ValueError(
+                f"{self.inner.name} evicts at every step, and outlier heads keep what is decoded"
+            )
         unknown = sorted(head for head in self.heads if min(head) < 0 or head[1] >= self.num_kv_heads)
         if unknown:
             raise ValueError(

@@ -117,15 +117,19 @@ def skew(queries: Tensor, keys: Tensor) -> Tensor:
     Its columns are the right singular vectors of the group's stacked queries, those first along which queries and keys
     together are longest. queries: [H_q, n, d]. keys: [H_kv, n, d]. Both rotated.
     """
-    of_keys = _gram(keys)
+    return skew_of(gram(queries.reshape(keys.shape[0], -1, keys.shape[2])), gram(keys))
+
+
+def skew_of(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    """`skew` from what `gram` gives for each KV head's queries and keys, or sums of it over texts."""
     # The eigenvectors of Q^T Q are the right singular vectors of Q; its values are their squares.
-    squares, vectors = torch.linalg.eigh(_gram(queries.reshape(keys.shape[0], -1, keys.shape[2])))
+    squares, vectors = torch.linalg.eigh(of_queries)
     along = torch.einsum("hdi,hde,hei->hi", vectors, of_keys, vectors)
     order = (squares * along).argsort(dim=-1, descending=True, stable=True)
     return vectors.gather(2, order[:, None].expand_as(vectors)).float()
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram(rows: Tensor) -> Tensor:
     """Inner products of the columns of [H, n, d]: float64 [H, d, d]."""
     total = rows.new_zeros(rows.shape[0], rows.shape[2], rows.shape[2], dtype=torch.float64)
     for tile in _tiles(rows):

@@ -38,6 +38,10 @@ class Scissorhands(ScoredPolicy):
             return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
         return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
 
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        # What was decoded long ago may go like the prompt's.
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
 

@@ -53,12 +53,14 @@ def kind_of(sequence: Sequence) -> Kind:
     return "" if letter == "d" else "pqcache", letter == "h"
 
 
-def make_batch(sequences: list[Sequence], buckets: Buckets, num_seats: int) -> Batch:
+def make_batch(
+    sequences: list[Sequence], buckets: Buckets, num_seats: int, some_dense: bool = False
+) -> Batch:
     def shape_of(group: list[Sequence]) -> GroupShape:
         longest = buckets.positions(max(sequence.num_tokens for sequence in group) + 1)
         return GroupShape(*kind_of(group[0]), buckets.rows(len(group)), longest)
 
-    return Batch.of(sequences, kind_of, shape_of, buckets, num_seats)
+    return Batch.of(sequences, kind_of, shape_of, buckets, num_seats, some_dense)
 
 
 def names(batch: Batch) -> list[list[str]]:
@@ -67,7 +69,7 @@ def names(batch: Batch) -> list[list[str]]:
 
 def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "d2", "p3", "h4", "d5"])]
-    batch = make_batch(sequences, EXACT, num_seats=8)
+    batch = make_batch(sequences, EXACT, 8, some_dense=True)
     assert names(batch) == [["d2", "d5"], ["p0", "p3"], ["h1", "h4"]]
     assert [sequence.seat for sequence in batch.sequences] == [2, 5, 0, 3, 1, 4]
     rows = RowInputs.of(torch.from_numpy(batch.table))
@@ -75,6 +77,7 @@ def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
     assert rows.token_ids.tolist() == [52, 55, 50, 53, 51, 54]
     assert rows.positions.tolist() == [40] * 6
     assert batch.shape.dense == GroupShape("", False, 6, 41)
+    assert make_batch(sequences, EXACT, 8).shape.dense is None
 
 
 def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from gpu_worker.calibration import ModelFacts, Observation, write_calibration
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.errors import ConfigError
@@ -36,6 +38,8 @@ MODEL = {
         ({"policy": "nothing"}, "--policy 'nothing'"),
         ({"gpu_memory_limit_bytes": 2**30}, "--gpu-memory-limit 1073741824 .* cpu"),
         ({"max_model_len": 129}, "--max-model-len 129 .* 128"),
+        ({"policy": "chelsea+outliers"}, "--policy 'chelsea.outliers' is unknown"),
+        ({"calibration": "/none"}, "--calibration /none cannot be read"),
     ],
 )
 def test_options_that_contradict_the_model_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
@@ -44,4 +48,22 @@ def test_options_that_contradict_the_model_are_refused(changes: dict, message: s
         str(tmp_path), "unix:/unused", "unix:/nowhere", device="cpu", load_format="dummy", **changes
     )
     with pytest.raises(ConfigError, match=message):
+        build_engine(config, lambda *progress: None)
+
+
+def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    path = tmp_path / "calibration.safetensors"
+    facts = ModelFacts("llama", 3, 2, 1, 16, 32, 50)
+    write_calibration(path, facts, Observation(torch.zeros(3, 1), torch.zeros(3, 1, 16, 16)), {"model": "m"})
+    config = WorkerConfig(
+        str(tmp_path),
+        "unix:/unused",
+        "unix:/nowhere",
+        device="cpu",
+        load_format="dummy",
+        calibration=str(path),
+        policy="chelsea+outliers",
+    )
+    with pytest.raises(ConfigError, match=r"is of m \(llama, 3 layers.*another \(llama, 2 layers"):
         build_engine(config, lambda *progress: None)

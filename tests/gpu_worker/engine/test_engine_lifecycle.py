@@ -60,6 +60,33 @@ def test_events_come_in_order_and_say_what_was_done(policy: str) -> None:
     rig.check_empty()
 
 
+@pytest.mark.parametrize("policy", [*ALL, "snapkv"])
+def test_the_memory_that_a_request_held_is_told(policy: str) -> None:
+    rig = Rig(hot_cache=LEAST)
+    rig.submit(request("one", policy, 30, prompt=300, max_tokens=100))
+    while len(rig.records["one"].tokens) < 9:
+        rig.step()
+    row_bytes = BLOCK_BYTES // BLOCK_SIZE
+    held = rig.engine.stats().slots_used * row_bytes
+    rig.engine.abort("one")
+    usage = rig.records["one"].usage
+    assert usage.device_bytes == held > 0
+    # 300 tokens and 100 more take 7 blocks of every layer and head, if all of them are kept.
+    assert (usage.device_bytes == pool_of(7)) is (policy in ("full", "oracle"))
+    in_arena = policy in SELECTING
+    assert usage.host_bytes == (308 * TOKEN_BYTES if in_arena else 0)
+    rig.check_empty()
+
+
+def test_a_request_that_only_waits_holds_nothing() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.submit(request("one"), request("two"))
+    rig.step(2)
+    rig.engine.abort("two")
+    usage = rig.records["two"].usage
+    assert (usage.device_bytes, usage.host_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("policy", ALL)
 def test_max_tokens_bounds_the_output(policy: str) -> None:
     rig = Rig(max_model_len=140)

@@ -51,6 +51,17 @@ def test_streaming_llm_attends_sinks_and_the_last_tokens() -> None:
     rig.check_empty()
 
 
+def test_rows_that_only_measuring_reads_are_no_memory_of_the_policy() -> None:
+    rig = Rig()
+    measured, plain = rig.run(
+        request("measured", "snapkv", BUDGET, measure=True), request("plain", "snapkv", BUDGET)
+    )
+    assert measured.usage.attention_mass is not None
+    assert measured.usage.offloaded_tokens == PROMPT + 11
+    assert measured.usage.host_bytes == plain.usage.host_bytes == 0
+    assert measured.usage.device_bytes == plain.usage.device_bytes > 0
+
+
 def test_what_is_decoded_is_kept_where_nothing_is_evicted() -> None:
     def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
         return [0, 1, *range(PROMPT - (BUDGET - 2), len(keys))]
@@ -308,3 +319,36 @@ def test_an_abort_at_any_moment_leaves_nothing() -> None:
         rig.step(steps)
         rig.engine.abort("one")
         rig.check_empty()
+
+
+def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    class Rising(HandMade):
+        """Each layer keeps five more than the one before it, and head 1 six more than head 0, and notes what it sees."""
+
+        name = "rising"
+
+        def interval(self, plan: Plan) -> int:
+            return 4
+
+        def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
+            return plan.budget_tokens + 5 * (layer - 1)
+
+        def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+            seen.append((rows.layer, (rows.positions >= 0).sum(dim=1).tolist()))
+            is_there = rows.positions >= 0
+            kept = torch.full((NUM_KV_HEADS, budget + 3), -1)
+            for head, size in enumerate((budget - 3, budget + 3)):
+                kept[head, :size] = is_there[head].nonzero().flatten()[-size:]
+            return Retained.of(rows, kept)
+
+    rig = Rig(policies=with_policy(Rising()))
+    rig.run(request("one", "rising", BUDGET, max_tokens=10))
+    again = [[BUDGET + 5 * (layer - 1) - 3 + 4, BUDGET + 5 * (layer - 1) + 3 + 4] for layer in range(NUM_LAYERS)]
+    assert seen == [
+        *((layer, [PROMPT, PROMPT]) for layer in range(NUM_LAYERS)),
+        *((layer, again[layer]) for layer in range(NUM_LAYERS)),
+        *((layer, again[layer]) for layer in range(NUM_LAYERS)),
+    ]
+    rig.check_empty()

@@ -75,6 +75,8 @@ def test_a_measured_request_has_its_rows_in_the_store_and_one_that_attends_every
     assert 0 < part.usage.recall_rate < 1
     assert 0 < part.usage.attention_mass < 1
     assert whole.usage.offloaded_tokens == 0
+    # Every token has a slot: it is measured by the rows in the store, and served without.
+    assert part.usage.host_bytes == 0
     assert (whole.usage.recall_rate, whole.usage.attention_mass) == (1.0, 1.0)
 
 

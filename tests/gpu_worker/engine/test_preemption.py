@@ -129,6 +129,80 @@ def test_the_largest_gives_up_first() -> None:
     rig.check_empty()
 
 
+@pytest.mark.parametrize("full_layers", [0, 1])
+@pytest.mark.parametrize("policy", SELECTING)
+def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layers: int) -> None:
+    old = request("old", policy, 0.2, prompt=500, max_tokens=80)
+    expected = Rig().tokens(old) if not full_layers else Rig(full_layers=1).tokens(old)
+    rig = Rig(slot_bytes=pool_of(19), full_layers=full_layers)
+    rig.submit(old)
+    wait_for(rig, "old", Status.DECODE, 5)
+    rig.submit(
+        request("filler", prompt=500, max_tokens=30), request("new", "full", prompt=200, max_tokens=20)
+    )
+    wait_for(rig, "new", Status.DECODE)
+    sequence = rig.engine._scheduler.find("old")
+    squeezed = sequence.num_slots
+    assert sequence.can_miss
+    while not (rig.records["new"].is_over and rig.records["filler"].is_over):
+        rig.step()
+    # Nearly all of the pool is free again; the last slot is left out, as it still has a hot cache.
+    assert squeezed < sequence.num_slots == sequence.capacity - 1
+    held = rig.engine._caches.recall._block_tables._held
+    assert len(held[sequence.seat, NUM_LAYERS - 1]) == NUM_KV_HEADS * -(-sequence.num_slots // 64)
+    if not full_layers:
+        check_places(rig, sequence)
+    rig.step(10)
+    if not full_layers:
+        check_places(rig, sequence)
+    rig.drain()
+    assert rig.records["old"].tokens == expected
+    rig.check_empty()
+
+
+def test_who_has_least_grows_first_and_leaves_half() -> None:
+    rig = Rig(slot_bytes=pool_of(24))
+    rig.submit(request("large", "pqcache", 0.1, prompt=600, max_tokens=200))
+    wait_for(rig, "large", Status.DECODE)
+    rig.submit(request("small", "pqcache", 0.1, prompt=500, max_tokens=200))
+    wait_for(rig, "small", Status.DECODE)
+    rig.submit(request("new", prompt=rig.engine._caches.num_free_slots + 300, max_tokens=10))
+    wait_for(rig, "new", Status.DECODE)
+    names = sorted(("small", "large"), key=lambda name: blocks_of(rig, name))
+    least, other = (blocks_of(rig, name) for name in names)
+    free = rig.engine._pool.num_free_blocks // LAYER_HEADS
+    new = blocks_of(rig, "new")
+    rig.engine.abort("new")
+    rig.step()
+    first, second = (blocks_of(rig, name) for name in names)
+    most = [-(-(rig.engine._scheduler.find(name).capacity - 1) // 64) for name in names]
+    assert first == min(most[0], least + (free + new) // 2)
+    left = free + new - (first - least)
+    assert second == min(most[1], other + left // 2)
+    rig.drain()
+    rig.check_empty()
+
+
+def test_nobody_grows_while_someone_waits() -> None:
+    rig = Rig(slot_bytes=pool_of(19))
+    rig.submit(request("old", "pqcache", 0.2, prompt=500, max_tokens=60))
+    wait_for(rig, "old", Status.DECODE, 5)
+    rig.submit(request("new", "full", prompt=700, max_tokens=10))
+    wait_for(rig, "new", Status.DECODE)
+    sequence = rig.engine._scheduler.find("old")
+    squeezed = sequence.num_slots
+    assert sequence.can_miss
+    rig.submit(request("next", "full", prompt=700, max_tokens=10))
+    rig.step()
+    assert rig.engine._scheduler.find("next").status is Status.WAITING
+    rig.engine.abort("new")
+    rig.step()
+    assert rig.engine._scheduler.find("next").status is Status.PREFILL
+    assert sequence.num_slots == squeezed
+    rig.drain()
+    rig.check_empty()
+
+
 @pytest.mark.parametrize(
     ("name", "options", "policy"),
     [

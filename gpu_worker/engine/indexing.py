@@ -1,0 +1,48 @@
+"""Prefilled sequences whose indexes are still trained."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpu_worker.engine.caches import RecallCache
+from gpu_worker.engine.offload import TrainedLayer
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.errors import WorkerError
+
+# How long an otherwise idle step waits for an index before it looks for other work again.
+POLL_SECONDS = 0.005
+
+
+class Indexing:
+    """Takes indexes over as they are ready, layer by layer."""
+
+    def __init__(self, recall: RecallCache) -> None:
+        self._recall = recall
+        self._trained: dict[Sequence, deque[TrainedLayer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._trained)
+
+    def add(self, sequence: Sequence, trained: list[TrainedLayer]) -> None:
+        """A sequence, and the indexes that it needs before it decodes; maybe none."""
+        self._trained[sequence] = deque(trained)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; one that is not here is no error."""
+        self._trained.pop(sequence, None)
+
+    def take(self, wait: bool) -> tuple[list[Sequence], list[tuple[Sequence, WorkerError]]]:
+        """The sequences whose indexes are all there now, and those of which one failed, with its error."""
+        ready, failed = [], []
+        for sequence, trained in self._trained.items():
+            try:
+                while trained and self._recall.load(sequence, trained[0], POLL_SECONDS if wait else 0.0):
+                    trained.popleft()
+            except WorkerError as error:
+                failed.append((sequence, error))
+                continue
+            if not trained:
+                ready.append(sequence)
+        for sequence in [*ready, *(sequence for sequence, _ in failed)]:
+            del self._trained[sequence]
+        return ready, failed

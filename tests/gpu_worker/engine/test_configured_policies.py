@@ -1,0 +1,42 @@
+"""Options of policies reach them."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.calibration import Calibration, ModelFacts
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine.configured_policies import configured_policies
+from gpu_worker.policies import Chelsea, ClusterKV, InfiniGen, PQCache, registry
+from gpu_worker.policies.allocation import OutlierHeads
+
+
+def configured(calibration: Calibration | None = None, **options: object) -> dict:
+    config = WorkerConfig("m", "unix:/w", "unix:/s", **options)  # type: ignore[arg-type]
+    return configured_policies(config, calibration)
+
+
+def test_defaults_are_the_papers() -> None:
+    assert configured() == registry()
+
+
+def test_options_reach_their_policies() -> None:
+    policies = configured(
+        pq_num_subvectors=4,
+        pq_nbits=8,
+        pq_iterations=9,
+        pq_metric="ip",
+        clusterkv_tokens_per_cluster=40,
+        clusterkv_metric="l2",
+    )
+    assert policies["pqcache"] == PQCache(num_subvectors=4, num_bits=8, max_iterations=9, metric="ip")
+    assert policies["clusterkv"] == ClusterKV(tokens_per_cluster=40, metric="l2")
+
+
+def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:
+    scores = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
+    calibration = Calibration("/file", "m", ModelFacts("llama", 3, 6, 2, 16, 48, 97), scores)
+    policies = configured(calibration, outlier_share=2 / 6, full_layers=1)
+    assert policies["chelsea+outliers"] == OutlierHeads(Chelsea(), frozenset({(1, 0)}), 2)
+    assert policies["infinigen"] == InfiniGen(skew_path="/file")
+    assert set(policies) == {*registry(), "chelsea+outliers"}
