@@ -13,6 +13,7 @@ from typing import NoReturn
 from gpu_worker.config import DTYPES, LOAD_FORMATS, TRANSPORTS, HotCache, WorkerConfig, refuse
 from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
+from kv_store.client import KMEANS_METRICS, PQ_METRICS
 
 _BYTE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -156,9 +157,19 @@ _FLAGS = {
     "pq_num_subvectors": _Flag("pq-subvectors", _integer, "PQ: parts that a key is split into (2)"),
     "pq_nbits": _Flag("pq-bits", _integer, "PQ: bits of a code, one per part (6)"),
     "pq_iterations": _Flag("pq-iterations", _integer, "PQ: K-means iterations; 0 is adaptive (0)"),
+    "pq_metric": _Flag("pq-metric", _text, f"PQ: {', '.join(PQ_METRICS)}, of its codebooks (l2)"),
     "clusterkv_tokens_per_cluster": _Flag(
         "clusterkv-tokens-per-cluster", _integer, "ClusterKV: mean cluster size (80)"
     ),
+    "clusterkv_metric": _Flag(
+        "clusterkv-metric", _text, f"ClusterKV: {', '.join(KMEANS_METRICS)}, of clustering (cosine)"
+    ),
+    "calibration": _Flag(
+        "calibration",
+        _text,
+        "file of `carrel calibrate`: InfiniGen takes its skew; adds the policy chelsea+outliers",
+    ),
+    "outlier_share": _Flag("outlier-share", _number, "of all KV heads, chelsea+outliers keeps whole (0.04)"),
     "load_format": _Flag("load-format", _text, f"{', '.join(LOAD_FORMATS)} (auto)"),
     "revision": _Flag("revision", _text, "branch, tag or commit of a hub id"),
     "seed": _Flag("seed", _integer, "makes the tokens of requests without a seed repeatable"),
@@ -169,13 +180,15 @@ _FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ConfigError instead of leaving."""
+
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}. See python -m gpu_worker --help.")
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}. See {self.prog} --help.")
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m gpu_worker",
         description="Serves one model's token ids over gRPC.",
         epilog="Every flag can be set as CARREL_NAME_OF_THE_FLAG in the environment; flags win.",

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
+from kv_store.client import KMEANS_METRICS, PQ_METRICS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DEVICES = ("cpu", "gpu")
@@ -45,8 +46,8 @@ class WorkerConfig:
     `listen` and `store` are `unix:PATH` or `HOST:PORT`. `gpu_memory_limit_bytes` bounds all that the process has on
     a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
     `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
-    the store's trainers; "gpu", the worker's own device. Raises ConfigError, which names the flag, the value and the
-    remedy.
+    the store's trainers; "gpu", the worker's own device. `calibration` is a file of `carrel calibrate`; of all KV
+    heads, `outlier_share` are its outliers. Raises ConfigError, which names the flag, the value and the remedy.
     """
 
     model: str
@@ -72,7 +73,11 @@ class WorkerConfig:
     pq_num_subvectors: int = 2
     pq_nbits: int = 6
     pq_iterations: int = 0
+    pq_metric: str = "l2"
     clusterkv_tokens_per_cluster: int = 80
+    clusterkv_metric: str = "cosine"
+    calibration: str | None = None
+    outlier_share: float = 0.04
     load_format: str = "auto"
     revision: str | None = None
     seed: int | None = None
@@ -84,12 +89,13 @@ class WorkerConfig:
             refuse("model", self.model, "give a model directory or a hub id")
         _check_address("listen", self.listen, self.allow_remote)
         _check_address("store", self.store, allow_remote=True)
-        if not _DEVICE.fullmatch(self.device):
-            refuse("device", self.device, "use auto, cpu, cuda or cuda:INDEX")
+        _check_device(self.device)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("transport", self.transport, TRANSPORTS)
         _check_choice("index-device", self.index_device, INDEX_DEVICES)
         _check_choice("load-format", self.load_format, LOAD_FORMATS)
+        _check_choice("pq-metric", self.pq_metric, PQ_METRICS)
+        _check_choice("clusterkv-metric", self.clusterkv_metric, KMEANS_METRICS)
         if not self.policy:
             refuse("policy", self.policy, "name a policy, for instance pqcache, full or auto")
         _check_range("threads", self.threads, 1, 4096)
@@ -104,6 +110,7 @@ class WorkerConfig:
         _check_range("pq-bits", self.pq_nbits, 1, 8)
         _check_range("pq-iterations", self.pq_iterations, 0, 1000)
         _check_range("clusterkv-tokens-per-cluster", self.clusterkv_tokens_per_cluster, 2, 2**16)
+        _check_range("outlier-share", self.outlier_share, 0, 1)
         _check_range("seed", self.seed, 0, 2**64 - 1)
         _check_range("store-timeout", self.store_timeout_seconds, 0, 86400)
         _check_range("shutdown-timeout", self.shutdown_timeout_seconds, 0, 86400)
@@ -111,30 +118,41 @@ class WorkerConfig:
         _check_share_or_tokens("hot-cache", self.hot_cache.share, self.hot_cache.tokens, optional=True)
 
     def resolve_device(self) -> str:
-        """`cpu` or `cuda:INDEX`; "auto" is the first CUDA device when there is one.
-
-        Raises ConfigError when the device asked for does not exist.
-        """
-        if self.device == "cpu":
-            return "cpu"
-        import torch
-
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.device == "auto":
-            return "cuda:0" if count else "cpu"
-        index = int(self.device.partition(":")[2] or 0)
-        if index >= count:
-            refuse("device", self.device, f"there are {count} CUDA devices; use cpu or auto")
-        return f"cuda:{index}"
+        """`find_device` of the one asked for."""
+        return find_device(self.device)
 
     def resolve_dtype(self, device: str, model_dtype: str | None) -> str:
-        """Name of the torch dtype to compute in: as asked; else float32 on a CPU, and on CUDA the
-        model's own when it is a 16-bit type, bfloat16 otherwise."""
-        if self.dtype != "auto":
-            return self.dtype
-        if device == "cpu":
-            return "float32"
-        return model_dtype if model_dtype in ("bfloat16", "float16") else "bfloat16"
+        """`find_dtype` of the one asked for."""
+        return find_dtype(self.dtype, device, model_dtype)
+
+
+def find_device(asked: str) -> str:
+    """`cpu` or `cuda:INDEX`; "auto" is the first CUDA device when there is one.
+
+    Raises ConfigError when the device asked for does not exist.
+    """
+    _check_device(asked)
+    if asked == "cpu":
+        return "cpu"
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "auto":
+        return "cuda:0" if count else "cpu"
+    index = int(asked.partition(":")[2] or 0)
+    if index >= count:
+        refuse("device", asked, f"there are {count} CUDA devices; use cpu or auto")
+    return f"cuda:{index}"
+
+
+def find_dtype(asked: str, device: str, model_dtype: str | None) -> str:
+    """Name of the torch dtype to compute in: as asked; else float32 on a CPU, and on CUDA the
+    model's own when it is a 16-bit type, bfloat16 otherwise."""
+    if asked != "auto":
+        return asked
+    if device == "cpu":
+        return "float32"
+    return model_dtype if model_dtype in ("bfloat16", "float16") else "bfloat16"
 
 
 def row_type(dtype: str) -> str:
@@ -145,6 +163,11 @@ def row_type(dtype: str) -> str:
 def refuse(name: str, value: object, remedy: str) -> NoReturn:
     """Raise the ConfigError of flag `name`."""
     raise ConfigError(f"--{name} {value!r} cannot be used: {remedy}.")
+
+
+def _check_device(asked: str) -> None:
+    if not _DEVICE.fullmatch(asked):
+        refuse("device", asked, "use auto, cpu, cuda or cuda:INDEX")
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -20,5 +20,8 @@ COMMANDS = {
     "bench": Command(
         "carrel.commands.bench", "Measure speed: kernels, decoding, prefill, or a running server."
     ),
+    "calibrate": Command(
+        "carrel.commands.calibrate", "Measure on texts what some policies must know of a model."
+    ),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

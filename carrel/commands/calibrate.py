@@ -1,0 +1,160 @@
+"""`carrel calibrate`: what some policies must know of a model beforehand, measured on texts and written to a file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from carrel.calibration.process import calibrate
+from carrel.calibration.samples import cut_samples
+from carrel.errors import CarrelError, OptionError
+from carrel.serve.children import child_environment
+from carrel.serve.model import find_model
+from gateway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gateway.tokenizer import Tokenizer
+
+# beyond this command's own
+LIBRARIES = ("transformers", "torch", "safetensors")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class MissingLibraryError(CarrelError):
+    """A library that the measuring needs is not installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "docs/cli.md says which policies read the file: `carrel serve` takes it in CARREL_CALIBRATION."
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="model directory or Hugging Face id (default: carrel-nano)"
+    )
+    parser.add_argument(
+        "--text", nargs="+", type=Path, required=True, metavar="FILE", help="UTF-8 texts, plain or .xz"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
+    parser.add_argument(
+        "--tokens",
+        type=_least(256),
+        default=32768,
+        metavar="N",
+        help="tokens of all samples, spread evenly over the texts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--length", type=_least(256), default=4096, metavar="N", help="of one sample (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=_between(-1, 1),
+        default=0.8,
+        metavar="X",
+        help="cosine below which a token has no near duplicate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--share",
+        type=_between(0, 1),
+        default=0.04,
+        metavar="X",
+        help="of all KV heads, how many outliers to name; the file holds every score (default: %(default)s)",
+    )
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=DTYPES,
+        metavar="TYPE",
+        help="auto: float32 on a CPU, else bfloat16",
+    )
+    parser.add_argument(
+        "--threads", type=_least(1), default=None, metavar="N", help="on a CPU (default: all)"
+    )
+    parser.add_argument(
+        "--revision", default=None, metavar="NAME", help="branch, tag or commit of a Hub model"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The outlier heads go to stdout, progress to stderr. Raises CarrelError."""
+    notes = Console(stderr=True)
+    out = check_out(arguments.out)
+    model = find_model(arguments.model)
+    check_libraries()
+    tokenizer = _tokenizer(model, arguments.revision)
+    notes.print("cut samples", highlight=False)
+    samples = cut_samples(arguments.text, tokenizer, arguments.tokens, arguments.length)
+    num_tokens = sum(map(len, samples))
+    notes.print(f"{len(samples)} samples, {num_tokens} tokens in all", highlight=False)
+    flags = {
+        "--out": out,
+        "--name": Path(model).name if Path(model).is_dir() else model,
+        "--threshold": arguments.threshold,
+        "--share": arguments.share,
+        "--device": arguments.device,
+        "--dtype": arguments.dtype,
+        "--threads": arguments.threads,
+        "--revision": arguments.revision,
+    }
+    for line in calibrate(model, samples, flags, child_environment(os.environ), notes):
+        print(line)
+    notes.print(f"wrote {out}", highlight=False)
+    return 0
+
+
+def check_out(path: Path) -> Path:
+    """The file to write as an absolute path. Raises OptionError where none can be written."""
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        raise OptionError(f"--out {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"--out {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OptionError(f"--out {path}: the folder {path.parent} may not be written to")
+    return path
+
+
+def check_libraries() -> None:
+    """Raises MissingLibraryError that says what to install."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingLibraryError(
+            f"this needs {', '.join(missing)}: pip install 'carrel[gateway,gpu-worker]'"
+        )
+
+
+def _tokenizer(model: str, revision: str | None) -> Tokenizer:
+    # imports transformers, which help needs not
+    from gateway.tokenizer import load_tokenizer, resolve_model_dir
+
+    try:
+        return load_tokenizer(resolve_model_dir(model, revision), None)
+    except ConfigError as exc:
+        raise OptionError(str(exc)) from exc
+
+
+def _least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    return integer
+
+
+def _between(low: float, high: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = float(text)
+        # the negated form also refuses NaN
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not from {low} to {high}")
+        return value
+
+    return number

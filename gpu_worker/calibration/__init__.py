@@ -1,0 +1,13 @@
+"""What some policies must know of a model beforehand: measured on texts, kept in a file."""
+
+from gpu_worker.calibration.observe import Observation, observe
+from gpu_worker.calibration.record import Calibration, ModelFacts, read_calibration, write_calibration
+
+__all__ = [
+    "Calibration",
+    "ModelFacts",
+    "Observation",
+    "observe",
+    "read_calibration",
+    "write_calibration",
+]

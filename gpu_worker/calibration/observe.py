@@ -1,0 +1,87 @@
+"""Prefills sample texts and sums up what policies ask of each KV head's queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import ModelError
+from gpu_worker.kernels.prefill_attention import attend_chunk
+from gpu_worker.models import Decoder
+from gpu_worker.policies import Chelsea
+from gpu_worker.policies.recall.infinigen import gram, skew_of
+from gpu_worker.policies.retain.outlier_scan import outlier_scores
+
+PREFILL_CHUNK = 2048
+# (layers done, layers in all), over all samples
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """outlier_scores: float32 [L, H_kv], means over samples. skew: float32 [L, H_kv, d, d], of all samples together."""
+
+    outlier_scores: Tensor
+    skew: Tensor
+
+
+@torch.inference_mode()
+def observe(
+    decoder: Decoder,
+    samples: Sequence[Sequence[int]],
+    threshold: float,
+    progress: Progress,
+    chunk: int = PREFILL_CHUNK,
+) -> Observation:
+    """Prefill each sample on its own: heads that merging harms (Chelsea, appendix B) and the skew of all queries and
+    keys (InfiniGen, section 4.2), on the CPU.
+
+    samples: token ids. threshold: cosine below which a token has no near duplicate. chunk: tokens computed at once.
+    Raises ValueError for a sample that leaves Chelsea nothing to match, ModelError where the model overflows.
+    """
+    config, device, chelsea = decoder.config, decoder.device, Chelsea()
+    num_layers, heads = config.num_layers, config.num_kv_heads
+    scores = torch.zeros(num_layers, heads, device=device)
+    grams = torch.zeros(
+        2, num_layers, heads, config.head_dim, config.head_dim, dtype=torch.float64, device=device
+    )
+    done, total = 0, len(samples) * num_layers
+    progress(done, total)
+    for sample in samples:
+        hidden = decoder.embed(torch.tensor(sample, device=device))
+        for layer in range(num_layers):
+            queries, keys, hidden = _layer(decoder, layer, hidden, chunk)
+            scores[layer] += outlier_scores(
+                keys, chelsea.num_sink, chelsea.num_recent, chelsea.chunk, threshold
+            )
+            grams[0, layer] += gram(queries.reshape(heads, -1, config.head_dim))
+            grams[1, layer] += gram(keys)
+            done += 1
+            progress(done, total)
+    if not grams.isfinite().all():
+        raise ModelError(f"the model gives NaN or infinity in {decoder.dtype}; try --dtype float32")
+    skews = [skew_of(of_queries, of_keys) for of_queries, of_keys in zip(*grams, strict=True)]
+    return Observation((scores / len(samples)).cpu(), torch.stack(skews).cpu())
+
+
+def _layer(decoder: Decoder, layer: int, hidden: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [H_q, n, d] and keys [H_kv, n, d], rotated, of one layer, and the next one's input [n, hidden]; the last
+    layer's own is handed back, as nobody reads its output."""
+    config, num_tokens = decoder.config, hidden.shape[0]
+    positions = torch.arange(num_tokens, device=hidden.device)
+    queries = hidden.new_empty(num_tokens, config.num_heads, config.head_dim)
+    rows = hidden.new_empty(config.num_kv_heads, num_tokens, 2 * config.head_dim)
+    output = hidden if layer == config.num_layers - 1 else torch.empty_like(hidden)
+    for begin in range(0, num_tokens, chunk):
+        span = slice(begin, begin + chunk)
+        query, key, value = decoder.project_qkv(layer, hidden[span], positions[span])
+        queries[span] = query
+        rows[:, span, : config.head_dim] = key.transpose(0, 1)
+        rows[:, span, config.head_dim :] = value.transpose(0, 1)
+        if output is not hidden:
+            attention = attend_chunk(query, rows, begin, decoder.attention_scale)
+            output[span] = decoder.finish_layer(layer, hidden[span], attention)
+    return queries.transpose(0, 1), rows[..., : config.head_dim], output

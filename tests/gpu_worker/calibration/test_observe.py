@@ -1,0 +1,92 @@
+"""What is measured on samples, against a dense forward pass that remembers all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_model import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_decoder, make_sample
+from torch import Tensor
+
+from gpu_worker.calibration import observe
+from gpu_worker.errors import ModelError
+from gpu_worker.kernels.prefill_attention import attend_chunk_naive
+from gpu_worker.models import Decoder
+from gpu_worker.policies.retain.outlier_scan import outlier_scores
+
+SAMPLES = [make_sample(230, 0), make_sample(150, 1), make_sample(320, 2)]
+
+
+def progress(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+@torch.inference_mode()
+def remembered(decoder: Decoder, sample: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Each layer's queries [H_kv, group * n, d] and keys [H_kv, n, d]."""
+    positions, hidden, layers = torch.arange(len(sample)), decoder.embed(torch.tensor(sample)), []
+    for layer in range(NUM_LAYERS):
+        query, key, value = decoder.project_qkv(layer, hidden, positions)
+        rows = torch.cat([key, value], dim=-1).transpose(0, 1)
+        layers.append(
+            (query.transpose(0, 1).reshape(NUM_KV_HEADS, -1, HEAD_DIM), key.transpose(0, 1).clone())
+        )
+        attention = attend_chunk_naive(query, rows, 0, decoder.attention_scale)
+        hidden = decoder.finish_layer(layer, hidden, attention)
+    return layers
+
+
+@pytest.mark.parametrize("chunk", [64, 2048])
+def test_a_score_is_the_mean_over_samples_whatever_their_length(chunk: int) -> None:
+    decoder = make_decoder()
+    observed = observe(decoder, SAMPLES, 0.6, progress, chunk)
+    every = [remembered(decoder, sample) for sample in SAMPLES]
+    wanted = torch.stack(
+        [
+            torch.stack([outlier_scores(layers[layer][1], threshold=0.6) for layers in every]).mean(dim=0)
+            for layer in range(NUM_LAYERS)
+        ]
+    )
+    assert observed.outlier_scores.dtype == torch.float32
+    # a token whose best cosine is at the threshold may fall on either side
+    torch.testing.assert_close(observed.outlier_scores, wanted, atol=0.01, rtol=0)
+    assert observed.outlier_scores.std() > 0.02
+    stricter = observe(decoder, SAMPLES, 0.95, progress, chunk).outlier_scores
+    assert (stricter >= observed.outlier_scores).all()
+    assert stricter.mean() > observed.outlier_scores.mean() + 0.1
+
+
+def test_the_skew_is_that_of_all_samples_together() -> None:
+    decoder = make_decoder()
+    skew = observe(decoder, SAMPLES, 0.8, progress, chunk=100).skew
+    assert skew.shape == (NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM)
+    assert skew.dtype == torch.float32
+    identity = torch.eye(HEAD_DIM).expand_as(skew)
+    torch.testing.assert_close(skew.transpose(2, 3) @ skew, identity, atol=1e-4, rtol=0)
+    every = [remembered(decoder, sample) for sample in SAMPLES]
+    for layer in range(NUM_LAYERS):
+        queries = torch.cat([layers[layer][0] for layers in every], dim=1) @ skew[layer]
+        keys = torch.cat([layers[layer][1] for layers in every], dim=1) @ skew[layer]
+        # right singular vectors: in their directions the queries of all samples do not correlate
+        gram = queries.transpose(1, 2) @ queries
+        lengths = gram.diagonal(dim1=1, dim2=2)
+        assert (gram - torch.diag_embed(lengths)).abs().max() < 1e-4 * lengths.max()
+        along = lengths * keys.square().sum(dim=1)
+        assert (along.diff(dim=1) <= 1e-4 * along[:, :1]).all()
+
+
+def test_progress_counts_the_layers_of_all_samples() -> None:
+    told: list[tuple[int, int]] = []
+    observe(make_decoder(), SAMPLES[:2], 0.8, lambda done, total: told.append((done, total)))
+    assert told == [(done, 2 * NUM_LAYERS) for done in range(2 * NUM_LAYERS + 1)]
+
+
+def test_a_model_that_overflows_is_refused() -> None:
+    decoder = make_decoder()
+    decoder.layers[1].qkv_weight.data[0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"NaN or infinity in torch\.float32"):
+        observe(decoder, SAMPLES[:1], 0.8, progress)
+
+
+def test_a_sample_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="take at least 82"):
+        observe(make_decoder(), [make_sample(81, 0)], 0.8, progress)
