@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tables import tokens
@@ -10,6 +12,24 @@ from benchmarks.tables import tokens
 Series = dict[str, list[tuple[float, float]]]
 SIZE = (7.0, 4.5)
 DPI = 120
+PANEL_WIDTH = 6.0
+PANELS_A_ROW = 2
+# Of the range of x, how far apart points stand at least.
+APART = 1 / 48
+MARKERS = "os^Dv<>PXphHd8*"
+MAPS = ("Greys", "Blues", "Oranges", "Greens", "Purples")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point with the interval of its y. Series of one family share a hue."""
+
+    series: str
+    family: str
+    x: float
+    y: float
+    low: float
+    high: float
 
 
 def lines(
@@ -62,13 +82,110 @@ def bars(
     _finish(path, figure, axes, y_label)
 
 
+def panels(path: Path, x_label: str, y_label: str, spots: Mapping[str, Sequence[Spot]]) -> None:
+    """Shares in [0, 1] over a logarithmic x: a panel for each title, one legend. Writes nothing without points.
+
+    Where points would hide each other they are drawn side by side, as near to their x as that allows; short lines at
+    the bottom stand at every x itself.
+    """
+    drawn = [spot for of_panel in spots.values() for spot in of_panel]
+    if not drawn:
+        return
+    num_columns = min(len(spots), PANELS_A_ROW)
+    num_rows = -(-len(spots) // num_columns)
+    figure = _blank(PANEL_WIDTH * num_columns + 2.0, SIZE[1] * num_rows)
+    grid = list(figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flat)
+    styles, handles = _styles(drawn), {}
+    logs = [math.log2(spot.x) for spot in drawn]
+    apart = (max(logs) - min(logs) + 1) * APART
+    for axes, (title, of_panel) in zip(grid, spots.items(), strict=False):
+        ordered = sorted(of_panel, key=lambda spot: (spot.x, spot.series))
+        for place, spot in zip(spread([math.log2(s.x) for s in ordered], apart), ordered, strict=True):
+            handles[spot.series] = _draw(axes, 2**place, spot, *styles[spot.series])
+        for x in {spot.x for spot in of_panel}:
+            axes.axvline(x, ymax=0.03, color="black", linewidth=0.8)
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelbottom=True)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.set_ylim(-0.05, 1.05)
+    for axes in grid[len(spots) :]:
+        axes.set_visible(False)
+    figure.supxlabel(x_label)
+    figure.supylabel(y_label)
+    _legend(figure, drawn, handles)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw(axes, x, spot, marker, color):  # type: ignore[no-untyped-def]
+    return axes.errorbar(
+        x,
+        spot.y,
+        [[spot.y - spot.low], [spot.high - spot.y]],
+        fmt=marker,
+        color=color,
+        markeredgecolor="black",
+        markeredgewidth=0.4,
+        elinewidth=0.8,
+        markersize=7,
+    )
+
+
+def _legend(figure, spots, handles) -> None:  # type: ignore[no-untyped-def]
+    """The series under their families' names."""
+    from matplotlib.lines import Line2D
+
+    heading = Line2D([], [], linestyle="none")
+    entries = []
+    for family in sorted({spot.family for spot in spots}):
+        entries.append((heading, family))
+        names = dict.fromkeys(spot.series for spot in spots if spot.family == family)
+        entries += [(handles[name], name) for name in names]
+    figure.legend(*zip(*entries, strict=True), loc="outside right upper", fontsize="small")
+
+
+def spread(places: Sequence[float], apart: float) -> list[float]:
+    """Ascending places moved as little as it takes for `apart` between any two (least squares)."""
+    # what is too near forms runs: (sum of where the first would stand, length)
+    runs: list[tuple[float, int]] = []
+    for index, place in enumerate(places):
+        total, length = place - index * apart, 1
+        while runs and runs[-1][0] / runs[-1][1] > total / length:
+            before, num_before = runs.pop()
+            total, length = total + before, length + num_before
+        runs.append((total, length))
+    firsts = [total / length for total, length in runs for _ in range(length)]
+    return [first + index * apart for index, first in enumerate(firsts)]
+
+
+def _styles(spots: Sequence[Spot]) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """Marker and colour of each series: a hue for a family, shades of it, and another marker for each."""
+    from matplotlib import colormaps
+
+    styles: dict[str, tuple[str, tuple[float, ...]]] = {}
+    for number, family in enumerate(sorted({spot.family for spot in spots})):
+        shades = colormaps[MAPS[number % len(MAPS)]]
+        names = list(dict.fromkeys(spot.series for spot in spots if spot.family == family))
+        for index, name in enumerate(names):
+            shade = 0.95 if len(names) == 1 else 0.35 + 0.6 * index / (len(names) - 1)
+            styles[name] = MARKERS[index % len(MARKERS)], shades(shade)
+    return styles
+
+
 def _figure():  # type: ignore[no-untyped-def]
+    figure = _blank(*SIZE)
+    return figure, figure.add_subplot()
+
+
+def _blank(width: float, height: float):  # type: ignore[no-untyped-def]
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure
 
 
 def _finish(path, figure, axes, y_label) -> None:  # type: ignore[no-untyped-def]

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks import quality_plot
 from benchmarks.commands import decode, module_of
 from benchmarks.records import revive
 from carrel.evaluation.record import read_report
@@ -98,13 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="default: all in benchmarks/results"
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the decode results among them anew")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="draw the decode and quality results among them"
+    )
     options = parser.parse_args(argv)
     for path in options.files or sorted(RESULTS.glob("*.json")):
         print(render(path))
         content = json.loads(path.read_text())
         if options.plots and content.get("benchmark") == "decode":
             decode.draw([revive(decode.DecodeRow, row) for row in content["rows"]], options.plots)
+        if options.plots and "cells" in content:
+            quality_plot.draw(read_report(path).results(), options.plots)
     return 0
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from carrel.errors import EvaluationError, OptionError
 from carrel.evaluation.about import describe, hash_files, model_files
-from carrel.evaluation.cells import PROTOCOLS, Cell, plan_cells
+from carrel.evaluation.cells import ALL, PROTOCOLS, Cell, is_tokens, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.local import STORE_RUNTIMES, LocalOptions, local_worker
 from carrel.evaluation.progress import RunProgress
@@ -56,15 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["full", "oracle", "pqcache", "clusterkv"],
         metavar="NAME",
-        help="default: full oracle pqcache clusterkv",
+        help="any of the worker's; all: every one that wraps no other (default: full oracle pqcache clusterkv)",
     )
     parser.add_argument(
         "--budgets",
         nargs="+",
         type=_budget,
         default=[0.2, 0.1],
-        metavar="SHARE",
-        help="share of the prefilled tokens attended; full has none (default: 0.2 0.1)",
+        metavar="SHARE|N",
+        help="share of the prefilled tokens attended, or from 2 up their number; full has none (default: 0.2 0.1)",
     )
     parser.add_argument(
         "--protocols",
@@ -96,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="FILE",
         help="run nothing: join the reports of shards, show them and write --json",
+    )
+    parser.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="no attention mass and recall rate, which slow decoding; then its time is compared",
     )
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="per answer (default: 900)")
     parser.add_argument(
@@ -168,13 +174,17 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         raise OptionError("--resume needs --json FILE, the report to go on with")
     model = Path(find_model(arguments.model))
     suite = load_suite(model, arguments.books, arguments.seed)
-    cells = plan_cells(
-        arguments.tasks, arguments.lengths, arguments.protocols, arguments.policies, arguments.budgets
-    )
     first, step = arguments.shard
     indexes = range(first, arguments.documents, step)
-    with _worker(arguments, model, notes) as target, WorkerClient(target, arguments.timeout) as worker:
+    with (
+        _worker(arguments, model, notes) as target,
+        WorkerClient(target, arguments.timeout, arguments.measure) as worker,
+    ):
         info = worker.info()
+        policies = name_policies(arguments.policies, info.policies)
+        cells = plan_cells(
+            arguments.tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets
+        )
         _check(info, cells)
         report = _open_report(arguments, _source(arguments, model, info))
 
@@ -210,7 +220,7 @@ def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
     unknown = sorted({cell.policy for cell in cells} - set(info.policies))
     if unknown:
         raise EvaluationError(
-            f"the worker has no policy {', '.join(unknown)}; it has {', '.join(info.policies)}"
+            f"the worker has no policy {', '.join(unknown)}; it has {', '.join(info.policies)}, and {ALL}"
         )
     longest = max(cell.length for cell in cells)
     if longest > info.max_model_len:
@@ -226,6 +236,7 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             device=info.device,
             dtype=info.dtype,
             hot_cache=REMOTE_HOT_CACHE if arguments.worker else arguments.hot_cache,
+            is_measured=arguments.measure,
         )
     except (OSError, CorpusError) as exc:
         raise EvaluationError(f"cannot hash the model and the books: {exc}") from exc
@@ -263,10 +274,12 @@ def _least(least: int) -> Callable[[str], int]:
 
 
 def _budget(text: str) -> float:
-    share = float(text)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share in (0, 1]")
-    return share
+    budget = float(text)
+    if is_tokens(budget) and budget.is_integer():
+        return int(budget)
+    if not 0 < budget <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share in (0, 1] and no number of tokens from 2 up")
+    return budget
 
 
 def _shard(text: str) -> tuple[int, int]:

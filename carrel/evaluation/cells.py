@@ -8,12 +8,19 @@ from dataclasses import dataclass
 PROTOCOLS = ("P1", "P2")
 # Attends everything, so a budget means nothing to it.
 UNBUDGETED = "full"
+# Stands for every method of the worker.
+ALL = "all"
+# Chooses between two of the methods, and is none itself.
+CHOOSER = "auto"
+# Between the name of a method and what is wrapped around it.
+WRAPPED = "+"
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One row of the table. `budget` is a share of the prefilled tokens; None for `full`.
+    """One row of the table.
 
+    budget: up to 1 a share of the prefilled tokens, above 1 a number of tokens; None for `full`.
     P1 prefills the whole prompt; P2 the context alone, and the question goes through the decode path.
     """
 
@@ -48,14 +55,29 @@ def plan_cells(
     ]
 
 
+def name_policies(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The policies that are asked for; `all` stands for every known one that wraps none, `full` first."""
+    alone = [name for name in known if WRAPPED not in name and name not in (UNBUDGETED, CHOOSER)]
+    methods = [UNBUDGETED, *alone] if UNBUDGETED in known else alone
+    named = [name for policy in asked for name in (methods if policy == ALL else [policy])]
+    return list(dict.fromkeys(named))
+
+
 def length_name(length: int) -> str:
     """4096 is "4K"."""
     return f"{length // 1024}K" if length % 1024 == 0 else str(length)
 
 
 def budget_name(budget: float | None) -> str:
-    """0.2 is "n/5"; a share that is no whole part of n stays a number."""
+    """0.2 is "n/5"; a share that is no whole part of n stays a number, as a number of tokens does."""
     if budget is None:
         return ""
+    if is_tokens(budget):
+        return str(int(budget))
     parts = round(1 / budget)
     return f"n/{parts}" if abs(budget * parts - 1) < 1e-6 else f"{budget:g} n"
+
+
+def is_tokens(budget: float) -> bool:
+    """Whether a budget is a number of tokens; else it is a share."""
+    return budget > 1

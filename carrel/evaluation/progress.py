@@ -15,7 +15,8 @@ from rich.progress import (
 )
 
 from carrel.evaluation.cells import Cell
-from carrel.evaluation.record import Report, summarize
+from carrel.evaluation.record import Report
+from carrel.evaluation.worker_client import BudgetRefused
 
 
 class RunProgress:
@@ -42,9 +43,13 @@ class RunProgress:
         self._bar.update(self._task, description=cell.name, completed=sum(self._num_done.values()))
 
     def finished(self, cell: Cell) -> None:
-        result = summarize(cell, self._report.outcomes(cell))
+        result = self._report.result(cell)
         shown = f"{result.exact_match:.2f} ({result.low:.2f}-{result.high:.2f})"
         self._console.print(f"{cell.name}: {shown} of {result.n}", highlight=False)
+
+    def refused(self, cell: Cell, reason: BudgetRefused) -> None:
+        self.cell(cell, self._num_documents, self._num_documents)
+        self._console.print(f"left out: {reason}", highlight=False)
 
     def __enter__(self) -> RunProgress:
         self._bar.start()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
@@ -20,7 +21,8 @@ FORMAT = 1
 class Outcome:
     """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
 
-    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`.
+    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last three in
+    reports from before they were kept.
     """
 
     index: int
@@ -40,6 +42,9 @@ class Outcome:
     prefill_ms: float
     index_wait_ms: float
     decode_ms: float
+    decode_steps: int | None = None
+    device_bytes: int | None = None
+    host_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,16 @@ class Source:
     device: str
     dtype: str
     hot_cache: str
+    is_measured: bool = True
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval."""
+    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval.
+
+    The medians are for comparing times: the first documents of a cell may wait for a kernel to be compiled. None where
+    measuring slowed what was timed.
+    """
 
     cell: Cell
     n: int
@@ -73,9 +83,13 @@ class CellResult:
     offloaded_tokens: float
     prefill_ms: float
     decode_ms_per_token: float
+    median_prefill_ms: float | None
+    median_step_ms: float | None
+    device_bytes: float | None
+    host_bytes: float | None
 
 
-def summarize(cell: Cell, outcomes: Sequence[Outcome]) -> CellResult:
+def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True) -> CellResult:
     """The cell's result; `outcomes` holds at least one."""
     rate = Rate(sum(outcome.is_correct for outcome in outcomes), len(outcomes))
     low, high = rate.interval
@@ -97,6 +111,10 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome]) -> CellResult:
         offloaded_tokens=_mean(outcome.offloaded_tokens for outcome in outcomes) or 0.0,
         prefill_ms=_mean(outcome.prefill_ms for outcome in outcomes) or 0.0,
         decode_ms_per_token=sum(outcome.decode_ms for outcome in outcomes) / max(1, decoded),
+        median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
+        median_step_ms=None if is_measured else _median_step(outcomes),
+        device_bytes=_mean(outcome.device_bytes for outcome in outcomes),
+        host_bytes=_mean(outcome.host_bytes for outcome in outcomes),
     )
 
 
@@ -122,7 +140,11 @@ class Report:
 
     def results(self) -> list[CellResult]:
         """Every cell that has an outcome, in the order in which the cells came."""
-        return [summarize(cell, self.outcomes(cell)) for cell in self._outcomes]
+        return [self.result(cell) for cell in self._outcomes]
+
+    def result(self, cell: Cell) -> CellResult:
+        """Of a cell that has an outcome."""
+        return summarize(cell, self.outcomes(cell), self.source.is_measured)
 
     def merge(self, other: Report) -> None:
         """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
@@ -135,7 +157,7 @@ class Report:
         """As JSON, in one step: whoever is interrupted leaves the old file."""
         cells = []
         for cell in self._outcomes:
-            result = asdict(summarize(cell, self.outcomes(cell)))
+            result = asdict(self.result(cell))
             del result["cell"]
             rows = [_row(outcome) for outcome in self.outcomes(cell)]
             cells.append({"cell": asdict(cell), "result": result, "documents": rows})
@@ -192,6 +214,11 @@ def _row(outcome: Outcome) -> list[Any]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _median_step(outcomes: Sequence[Outcome]) -> float | None:
+    steps = [outcome.decode_ms / outcome.decode_steps for outcome in outcomes if outcome.decode_steps]
+    return median(steps) if steps else None
 
 
 def _dump(content: dict[str, Any]) -> str:

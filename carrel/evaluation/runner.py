@@ -13,7 +13,7 @@ from carrel.evaluation.documents import Codec
 from carrel.evaluation.record import Outcome, Report
 from carrel.evaluation.scoring import exact_match
 from carrel.evaluation.suite import Question
-from carrel.evaluation.worker_client import Generation
+from carrel.evaluation.worker_client import BudgetRefused, Generation
 
 SAVE_INTERVAL_S = 30.0
 # the main thread looks up this often, so that Ctrl-C is heard
@@ -42,6 +42,8 @@ class Progress(Protocol):
 
     def finished(self, cell: Cell) -> None: ...
 
+    def refused(self, cell: Cell, reason: BudgetRefused) -> None: ...
+
 
 class Runner:
     """Fills `report`. `save` is called after each cell and at least every half minute."""
@@ -65,11 +67,17 @@ class Runner:
         self._questions: dict[tuple[str, int, int], Question] = {}
 
     def run(self, cells: Sequence[Cell], indexes: Sequence[int]) -> None:
-        """Ask every question that has no outcome yet. Raises EvaluationError; what is done until then is saved."""
+        """Ask every question that has no outcome yet; cells whose budget the policy refuses are passed over.
+
+        Raises EvaluationError; what is done until then is saved.
+        """
         pool = ThreadPoolExecutor(self._concurrency)
         try:
             for cell in cells:
-                self._run_cell(cell, indexes, pool)
+                try:
+                    self._run_cell(cell, indexes, pool)
+                except BudgetRefused as reason:
+                    self._progress.refused(cell, reason)
         finally:
             # not waited for: whoever owns the worker's connection ends the calls that still run
             self._stop.set()
@@ -112,13 +120,15 @@ class Runner:
         if self._stop.is_set():
             raise InterruptedError("the run is over")
         generation = self._worker.generate(cell, question)
-        return outcome(question, generation, self._suite.codec)
+        return outcome(cell, question, generation, self._suite.codec)
 
 
-def outcome(question: Question, generation: Generation, codec: Codec) -> Outcome:
+def outcome(cell: Cell, question: Question, generation: Generation, codec: Codec) -> Outcome:
     """Score one answer by exact match and keep its cost."""
     usage = generation.usage
     prediction = codec.decode(generation.token_ids)
+    # The step that reads the last prompt token gives the first of the answer; under P1 that is the prefill's.
+    num_decoded = len(question.question_ids) if cell.protocol == "P2" else 0
     return Outcome(
         index=question.index,
         kind=question.kind,
@@ -137,4 +147,7 @@ def outcome(question: Question, generation: Generation, codec: Codec) -> Outcome
         prefill_ms=usage.prefill_ms,
         index_wait_ms=usage.index_wait_ms,
         decode_ms=usage.decode_ms,
+        decode_steps=num_decoded + max(0, usage.completion_tokens - 1),
+        device_bytes=usage.device_bytes,
+        host_bytes=usage.host_bytes,
     )

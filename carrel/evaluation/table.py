@@ -7,35 +7,41 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from carrel.evaluation.cells import budget_name, length_name
+from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.record import CellResult
+
+MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and what stands under it."""
+    """A heading, and what stands under it: for a cell's result, beside that of `full` where it was asked the same."""
 
     heading: str
-    text: Callable[[CellResult], str]
+    text: Callable[[CellResult, CellResult | None], str]
     is_number: bool = True
 
 
 COLUMNS = (
-    Column("task", lambda r: r.cell.task, False),
-    Column("length", lambda r: length_name(r.cell.length), False),
-    Column("protocol", lambda r: r.cell.protocol, False),
-    Column("policy", lambda r: r.cell.policy, False),
-    Column("budget", lambda r: budget_name(r.cell.budget) or "all", False),
-    Column("n", lambda r: str(r.n)),
-    Column("exact match", lambda r: f"{r.exact_match:.2f} ({r.low:.2f}-{r.high:.2f})"),
-    Column("attention mass", lambda r: _share(r.attention_mass)),
-    Column("recall rate", lambda r: _share(r.recall_rate)),
+    Column("task", lambda r, _: r.cell.task, False),
+    Column("length", lambda r, _: length_name(r.cell.length), False),
+    Column("protocol", lambda r, _: r.cell.protocol, False),
+    Column("policy", lambda r, _: r.cell.policy, False),
+    Column("budget", lambda r, _: budget_name(r.cell.budget) or "all", False),
+    Column("n", lambda r, _: str(r.n)),
+    Column("exact match", lambda r, _: f"{r.exact_match:.2f} ({r.low:.2f}-{r.high:.2f})"),
+    Column("attention mass", lambda r, _: _share(r.attention_mass)),
+    Column("recall rate", lambda r, _: _share(r.recall_rate)),
     Column(
         "attended",
-        lambda r: f"{r.attended_tokens:.0f}" + (f" + {r.window_tokens:.0f}" if r.window_tokens else ""),
+        lambda r, _: f"{r.attended_tokens:.0f}" + (f" + {r.window_tokens:.0f}" if r.window_tokens else ""),
     ),
-    Column("hit rate", lambda r: f"{r.hit_rate:.3f}" if r.offloaded_tokens else "-"),
-    Column("MiB moved", lambda r: f"{r.bytes_moved / 2**20:.1f}" if r.offloaded_tokens else "-"),
+    Column("hit rate", lambda r, _: f"{r.hit_rate:.3f}" if _recalls(r) else "-"),
+    Column("GPU MiB", lambda r, _: _mib(r.device_bytes)),
+    Column("host MiB", lambda r, _: _mib(r.host_bytes)),
+    Column("MiB moved", lambda r, _: f"{r.bytes_moved / MIB:.1f}" if _recalls(r) else "-"),
+    Column("prefill / full", lambda r, full: _ratio(r, full, lambda of: of.median_prefill_ms)),
+    Column("step / full", lambda r, full: _ratio(r, full, lambda of: of.median_step_ms)),
 )
 
 
@@ -80,8 +86,8 @@ def rich_table(results: Sequence[CellResult]) -> Table:
     table = Table(title="Exact match of the whole answer (95 % Wilson interval)")
     for column in COLUMNS:
         table.add_column(column.heading, justify="right" if column.is_number else "left")
-    for result in results:
-        table.add_row(*(column.text(result) for column in COLUMNS))
+    for row in _rows(results):
+        table.add_row(*row)
     return table
 
 
@@ -89,8 +95,7 @@ def markdown_table(results: Sequence[CellResult]) -> str:
     """The same for a page."""
     lines = [_line(column.heading for column in COLUMNS)]
     lines.append(_line("---:" if column.is_number else "---" for column in COLUMNS))
-    lines += [_line(column.text(result) for column in COLUMNS) for result in results]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, _rows(results))])
 
 
 def verdicts(results: Sequence[CellResult]) -> list[Verdict]:
@@ -114,6 +119,33 @@ def _find(
         if same and (cell.budget is None or abs(cell.budget - budget) < 1e-9):
             return result
     return None
+
+
+def _rows(results: Sequence[CellResult]) -> list[list[str]]:
+    full = {_asked(result): result for result in results if result.cell.policy == UNBUDGETED}
+    return [[column.text(result, full.get(_asked(result))) for column in COLUMNS] for result in results]
+
+
+def _asked(result: CellResult) -> tuple[str, int, str]:
+    """What a result is compared with `full` on."""
+    return result.cell.task, result.cell.length, result.cell.protocol
+
+
+def _recalls(result: CellResult) -> bool:
+    """Whether it attended rows out of the store. Older reports do not tell those that lay there only to measure by."""
+    return bool(result.offloaded_tokens if result.host_bytes is None else result.host_bytes)
+
+
+def _ratio(result: CellResult, full: CellResult | None, time: Callable[[CellResult], float | None]) -> str:
+    ours, theirs = time(result), time(full) if full else None
+    return f"{ours / theirs:.2f}" if ours is not None and theirs else "-"
+
+
+def _mib(num_bytes: float | None) -> str:
+    if not num_bytes:
+        return "-" if num_bytes is None else "0"
+    mib = num_bytes / MIB
+    return f"{mib:.0f}" if mib >= 100 else f"{mib:.1f}" if mib >= 10 else f"{mib:.2f}"
 
 
 def _share(value: float | None) -> str:

@@ -10,7 +10,7 @@ from types import TracebackType
 import grpc
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.cells import Cell
+from carrel.evaluation.cells import Cell, is_tokens
 from carrel.evaluation.suite import ANSWER_TOKENS, Question
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
@@ -18,6 +18,13 @@ INFO_TIMEOUT_S = 10.0
 # A full queue or arena passes as other requests end; it is asked again, with pauses.
 BUSY_TRIES = 8
 BUSY_PAUSE_S = 2.0
+# Trailing metadata of a refused request, and what it says when the policy cannot keep to the budget.
+PARAM_KEY = "carrel-param"
+BUDGET_PARAM = "carrel.budget"
+
+
+class BudgetRefused(EvaluationError):
+    """The policy cannot serve the budget, whatever the question."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,11 @@ class Generation:
 class WorkerClient:
     """A connection to one worker; `generate` may be called from many threads."""
 
-    def __init__(self, target: str, timeout_s: float) -> None:
+    def __init__(self, target: str, timeout_s: float, is_measured: bool = True) -> None:
+        """is_measured: have attention mass and recall rate measured."""
         self._target = target
         self._timeout_s = timeout_s
+        self._is_measured = is_measured
         self._channel = grpc.insecure_channel(target)
         self._stub = gpu_worker_pb2_grpc.GPUWorkerStub(self._channel)
 
@@ -47,11 +56,16 @@ class WorkerClient:
             raise EvaluationError(f"no worker answers at {self._target}: {_reason(exc)}") from exc
 
     def generate(self, cell: Cell, question: Question) -> Generation:
-        """The greedy answer to `question` as `cell` asks it. Raises EvaluationError when there is none in time."""
+        """The greedy answer to `question` as `cell` asks it.
+
+        Raises EvaluationError when there is none in time, BudgetRefused when the policy cannot keep to the budget.
+        """
         for left in reversed(range(BUSY_TRIES)):
             try:
-                return self._generate(make_request(cell, question))
+                return self._generate(make_request(cell, question, self._is_measured))
             except grpc.RpcError as exc:
+                if _refuses_budget(exc):
+                    raise BudgetRefused(f"{cell.name}: {exc.details()}") from exc
                 if exc.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
                     raise EvaluationError(f"{cell.name}, document {question.index}: {_reason(exc)}") from exc
             time.sleep(BUSY_PAUSE_S)
@@ -81,17 +95,35 @@ class WorkerClient:
         self.close()
 
 
-def make_request(cell: Cell, question: Question) -> gpu_worker_pb2.GenerateRequest:
-    """The cell's request for one question: greedy, measured, and under P2 with the context prefilled alone."""
+def make_request(cell: Cell, question: Question, is_measured: bool) -> gpu_worker_pb2.GenerateRequest:
+    """The cell's request for one question: greedy, and under P2 with the context prefilled alone."""
     return gpu_worker_pb2.GenerateRequest(
         request_id=f"eval-{uuid.uuid4().hex}",
         prompt_token_ids=question.context_ids + question.question_ids,
         sampling=gpu_worker_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
         policy=cell.policy,
-        budget=gpu_worker_pb2.Budget(share=1.0 if cell.budget is None else cell.budget),
+        budget=make_budget(cell.budget),
         num_prefill_tokens=len(question.context_ids) if cell.protocol == "P2" else 0,
-        measure=True,
+        measure=is_measured,
     )
+
+
+def make_budget(budget: float | None) -> gpu_worker_pb2.Budget:
+    """The cell's budget; all where it has none."""
+    if budget is None:
+        return gpu_worker_pb2.Budget(share=1.0)
+    return (
+        gpu_worker_pb2.Budget(tokens=int(budget))
+        if is_tokens(budget)
+        else gpu_worker_pb2.Budget(share=budget)
+    )
+
+
+def _refuses_budget(error: grpc.RpcError) -> bool:
+    if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+        return False
+    trailing: dict[str, str] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
+    return trailing.get(PARAM_KEY) == BUDGET_PARAM
 
 
 def _reason(error: grpc.RpcError) -> str:

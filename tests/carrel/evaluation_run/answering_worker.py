@@ -14,11 +14,16 @@ from carrel.evaluation.suite import Question
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
-POLICIES = ("full", "oracle", "pqcache", "clusterkv")
+POLICIES = ("auto", "clusterkv", "full", "oracle", "pqcache", "snapkv", "snapkv+adakv")
+DEVICE_BYTES, HOST_BYTES = 3 * 2**20, 5 * 2**20
+# Milliseconds of a prefill and of a decode step under `full`; the others take twice and half as long.
+PREFILL_MS, STEP_MS = 40.0, 6.0
 
 
 class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
-    """Answers right, but for the policies in `wrong`. `fail_from`: number of the first request that is refused."""
+    """Answers right, but for the policies in `wrong`. `fail_from`: number of the first request that is refused.
+    `least_budget`: what `snapkv` refuses less than, in tokens.
+    """
 
     def __init__(self, codec: Codec, questions: list[Question], wrong: tuple[str, ...] = ()) -> None:
         self._codec = codec
@@ -28,6 +33,7 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.fail_from: int | None = None
         self.num_busy = 0
+        self.least_budget = 0
 
     def GetInfo(self, request: pb.GetInfoRequest, context: grpc.ServicerContext) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
@@ -43,6 +49,9 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all seats are taken")
             if self.fail_from is not None and len(self.requests) >= self.fail_from:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the store is gone")
+            if request.policy == "snapkv" and request.budget.tokens < self.least_budget:
+                context.set_trailing_metadata((("carrel-param", "carrel.budget"),))
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "snapkv needs more tokens")
             self.requests.append(request)
         answer = self._answers[tuple(request.prompt_token_ids)]
         token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
@@ -54,11 +63,24 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             completion_tokens=len(token_ids) + 1,
             budget_tokens=int(request.budget.share * len(request.prompt_token_ids)),
             attended_tokens=100,
+            device_bytes=DEVICE_BYTES,
+            prefill_ms=PREFILL_MS,
+            decode_ms=STEP_MS * (self._num_decoded(request) + len(token_ids)),
         )
         if request.policy != "full":
-            usage.attention_mass, usage.recall_rate, usage.hit_rate = 0.75, 0.5, 0.9
-            usage.bytes_moved, usage.offloaded_tokens = 2**20, len(request.prompt_token_ids)
+            usage.hit_rate, usage.bytes_moved = 0.9, 2**20
+            usage.prefill_ms *= 2
+            usage.decode_ms /= 2
+            if request.measure:
+                usage.attention_mass, usage.recall_rate = 0.75, 0.5
+                usage.offloaded_tokens = len(request.prompt_token_ids)
+        if request.policy in ("oracle", "pqcache", "clusterkv"):
+            usage.offloaded_tokens, usage.host_bytes = len(request.prompt_token_ids), HOST_BYTES
         yield pb.GenerateResponse(complete=pb.Complete(finish_reason=pb.FINISH_REASON_STOP, usage=usage))
+
+    def _num_decoded(self, request: pb.GenerateRequest) -> int:
+        """Tokens of the prompt that go through decode steps."""
+        return len(request.prompt_token_ids) - (request.num_prefill_tokens or len(request.prompt_token_ids))
 
 
 def serve(worker: FakeWorker, folder: Path) -> tuple[grpc.Server, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from answering_worker import DEVICE_BYTES, HOST_BYTES, PREFILL_MS, STEP_MS
 from conftest import LENGTH, NUM_DOCUMENTS, FakeRun
 
 from carrel.cli import main
@@ -68,6 +69,88 @@ def test_the_report_holds_scores_and_costs(
     assert "pqcache loses +1.000 against oracle (target: at most 0.05): MISSED" in shown
     about = json.loads(path.read_text())["about"]
     assert {"versions", "machine", "command", "date"} <= set(about)
+
+
+def test_a_budget_may_be_a_number_of_tokens(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--policies", "oracle", "--protocols", "P1", "--json", str(path)]
+    assert main([*arguments, "--budgets", "0.5", "256"]) == 0
+    kinds = Counter((request.budget.share, request.budget.tokens) for request in run.worker.requests)
+    assert kinds == {(0.5, 0): NUM_DOCUMENTS, (0, 256): NUM_DOCUMENTS}
+    assert [cell["cell"]["budget"] for cell in json.loads(path.read_text())["cells"]] == [0.5, 256]
+    assert "| mixed | 1K | P1 | oracle | 256 | 6 |" in capsys.readouterr().out
+    assert main([*arguments, "--budgets", "0.5", "256", "--resume"]) == 0
+    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
+
+
+@pytest.mark.parametrize("budget", ["0", "-3", "1.5", "nan", "inf"])
+def test_what_is_no_budget_is_refused(
+    fake_run: MakeRun, capsys: pytest.CaptureFixture[str], budget: str
+) -> None:
+    run = fake_run()
+    with pytest.raises(SystemExit):
+        main([*run.arguments, f"--budgets={budget}"])
+    assert "no share in (0, 1] and no number of tokens from 2 up" in capsys.readouterr().err
+
+
+def test_all_stands_for_every_method_of_the_worker(fake_run: MakeRun) -> None:
+    run = fake_run()
+    assert main([*run.arguments, "--policies", "all", "snapkv+adakv", "--protocols", "P1"]) == 0
+    asked = Counter(request.policy for request in run.worker.requests)
+    named = ("full", "clusterkv", "oracle", "pqcache", "snapkv", "snapkv+adakv")
+    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
+    assert run.worker.requests[0].policy == "full"
+
+
+def test_memory_is_told_of_what_a_policy_keeps(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    policies = ["--policies", "full", "oracle", "snapkv"]
+    assert main([*run.arguments, *policies, "--protocols", "P1", "--json", str(path)]) == 0
+    full, oracle, snapkv = read_report(path).results()
+    assert {full.device_bytes, oracle.device_bytes, snapkv.device_bytes} == {DEVICE_BYTES}
+    assert (full.host_bytes, oracle.host_bytes, snapkv.host_bytes) == (0, HOST_BYTES, 0)
+    shown = capsys.readouterr().out
+    # Its rows were in the store to be measured by: it hits nothing, and moves nothing.
+    assert "| 0.750 | 0.500 | 100 | - | 3.00 | 0 | - | - | - |" in shown
+    assert "| 0.750 | 0.500 | 100 | 0.900 | 3.00 | 5.00 | 1.0 | - | - |" in shown
+
+
+@pytest.mark.parametrize("protocol", ["P1", "P2"])
+def test_times_are_compared_where_nothing_is_measured(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], protocol: str
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--policies", "full", "oracle", "--protocols", protocol, "--json", str(path)]
+    assert main([*arguments, "--no-measure"]) == 0
+    assert not any(request.measure for request in run.worker.requests)
+    full, oracle = read_report(path).results()
+    assert (full.median_prefill_ms, full.median_step_ms) == (PREFILL_MS, pytest.approx(STEP_MS))
+    assert (oracle.attention_mass, oracle.recall_rate) == (None, None)
+    shown = capsys.readouterr().out
+    assert "| - | - | 100 | - | 3.00 | 0 | - | 1.00 | 1.00 |" in shown
+    assert "| - | - | 100 | 0.900 | 3.00 | 5.00 | 1.0 | 2.00 | 0.50 |" in shown
+    # A run that measures is another one.
+    assert main([*arguments, "--resume"]) == 1
+    assert "is_measured (False there, True here)" in capsys.readouterr().err
+
+
+def test_a_budget_that_a_policy_refuses_leaves_its_cell_out(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    run.worker.least_budget = 100
+    arguments = ["--policies", "snapkv", "oracle", "--protocols", "P1", "--budgets", "64", "128"]
+    assert main([*run.arguments, *arguments, "--json", str(path)]) == 0
+    assert [(result.cell.policy, result.cell.budget) for result in read_report(path).results()] == [
+        ("snapkv", 128),
+        ("oracle", 64),
+        ("oracle", 128),
+    ]
+    assert "left out: mixed 1K P1 snapkv 64: snapkv needs more tokens" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_where_it_ended(

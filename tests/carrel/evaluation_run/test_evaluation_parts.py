@@ -11,12 +11,13 @@ from conftest import LENGTH, MODEL
 
 from carrel.cli import main
 from carrel.errors import ChildError, EvaluationError
-from carrel.evaluation.cells import Cell, budget_name, plan_cells
+from carrel.evaluation.cells import Cell, budget_name, name_policies, plan_cells
 from carrel.evaluation.local import LocalOptions, local_worker, specs
 from carrel.evaluation.record import Outcome, read_report, summarize
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
-from carrel.evaluation.table import verdicts
+from carrel.evaluation.table import markdown_table, verdicts
 
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 OUTCOME = Outcome(0, "number", True, "1", 900, 4, 90, 88.0, 2.0, 0.5, 64, 900, 0.5, 0.25, 1.0, 2.0, 12.0)
 
 
@@ -30,6 +31,14 @@ def test_cells() -> None:
         "mixed 4K P1 oracle n/10",
     ]
     assert [budget_name(share) for share in (0.05, 0.3, 1.0)] == ["n/20", "0.3 n", "n/1"]
+    assert [budget_name(tokens) for tokens in (2, 512, 1048576.0)] == ["2", "512", "1048576"]
+
+
+def test_all_policies_are_those_that_wrap_none() -> None:
+    known = ["auto", "full", "h2o", "h2o+adakv", "quest"]
+    assert name_policies(["all"], known) == ["full", "h2o", "quest"]
+    assert name_policies(["h2o+adakv", "all", "auto"], known) == ["h2o+adakv", "full", "h2o", "quest", "auto"]
+    assert name_policies(["quest", "unknown"], known) == ["quest", "unknown"]
 
 
 def test_questions_depend_on_seed_and_index_only(suite: Suite, books: Path) -> None:
@@ -71,6 +80,32 @@ def test_targets_compare_at_a_fifth_under_p1() -> None:
         ("oracle", 0.0, True),
         ("pqcache", 1.0, False),
     ]
+
+
+def test_a_report_from_before_memory_was_kept_is_read_and_merged() -> None:
+    report = read_report(RESULTS / "quality_h200.json")
+    assert report.source.is_measured
+    before = report.results()
+    report.merge(read_report(RESULTS / "quality_h200.json"))
+    assert report.results() == before
+    assert {result.device_bytes for result in before} == {None}
+    first = markdown_table(before).splitlines()[3]
+    assert first.endswith("| 0.987 | 1.000 | 807 | 1.000 | - | - | 0.0 | - | - |")
+
+
+def test_times_are_medians_of_unmeasured_steps() -> None:
+    cell = Cell("mixed", 1024, "P1", "oracle", 0.1)
+    outcomes = [
+        replace(OUTCOME, index=index, prefill_ms=prefill, decode_ms=decode, decode_steps=steps)
+        for index, (prefill, decode, steps) in enumerate([(900.0, 500.0, 5), (20.0, 12.0, 4), (30.0, 8.0, 4)])
+    ]
+    result = summarize(cell, outcomes, is_measured=False)
+    assert (result.median_prefill_ms, result.median_step_ms) == (30.0, 3.0)
+    measured = summarize(cell, outcomes)
+    assert (measured.median_prefill_ms, measured.median_step_ms) == (None, None)
+    # an answer of one token has no step
+    one = summarize(cell, [replace(OUTCOME, decode_steps=0)], is_measured=False)
+    assert (one.median_prefill_ms, one.median_step_ms) == (1.0, None)
 
 
 def test_a_broken_report_is_refused(tmp_path: Path) -> None:
