@@ -93,7 +93,8 @@ class DecodeFigures:
 
     bytes_moved: from host to device in a step, over all sequences. hit_rate: share of the selected tokens found in the
     hot cache; None where nothing is selected. attended_tokens: per KV head, layer and step. kernels: of one more step,
-    under the profiler.
+    under the profiler. mean_ms: of a step, over whole intervals; where a policy compresses again in some steps, which
+    the median does not have.
     """
 
     step_ms: Spread
@@ -103,14 +104,21 @@ class DecodeFigures:
     hit_rate: float | None = None
     attended_tokens: float | None = None
     kernels: tuple[KernelTime, ...] = ()
+    mean_ms: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.step_ms.median:.3f} ms a step"
+        return f"{self.ms_per_step:.3f} ms a step"
+
+    @property
+    def ms_per_step(self) -> float:
+        """What a step counts for."""
+        return self.step_ms.median if self.mean_ms is None else self.mean_ms
 
     @classmethod
     def over(cls, rounds: Sequence[DecodeFigures]) -> DecodeFigures:
         """Of several rounds of one case, at least one."""
         hit_rates = [one.hit_rate for one in rounds if one.hit_rate is not None]
+        means = [one.mean_ms for one in rounds if one.mean_ms is not None]
         return cls(
             Spread.over([one.step_ms for one in rounds]),
             max(one.device_bytes for one in rounds),
@@ -119,6 +127,7 @@ class DecodeFigures:
             fmean(hit_rates) if hit_rates else None,
             rounds[0].attended_tokens,
             rounds[0].kernels,
+            median(means) if means else None,
         )
 
 
@@ -140,12 +149,18 @@ class PrefillCase:
 
 @dataclass(frozen=True)
 class PrefillFigures:
-    """What a prompt cost: time to the first and to the second token (which waits for an index), and peak memory."""
+    """What a prompt cost: time to the first and to the second token (which waits for an index), and peak memory.
+
+    own_ms: of its policy's own work on the device until the first token, compressing or indexing; None where there is
+    no policy that does any. own_share: its share of the time to the first token, prompt by prompt.
+    """
 
     ttft_ms: Spread
     tt2t_ms: Spread | None
     device_bytes: int
     host_bytes: int = 0
+    own_ms: Spread | None = None
+    own_share: Spread | None = None
 
     def __str__(self) -> str:
         return f"{self.ttft_ms.median:.1f} ms to the first token"
@@ -153,12 +168,13 @@ class PrefillFigures:
     @classmethod
     def over(cls, rounds: Sequence[PrefillFigures]) -> PrefillFigures:
         """Of several rounds of one case, at least one."""
-        second = [one.tt2t_ms for one in rounds if one.tt2t_ms is not None]
         return cls(
             Spread.over([one.ttft_ms for one in rounds]),
-            Spread.over(second) if second else None,
+            _over_known(one.tt2t_ms for one in rounds),
             max(one.device_bytes for one in rounds),
             max(one.host_bytes for one in rounds),
+            _over_known(one.own_ms for one in rounds),
+            _over_known(one.own_share for one in rounds),
         )
 
 
@@ -191,6 +207,11 @@ def revive(kind: type[R], fields: dict[str, Any]) -> R:
         else:
             values[name] = tuple(revive(inner, each) for each in value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def _over_known(rounds: Iterable[Spread | None]) -> Spread | None:
+    known = [one for one in rounds if one is not None]
+    return Spread.over(known) if known else None
 
 
 def _attending(case: DecodeCase | PrefillCase) -> tuple[str, str]:

@@ -22,6 +22,16 @@ def time_steps(
     device: torch.device,
     before: Callable[[int], None] | None = None,
 ) -> Spread:
+    """As `step_times`."""
+    return Spread.of(step_times(step, num_steps, device, before))
+
+
+def step_times(
+    step: Callable[[], object],
+    num_steps: int,
+    device: torch.device,
+    before: Callable[[int], None] | None = None,
+) -> list[float]:
     """Milliseconds of each step after a warm-up. `before` prepares step i and is not timed.
 
     On a GPU the times are its own, between events, so that a step's launch hides behind the step before it.
@@ -44,7 +54,7 @@ def time_steps(
     if is_cuda:
         torch.cuda.synchronize(device)
         times = [begin.elapsed_time(end) for begin, end in events]
-    return Spread.of(times[WARM_UP_STEPS:])
+    return times[WARM_UP_STEPS:]
 
 
 def time_call(call: Callable[[], object], device: torch.device, rep_ms: int = 20) -> Spread:

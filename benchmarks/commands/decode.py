@@ -19,6 +19,7 @@ from benchmarks.commands.options import (
     add_policies,
     add_workloads,
     at_least,
+    budget_tokens,
     finish,
     share,
     workloads_of,
@@ -39,6 +40,7 @@ DENSE_SPARE_BYTES = 1 << 30
 @dataclass(frozen=True)
 class DecodeRow:
     """A rival and a case. throughput_ratio: to the dense baseline of the same run, context, batch and limit.
+    full_ratio: likewise to Carrel's dense attention, for Carrel's rows.
 
     Under a limit the baseline's batch is the largest that fits it, and may be smaller.
     """
@@ -50,6 +52,7 @@ class DecodeRow:
     tokens_per_s: float | None = None
     throughput_ratio: float | None = None
     baseline_batch: int | None = None
+    full_ratio: float | None = None
 
 
 COLUMNS: tuple[Column[DecodeRow], ...] = (
@@ -61,8 +64,10 @@ COLUMNS: tuple[Column[DecodeRow], ...] = (
     Column("replayed", lambda row: tables.number(row.case.hit_rate, 2)),
     Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
     Column("ms a step", lambda row: _of(row, lambda f: tables.spread(f.step_ms, 2))),
+    Column("mean, ms", lambda row: _of(row, lambda f: tables.number(f.mean_ms, 2))),
     Column("tokens/s", lambda row: tables.number(row.tokens_per_s, 0)),
     Column("x dense", lambda row: tables.number(row.throughput_ratio, 2)),
+    Column("x full", lambda row: tables.number(row.full_ratio, 2)),
     Column("hit rate", lambda row: _of(row, lambda f: tables.number(f.hit_rate, 3))),
     Column("MiB moved", lambda row: _of(row, lambda f: f"{f.bytes_moved / 2**20:.1f}")),
     Column("GPU, GiB", lambda row: _of(row, lambda f: tables.gib(f.device_bytes))),
@@ -140,7 +145,7 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
         DecodeCase(
             options.model_shape,
             policy,
-            None if policy == "full" else options.budget,
+            budget_tokens(options, policy, workload.context),
             workload.batch,
             workload.context,
             None if policy == "full" else hit_rate,
@@ -193,6 +198,9 @@ def rows_of(outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]) -> list[Deco
             if baseline is not None and baseline.figures is not None:
                 ratio = throughput / _throughput(baseline.case, baseline.figures)
                 row = replace(row, throughput_ratio=ratio, baseline_batch=baseline.case.batch)
+            dense = _carrel_dense(outcome, outcomes)
+            if dense is not None:
+                row = replace(row, full_ratio=throughput / _throughput(case, dense))
         rows.append(row)
     return sorted(rows, key=lambda row: (row.case.context, row.case.batch))
 
@@ -212,8 +220,17 @@ def _baseline(
     return max(same, key=lambda outcome: outcome.case.batch, default=None)
 
 
+def _carrel_dense(
+    outcome: Outcome[DecodeCase, DecodeFigures], outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]
+) -> DecodeFigures | None:
+    """Carrel's dense attention at the same context, batch and limit, for Carrel's own outcomes."""
+    wanted = replace(outcome.case, policy="full", budget_tokens=None, hit_rate=None, trace=None)
+    same = (each.figures for each in outcomes if (each.rival, each.case) == ("carrel", wanted))
+    return next(same, None) if outcome.rival == "carrel" else None
+
+
 def _throughput(case: DecodeCase, figures: DecodeFigures) -> float:
-    return 1e3 * case.batch / figures.step_ms.median
+    return 1e3 * case.batch / figures.ms_per_step
 
 
 def notes(rows: Sequence[DecodeRow]) -> Iterable[str]:
@@ -222,8 +239,20 @@ def notes(rows: Sequence[DecodeRow]) -> Iterable[str]:
         if row.error:
             yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
     for row in rows:
-        if row.rival == "carrel" and row.throughput_ratio is not None:
-            yield from targets.decode_verdicts(row.case, row.throughput_ratio)
+        if row.rival == "carrel":
+            ratios = targets.Speedups(row.throughput_ratio, row.full_ratio, _weights_ratio(row, rows))
+            yield from targets.decode_verdicts(row.case, ratios)
+
+
+def _weights_ratio(row: DecodeRow, rows: Sequence[DecodeRow]) -> float | None:
+    """Of the rival that reads the weights only, at the same context, batch and limit."""
+    place = _place(row.case)
+    same = (each for each in rows if each.rival == "weights only" and _place(each.case) == place)
+    return next((each.throughput_ratio for each in same), None)
+
+
+def _place(case: DecodeCase) -> tuple[int, int, int | None]:
+    return case.context, case.batch, case.gpu_memory_limit
 
 
 def render(content: dict[str, Any]) -> str:
@@ -243,8 +272,9 @@ def draw(rows: Sequence[DecodeRow], folder: Path) -> None:
         return {rival: heights for rival, heights in found.items() if any(heights)}
 
     for name, label, heights in (
-        ("tpot", "ms a step", series(lambda _, f: f.step_ms.median)),
+        ("tpot", "ms a step", series(lambda _, f: f.ms_per_step)),
         ("throughput", "tokens/s", series(lambda row, _: row.tokens_per_s)),
+        ("speedup", f"x {BASELINE}", series(lambda row, _: row.throughput_ratio)),
         ("memory", "GPU memory, GiB", series(lambda _, f: f.device_bytes / 2**30)),
         ("bytes_moved", "MiB a step", series(lambda _, f: f.bytes_moved / 2**20)),
         ("hit_rate", "hit rate", series(lambda _, f: f.hit_rate)),

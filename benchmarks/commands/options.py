@@ -13,6 +13,7 @@ from benchmarks.records import Report
 from benchmarks.shapes import SHAPES
 from carrel.chat.records import parse_budget
 from carrel.serve.flags import num_bytes
+from gpu_worker.engine.records import Budget
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ def share(text: str) -> float:
 
 
 def budget(text: str) -> float | int:
-    """A share of the prompt, or tokens."""
+    """A share of the prompt, or tokens: 0.2, 2048 or 2K."""
     try:
-        return parse_budget(text)
+        return num_tokens(text) if text[-1:] in ("k", "K") else parse_budget(text)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no share in (0, 1] and no number of tokens from 2 up"
@@ -127,11 +128,19 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=num_tokens,
+        type=budget,
         default=2048,
-        metavar="N",
-        help="tokens attended per KV head and layer; full has none (default: %(default)s)",
+        metavar="SHARE|N",
+        help="tokens attended per KV head and layer, or a share of the context; full has none (default: %(default)s)",
     )
+
+
+def budget_tokens(options: argparse.Namespace, policy: str, context: int) -> int | None:
+    """The budget of a case; None for dense attention."""
+    if policy == "full":
+        return None
+    amount = options.budget
+    return (Budget(share=amount) if isinstance(amount, float) else Budget(tokens=amount)).resolve(context)
 
 
 def add_memory_limit(parser: argparse.ArgumentParser) -> None:

@@ -62,9 +62,9 @@ _DECODE = {
 }
 _PREFILL = {
     BASELINE: RivalSpec("benchmarks.rivals.minimal_dense:prefill"),
-    "carrel": RivalSpec("benchmarks.rivals.carrel_decode:prefill", has_policies=True),
+    "carrel": RivalSpec("benchmarks.rivals.carrel_prefill:prefill", has_policies=True),
     "carrel index on gpu": RivalSpec(
-        "benchmarks.rivals.carrel_decode:prefill_training_on_gpu", has_policies=True
+        "benchmarks.rivals.carrel_prefill:prefill_training_on_gpu", has_policies=True
     ),
     "transformers": RivalSpec("benchmarks.rivals.transformers_decode:prefill"),
 }

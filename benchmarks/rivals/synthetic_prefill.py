@@ -1,4 +1,5 @@
-"""Prompts whose keys and values are random: what a benchmark of decoding needs of a prompt, without computing it."""
+"""Prompts whose keys, values and queries are random: what a benchmark of decoding needs of a prompt, without computing
+it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from gpu_worker.engine.prefill import Prefill
 
 
 class SyntheticPrefill(Prefill):
-    """Random rows go where computed ones would: slots, arena, index. Both buffers are filled once."""
+    """Random rows go where computed ones would: slots, arena, index, compression. All buffers are filled once."""
 
     def advance(self) -> None:
-        for buffer in self._buffers:
+        for buffer in (*self._buffers, self._queries):
             buffer.normal_()
         while not self._is_computed:
             self._finish_layer()

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.commands import decode, prefill
+from benchmarks.commands import decode
 from benchmarks.comparison import Outcome
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
+from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, Spread
 from benchmarks.report import render
-from benchmarks.rivals import BASELINE, DECODE, PREFILL
+from benchmarks.rivals import BASELINE, DECODE
 from benchmarks.rivals.replayed import Replayed
 from benchmarks.shapes import SHAPES
-from benchmarks.targets import decode_verdicts
 from benchmarks.traces import RecordedTrace, WindowTrace
 
 LLAMA = SHAPES["llama-3.1-8b"]
@@ -86,36 +85,20 @@ def test_under_a_limit_the_smaller_dense_batch_counts() -> None:
     assert next(iter(decode.notes(rows))).endswith("(target: at least 3.00): met")
 
 
-def test_targets_are_of_their_cases_only() -> None:
-    assert "met, hoped for: reached" in next(iter(decode_verdicts(LONG, 5.1)))
-    assert "MISSED" in next(iter(decode_verdicts(FULL, 0.9)))
-    assert list(decode_verdicts(replace(LONG, shape="tiny"), 9.0)) == []
-    assert list(decode_verdicts(replace(LONG, hit_rate=0.9), 9.0)) == []
-    assert list(decode_verdicts(replace(LONG, trace="x.npz"), 9.0)) == []
+def test_a_budget_is_a_share_of_each_context_or_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PrefillCase | DecodeCase] = []
 
+    def measured(_contest: object, plan: dict[str, list[PrefillCase | DecodeCase]], *_rest: object) -> list:
+        asked.extend(plan["carrel"])
+        return []
 
-def test_the_wait_for_the_index_is_held_against_dense() -> None:
-    case = PrefillCase(LLAMA.name, "pqcache", 2048, 32768, None, 3)
-    dense = replace(case, policy="full", budget_tokens=None)
-
-    def of(ttft: float, tt2t: float | None) -> PrefillFigures:
-        first, second = (None if ms is None else Spread(ms, ms, ms, 3) for ms in (ttft, tt2t))
-        assert first is not None
-        return PrefillFigures(first, second, 1)
-
-    rows = prefill.rows_of(
-        [
-            Outcome(BASELINE, dense, of(1000.0, None)),
-            Outcome("carrel", dense, of(1100.0, 1200.0)),
-            Outcome("carrel", case, of(1100.0, 1230.0)),
-        ]
-    )
-    assert [row.ttft_ratio for row in rows] == pytest.approx([1.0, 1.1, 1.1])
-    assert rows[2].tt2t_ratio == pytest.approx(1.025)
-    assert next(iter(prefill.notes(rows))).endswith(
-        "1.02 of the time to the second token of carrel full (target: at most 1.05): met"
-    )
-    assert prefill.cases_of(PREFILL.rivals[BASELINE], [case, dense]) == [dense]
+    monkeypatch.setattr("benchmarks.commands.prefill.measure_rivals", measured)
+    monkeypatch.setattr("benchmarks.commands.decode.measure_rivals", measured)
+    common = ["--device", "cpu", "--rivals", "carrel", "--policies", "full", "chelsea", "--budget"]
+    assert main(["prefill", "--contexts", "32K", "128K", *common, "0.2"]) == 0
+    assert main(["decode", "--workloads", "64Kx8", *common, "0.2"]) == 0
+    assert main(["prefill", "--contexts", "32K", *common, "2K"]) == 0
+    assert [case.budget_tokens for case in asked] == [None, 6553, None, 26214, None, 13107, None, 2048]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +125,36 @@ def test_a_run_writes_a_table_json_and_plots(
     pictures = sorted((tmp_path / "plots").iterdir())
     assert pictures
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "picture"),
+    [
+        ("decode", ["--workloads", "256x2", "--steps", "2"], "speedup"),
+        ("prefill", ["--contexts", "256"], "own"),
+    ],
+)
+def test_policies_are_run_side_by_side(
+    name: str, workload: list[str], picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [name, "--model-shape", "tiny", "--device", "cpu", "--policies", "full", "snapkv", "chelsea"]
+    argv += ["--budget", "0.2", "--json", str(tmp_path / "out.json"), "--plots", str(tmp_path), *workload]
+    assert main(argv) == 0
+    table = capsys.readouterr().out
+    assert "MISSED" not in table
+    rows = [
+        row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["rival"] == "carrel"
+    ]
+    assert [row["case"]["budget_tokens"] for row in rows] == [None, 51, 51]
+    assert all(row["full_ratio"] > 0 for row in rows)
+    assert table.strip() in render(tmp_path / "out.json")
+    assert (tmp_path / f"{name}_{picture}.png").exists()
+    of_policies = [row["figures"] for row in rows if row["case"]["policy"] != "full"]
+    if name == "prefill":
+        assert all(0 < figures["own_share"]["median"] < 1 for figures in of_policies)
+    else:
+        # only one of them compresses again
+        assert [figures["mean_ms"] is None for figures in of_policies] == [True, False]
 
 
 def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

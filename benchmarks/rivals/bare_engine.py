@@ -1,0 +1,91 @@
+"""Carrel's engine with random weights, without the service around it: `Engine.step` as the worker's loop calls it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.device import default_dtype
+from benchmarks.records import DecodeCase, PrefillCase
+from benchmarks.rivals.engine_slots import House
+from benchmarks.shapes import ModelShape
+from benchmarks.store_child import running_store
+from gpu_worker.config import row_type
+from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.engine import Engine, MakePrefill
+from gpu_worker.engine.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import LoadedModel, load_model
+from gpu_worker.policies import Family, Policy
+from kv_store.client import Layout, StoreClient
+
+PREFILL_CHUNK = 8192
+
+
+def dummy_model(shape: ModelShape, device: torch.device) -> LoadedModel:
+    """Random weights of this shape."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = shape.config_fields(shape.max_len + BLOCK_SIZE * 8)
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        return load_model(folder, device=device, dtype=default_dtype(device), load_format="dummy")
+
+
+def budget_of(case: DecodeCase | PrefillCase) -> Budget:
+    return Budget(tokens=case.budget_tokens) if case.budget_tokens else Budget(share=1.0)
+
+
+def request_of(
+    case: DecodeCase | PrefillCase, number: int, prompt: tuple[int, ...], num_tokens: int
+) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, seed=number)
+    return GenerationRequest(f"request-{number}", prompt, sampling, case.policy, budget_of(case))
+
+
+@contextmanager
+def running_engine(
+    house: House,
+    policies: dict[str, Policy],
+    make_prefill: MakePrefill,
+    *,
+    limit: int | None,
+    trains_indexes: bool,
+    num_trainers: int = 1,
+) -> Iterator[Engine]:
+    """An engine for this house, and a store that has room for what every sequence puts there and for its indexes.
+
+    policies: by name, the house's among them. limit: bytes of device memory. Raises NotMeasurable.
+    """
+    model, batch = house.model, house.batch
+    slots, config, dtype = house.slots(limit, trains_indexes), model.config, model.decoder.dtype
+    options = EngineOptions(
+        max_model_len=house.capacity,
+        slot_bytes=slots.num_bytes,
+        max_num_seqs=batch,
+        prefill_chunk=house.prefill_chunk,
+        hot_cache=HotCacheSize(tokens=slots.hot_tokens),
+        policies=policies,
+        trains_indexes=trains_indexes,
+    )
+    token_bytes = config.num_layers * config.num_kv_heads * 2 * config.head_dim * dtype.itemsize
+    # Only who recalls has rows in the store.
+    stored = batch * house.capacity * token_bytes if house.policy.family is Family.RECALL else 0
+    slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * config.num_layers * batch
+    with running_store(slabs * (2 << 20), num_trainers) as target:
+        layout = Layout(
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            row_type(str(dtype).removeprefix("torch.")),
+        )
+        client = StoreClient.connect(target, layout, worker_id="benchmark")
+        engine = assemble(model, client, options, make_prefill)
+        try:
+            yield engine
+        finally:
+            engine.close()

@@ -1,0 +1,128 @@
+"""Carrel's prefill: real prompts of random tokens, and how much of their time is their policy's own work."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from benchmarks.device import limited, peak_bytes
+from benchmarks.errors import NotMeasurable
+from benchmarks.records import PrefillCase, PrefillFigures, Spread
+from benchmarks.rivals.bare_engine import (
+    PREFILL_CHUNK,
+    budget_of,
+    dummy_model,
+    request_of,
+    running_engine,
+)
+from benchmarks.rivals.decode_base import PrefillRival
+from benchmarks.rivals.engine_slots import House
+from benchmarks.rivals.own_work import WorkClock, timed
+from benchmarks.shapes import ModelShape
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.records import ErrorEvent, Event, TokenEvent
+from gpu_worker.policies import Family, registry
+
+NUM_NEW_TOKENS = 4
+# A warm-up's budget of its prompt, at most: the policy must have something to do in it.
+WARM_UP_SHARE = 4
+
+
+def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
+    return CarrelPrefill(shape, device, trains_indexes=False)
+
+
+def prefill_training_on_gpu(shape: ModelShape, device: torch.device) -> PrefillRival:
+    return CarrelPrefill(shape, device, trains_indexes=True)
+
+
+@dataclass
+class _Times:
+    """Milliseconds of each prompt: to its first and to its second token, and its policy's own work until the first."""
+
+    first: list[float] = field(default_factory=list)
+    second: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+
+
+class CarrelPrefill(PrefillRival):
+    """From submission to the first and to the second token."""
+
+    def __init__(self, shape: ModelShape, device: torch.device, trains_indexes: bool) -> None:
+        self._shape, self._device = shape, device
+        self._trains_indexes = trains_indexes
+        self._model = dummy_model(shape, device)
+
+    def measure(self, case: PrefillCase) -> PrefillFigures:
+        with limited(self._device, case.gpu_memory_limit):
+            return self._prefill(case)
+
+    def _prefill(self, case: PrefillCase) -> PrefillFigures:
+        clock = WorkClock(self._device)
+        policies = {name: timed(one, clock, self._trains_indexes) for name, one in registry().items()}
+        if case.policy not in policies:
+            raise NotMeasurable(f"no policy {case.policy}")
+        policy = policies[case.policy]
+        capacity = case.context + 16
+        house = House(self._model, policy, budget_of(case), 1, case.context, capacity, PREFILL_CHUNK)
+        times = _Times()
+        with running_engine(
+            house,
+            policies,
+            Prefill,
+            limit=case.gpu_memory_limit,
+            trains_indexes=self._trains_indexes,
+            num_trainers=max(1, (os.cpu_count() or 2) - 2),
+        ) as engine:
+            self._answer(engine, _warm_up(case), 0, clock.take_ms, _Times())
+            for number in range(1, case.repeats + 1):
+                self._answer(engine, case, number, clock.take_ms, times)
+            has_own = policy.family is not Family.DENSE
+            shares = [own / first for own, first in zip(times.own, times.first, strict=True)]
+            return PrefillFigures(
+                Spread.of(times.first),
+                Spread.of(times.second),
+                peak_bytes(self._device),
+                own_ms=Spread.of(times.own) if has_own else None,
+                own_share=Spread.of(shares) if has_own else None,
+            )
+
+    def _answer(
+        self, engine: Engine, case: PrefillCase, number: int, take_ms: Callable[[], float], times: _Times
+    ) -> None:
+        """One prompt. Raises NotMeasurable when the engine refuses it."""
+        rng = random.Random(number)
+        prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(case.context))
+        at: list[float] = []
+        failures: list[Exception] = []
+
+        def note(event: Event) -> None:
+            if isinstance(event, TokenEvent):
+                at.append(time.perf_counter())
+                if len(at) == 1:
+                    # The first token is known, so that all before it is done: this waits for nothing.
+                    times.own.append(take_ms())
+            elif isinstance(event, ErrorEvent):
+                failures.append(event.error)
+
+        begun = time.perf_counter()
+        engine.submit(request_of(case, number, prompt, NUM_NEW_TOKENS), note)
+        while engine.has_work:
+            engine.step()
+        if failures:
+            raise NotMeasurable(str(failures[0]))
+        times.first.append(1e3 * (at[0] - begun))
+        times.second.append(1e3 * (at[1] - begun))
+
+
+def _warm_up(case: PrefillCase) -> PrefillCase:
+    """A shorter prompt for kernels and memory, of which the policy keeps or selects a part too."""
+    context = min(case.context, 2 * PREFILL_CHUNK + 1)
+    budget = case.budget_tokens and min(case.budget_tokens, max(2, context // WARM_UP_SHARE))
+    return replace(case, context=context, budget_tokens=budget)

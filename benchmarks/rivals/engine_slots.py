@@ -1,0 +1,134 @@
+"""The slots of an engine that is measured: what its sequences need, or what the engine's memory plan leaves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from benchmarks.errors import NotMeasurable
+from gpu_worker.engine.intake import ring_size
+from gpu_worker.engine.memory import MemoryPlan, Workload
+from gpu_worker.engine.records import Budget
+from gpu_worker.errors import ConfigError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import LoadedModel
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.retain import RetainPolicy
+
+
+@dataclass(frozen=True)
+class Slots:
+    """num_bytes: of the pool. hot_tokens: slots of each layer and KV head of a sequence that recalls, beside those of
+    its sinks and window."""
+
+    num_bytes: int
+    hot_tokens: int
+
+
+@dataclass(frozen=True)
+class House:
+    """`batch` sequences of one policy, of `context` tokens each and at most `capacity`, in an engine of their own."""
+
+    model: LoadedModel
+    policy: Policy
+    budget: Budget
+    batch: int
+    context: int
+    capacity: int
+    prefill_chunk: int
+
+    @property
+    def plan(self) -> Plan:
+        return self.policy.plan(self.context, self.budget.resolve(self.context))
+
+    @property
+    def shape(self) -> CacheShape:
+        config, decoder = self.model.config, self.model.decoder
+        return CacheShape(
+            max_num_seqs=self.batch,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            group_size=config.group_size,
+            head_dim=config.head_dim,
+            max_model_len=self.capacity,
+            scale=decoder.attention_scale,
+            device=decoder.device,
+            dtype=decoder.dtype,
+        )
+
+    def slots(self, limit: int | None, trains_indexes: bool) -> Slots:
+        """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
+        every = _blocks(self.capacity)
+        wanted = self.batch * self._sequence_blocks(every)
+        if limit is None:
+            return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
+        room = self._room(limit, trains_indexes) // self._block_bytes
+        if wanted <= room:
+            return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
+        per_head = room // (self.batch * self._num_heads)
+        hot_tokens = per_head * BLOCK_SIZE - self._num_fixed
+        if not self._may_miss or hot_tokens < (self.plan.num_selected or 0):
+            raise NotMeasurable(
+                f"{self.batch} sequences need {wanted * self._block_bytes} bytes of slots, and the limit leaves "
+                f"{room * self._block_bytes}"
+            )
+        return Slots(self.batch * self._num_heads * per_head * self._block_bytes, hot_tokens)
+
+    def _sequence_blocks(self, every: int) -> int:
+        """Of one sequence that misses nothing."""
+        plan, shape, heads = self.plan, self.shape, self.shape.num_kv_heads
+        if self.policy.family is not Family.RETAIN or not plan.selects:
+            return self._num_heads * every
+        policy = cast(RetainPolicy, self.policy)
+        room = policy.room(plan, self.capacity - self.context)
+        budgets = (policy.layer_budget(plan, layer, shape.num_layers) for layer in range(shape.num_layers))
+        # As the retain cache asks: a head's last block may be nearly empty.
+        return sum(heads * (budget + room + BLOCK_SIZE - 1) // BLOCK_SIZE for budget in budgets)
+
+    @property
+    def _num_heads(self) -> int:
+        return self.shape.num_layers * self.shape.num_kv_heads
+
+    @property
+    def _may_miss(self) -> bool:
+        recalls = self.policy.family is Family.RECALL and self.plan.selects
+        return recalls and not cast(RecallPolicy, self.policy).reads_keys
+
+    @property
+    def _num_fixed(self) -> int:
+        return self.plan.num_sink + ring_size(self.policy, self.plan)
+
+    @property
+    def _block_bytes(self) -> int:
+        return BLOCK_SIZE * 2 * self.shape.head_dim * self.shape.dtype.itemsize
+
+    def _room(self, limit: int, trains_indexes: bool) -> int:
+        """Bytes of slots that the engine would take within the limit."""
+        workload = Workload(
+            model=self.model.config,
+            shape=self.shape,
+            dtype=self.shape.dtype,
+            policies={self.policy.name: self.policy},
+            default_policy=self.policy.name,
+            default_budget=self.budget,
+            prefill_chunk=self.prefill_chunk,
+            full_layers=0,
+            trains_indexes=trains_indexes,
+        )
+        try:
+            return MemoryPlan.of(workload, limit - self._taken_bytes()).slots
+        except ConfigError as error:
+            raise NotMeasurable(str(error)) from error
+
+    def _taken_bytes(self) -> int:
+        """The weights, and what PyTorch keeps beside them."""
+        if self.shape.device.type == "cuda":
+            return torch.cuda.memory_reserved(self.shape.device)
+        return self.model.num_parameters * self.shape.dtype.itemsize
+
+
+def _blocks(num_slots: int) -> int:
+    return -(-num_slots // BLOCK_SIZE)

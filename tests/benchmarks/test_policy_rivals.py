@@ -1,0 +1,235 @@
+"""Carrel's rivals with every policy: what is timed, what fills the caches, and the slots they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.errors import NotMeasurable
+from benchmarks.records import DecodeCase, PrefillCase
+from benchmarks.rivals import DECODE, PREFILL, bare_engine
+from benchmarks.rivals.carrel_decode import CarrelDecode
+from benchmarks.rivals.engine_slots import House
+from benchmarks.rivals.once_compressed import once_compressed
+from benchmarks.rivals.own_work import WorkClock, timed
+from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
+from benchmarks.shapes import SHAPES
+from gpu_worker.engine.caches import recall
+from gpu_worker.engine.records import Budget, Event
+from gpu_worker.engine.sequence import Sequence, Status
+from gpu_worker.policies import Chelsea, Family, Full, PQCache, RetainPolicy, SnapKV, registry
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.trainers import train_index
+from kv_store.local import LocalStore
+
+CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
+POLICIES = registry()
+# one of each kind of wrapper
+WRAPPED = ("snapkv+adakv", "chelsea+layerwise", "snapkv+adakv+layerwise")
+NAMED = [name for name in POLICIES if "+" not in name or name in WRAPPED]
+RETAINING = [name for name in NAMED if POLICIES[name].family is Family.RETAIN]
+DECODED = DecodeCase("tiny", "chelsea", 40, 2, 200, None, None, 3)
+PREFILLED = PrefillCase("tiny", "chelsea", 40, 200, None, 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_store() -> Iterator[None]:
+    """A store for all engines, in this process: each would wait a second for its own."""
+    with LocalStore(1 << 28, num_trainers=1) as store, pytest.MonkeyPatch.context() as patch:
+
+        @contextmanager
+        def running(_arena_bytes: int, _num_trainers: int) -> Iterator[str]:
+            yield store.target
+
+        patch.setattr(bare_engine, "running_store", running)
+        yield
+
+
+@pytest.fixture(scope="module")
+def decoding() -> Any:
+    return DECODE.rivals["carrel"].load()(TINY, CPU)
+
+
+@pytest.fixture(scope="module")
+def training() -> Any:
+    return PREFILL.rivals["carrel index on gpu"].load()(TINY, CPU)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "full"])
+def test_every_policy_is_prefilled_and_its_work_is_a_part_of_it(name: str, training: Any) -> None:
+    figures = training.measure(replace(PREFILLED, policy=name))
+    assert figures.own_ms.n == figures.own_share.n == 2
+    assert 0 < figures.own_ms.median < figures.ttft_ms.median
+    assert 0 < figures.own_share.low <= figures.own_share.high < 1
+
+
+def test_dense_attention_has_no_work_of_its_own(training: Any) -> None:
+    figures = training.measure(replace(PREFILLED, policy="full", budget_tokens=None))
+    assert figures.own_ms is None
+    assert figures.own_share is None
+
+
+@pytest.mark.parametrize("name", RETAINING)
+def test_every_retain_policy_decodes_over_random_caches(name: str, decoding: Any) -> None:
+    figures = decoding.measure(replace(DECODED, policy=name))
+    policy = POLICIES[name]
+    assert isinstance(policy, RetainPolicy)
+    plan = policy.plan(200, 40)
+    interval = policy.interval(plan)
+    # Whole intervals, so that compressing again counts as often as it comes.
+    assert figures.step_ms.n == (interval or 3)
+    assert (figures.mean_ms is None) == (interval == 0)
+    if not interval:
+        budget = plan.budget_tokens
+        assert budget <= figures.attended_tokens <= budget + (0 if policy.evicts else 10)
+
+
+def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any) -> Any:
+        time.sleep(0.03)
+        return train_index(*args)
+
+    monkeypatch.setattr(recall, "train_index", slow)
+    figures = training.measure(replace(PREFILLED, policy="clusterkv"))
+    # of two layers
+    assert figures.own_ms.low >= 60
+    with_store = PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="clusterkv"))
+    assert with_store.own_ms.high < 30
+
+
+def test_the_clock_is_read_once() -> None:
+    clock = WorkClock(CPU)
+    for _ in range(2):
+        with clock.timing():
+            time.sleep(0.01)
+    assert clock.take_ms() >= 20
+    assert clock.take_ms() == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_timed_policy_is_the_same_policy(name: str) -> None:
+    policy = POLICIES[name]
+    other = timed(policy, WorkClock(CPU), trains_indexes=True)
+    assert other.name == name
+    plan = policy.plan(1000, 100)
+    assert other.plan(1000, 100) == plan
+    assert other.num_queries(plan) == policy.num_queries(plan)
+    assert other.window_begin(plan, 1010) == policy.window_begin(plan, 1010)
+    assert other.max_window(plan) == policy.max_window(plan)
+    flags = ("evicts", "observes", "gives", "has_degrees", "reads_keys", "trains_when_leaving")
+    for flag in (*flags, "reads_early_query"):
+        assert getattr(other, flag, None) == getattr(policy, flag, None)
+
+
+def prompt(seed: int, layer: int, num_tokens: int = 100) -> LayerRows:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(2, num_tokens, 32, generator=generator)
+    queries = torch.randn(4, 32, 16, generator=generator)
+    return LayerRows.of_prompt(layer, 2, rows, queries, 0.25)
+
+
+def test_a_prompt_is_compressed_once_and_others_alike() -> None:
+    policy = once_compressed(Chelsea(num_recent=8))
+    assert isinstance(policy, RetainPolicy)
+    plan = policy.plan(100, 40)
+    first, rows = policy.compress(prompt(1, 0), plan, 40), prompt(2, 1)
+    second = policy.compress(rows, plan, 40)
+    assert torch.equal(second.positions, first.positions)
+    assert second.degrees is not None
+    assert second.degrees.sum(dim=1).tolist() == [100, 100]
+    assert second.rounds == first.rounds > 0
+    # its own rows: attention reads others in every layer
+    assert torch.equal(second.keys[1], rows.keys[1, second.positions[1]])
+    assert policy.compress(prompt(3, 1), plan, 30).positions.shape == (2, 30)
+    # While decoding it is the policy's own turn, in every layer.
+    longer = [replace(prompt(seed, 0, 120), num_tokens=120) for seed in (4, 5)]
+    one, other = (policy.compress(rows, plan, 40).positions for rows in longer)
+    assert not torch.equal(one, other)
+
+
+def test_who_does_not_retain_is_left_alone() -> None:
+    assert once_compressed(POLICIES["pqcache"]) is POLICIES["pqcache"]
+
+
+def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:
+    with pytest.raises(NotMeasurable, match="no policy nope"):
+        decoding.measure(replace(DECODED, policy="nope"))
+    with pytest.raises(NotMeasurable, match="no policy nope"):
+        training.measure(replace(PREFILLED, policy="nope"))
+
+
+def test_a_sequence_that_fails_does_not_hang(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compress(*_args: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Chelsea, "compress", compress)
+    with pytest.raises(NotMeasurable, match="no device memory is left for policy 'chelsea'"):
+        decoding.measure(DECODED)
+
+
+def house(policy: Any, budget: Budget, decoding: CarrelDecode) -> House:
+    return House(decoding._model, policy, budget, 2, 1000, 1064, 8192)
+
+
+def test_a_retain_policy_takes_the_slots_that_it_keeps(decoding: CarrelDecode) -> None:
+    def blocks(policy: Any) -> int:
+        # of 64 slots, K and V of 16 in float32
+        return house(policy, Budget(tokens=200), decoding).slots(None, True).num_bytes // (64 * 2 * 16 * 4)
+
+    # 2 sequences of 2 layers and 2 heads: 17 blocks a head; or 200 kept and 64 decoded
+    assert blocks(Full()) == 2 * 2 * 2 * 17
+    assert blocks(PQCache()) == 2 * 2 * 2 * 17
+    assert blocks(SnapKV()) == 2 * 2 * (2 * (200 + 64 + 63) // 64)
+
+
+def test_under_a_limit_sequences_that_recall_share_what_is_left(decoding: CarrelDecode) -> None:
+    recalling = house(PQCache(), Budget(tokens=200), decoding)
+    every = recalling.slots(None, True)
+    much = 16 << 30
+    assert recalling.slots(much, True) == every
+    others = much - recalling._room(much, True)
+    # half of the slots
+    limit = others + every.num_bytes // 2
+    shared = recalling.slots(limit, True)
+    assert every.num_bytes // 3 < shared.num_bytes <= every.num_bytes // 2
+    assert decodes(recalling, limit) > 0
+    with pytest.raises(NotMeasurable, match="2 sequences need"):
+        # one sequence fits
+        recalling.slots(others + every.num_bytes // 6, True)
+    with pytest.raises(NotMeasurable, match="bytes of device memory are missing"):
+        recalling.slots(others // 2, True)
+    dense = house(Full(), Budget(share=1.0), decoding)
+    with pytest.raises(NotMeasurable, match="2 sequences need"):
+        dense.slots(much - dense._room(much, True) + every.num_bytes // 2 + 4096, True)
+
+
+def decodes(house: House, limit: int) -> int:
+    """Bytes that the house's sequences fetched in a few steps side by side."""
+    case = DecodeCase(
+        "tiny", house.policy.name, house.budget.tokens, house.batch, house.context, None, None, 1
+    )
+
+    def note(_event: Event) -> None:
+        return None
+
+    def decoding_of(engine: Any) -> list[Sequence]:
+        found: list[Sequence] = engine._scheduler.with_status(Status.DECODE)
+        return found
+
+    policies = {house.policy.name: house.policy}
+    with bare_engine.running_engine(
+        house, policies, SyntheticPrefill, limit=limit, trains_indexes=True
+    ) as engine:
+        for number in range(house.batch):
+            token_ids = tuple(range(100)) * (house.context // 100)
+            engine.submit(bare_engine.request_of(case, number, token_ids, 60), note)
+        for _ in range(20):
+            engine.step()
+        assert len(decoding_of(engine)) == house.batch
+        return engine.stats().fetched_bytes_total
