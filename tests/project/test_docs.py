@@ -8,7 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from carrel.commands import COMMANDS, chat, serve
+from carrel.commands import COMMANDS, calibrate, chat, serve
+from carrel.commands import eval as eval_command
 from gateway.config import GatewayConfig
 from gateway.rest.endpoints import create_router
 from gateway.rest.errors import TYPES
@@ -25,11 +26,16 @@ def options_of(add_arguments: object) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
-@pytest.mark.parametrize("command", [serve, chat], ids=["serve", "chat"])
+@pytest.mark.parametrize("command", [serve, chat, calibrate], ids=["serve", "chat", "calibrate"])
 def test_the_cli_page_names_every_option(command: object) -> None:
     page = (ROOT / "docs/cli.md").read_text()
     missing = [flag for flag in options_of(vars(command)["add_arguments"]) if f"`{flag}`" not in page]
     assert missing == []
+
+
+def test_the_evaluation_page_names_every_option() -> None:
+    page = (ROOT / "docs/evaluation.md").read_text()
+    assert [flag for flag in options_of(eval_command.add_arguments) if flag not in page] == []
 
 
 def test_the_cli_page_names_every_command() -> None:
