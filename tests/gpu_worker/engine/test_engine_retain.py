@@ -345,7 +345,9 @@ def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
 
     rig = Rig(policies=with_policy(Rising()))
     rig.run(request("one", "rising", BUDGET, max_tokens=10))
-    again = [[BUDGET + 5 * (layer - 1) - 3 + 4, BUDGET + 5 * (layer - 1) + 3 + 4] for layer in range(NUM_LAYERS)]
+    again = [
+        [BUDGET + 5 * (layer - 1) - 3 + 4, BUDGET + 5 * (layer - 1) + 3 + 4] for layer in range(NUM_LAYERS)
+    ]
     assert seen == [
         *((layer, [PROMPT, PROMPT]) for layer in range(NUM_LAYERS)),
         *((layer, again[layer]) for layer in range(NUM_LAYERS)),
