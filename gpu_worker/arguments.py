@@ -170,6 +170,11 @@ _FLAGS = {
         "file of `carrel calibrate`: InfiniGen takes its skew; adds the policy chelsea+outliers",
     ),
     "outlier_share": _Flag("outlier-share", _number, "of all KV heads, chelsea+outliers keeps whole (0.04)"),
+    "granularity": _Flag(
+        "granularity",
+        _text,
+        "kv_head, or q_head: selection by each query head, as some papers do, at a group times the KV (kv_head)",
+    ),
     "load_format": _Flag("load-format", _text, f"{', '.join(LOAD_FORMATS)} (auto)"),
     "revision": _Flag("revision", _text, "branch, tag or commit of a hub id"),
     "seed": _Flag("seed", _integer, "makes the tokens of requests without a seed repeatable"),

@@ -16,6 +16,7 @@ from kv_store.client import KMEANS_METRICS, PQ_METRICS
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 INDEX_DEVICES = ("cpu", "gpu")
 TRANSPORTS = ("zero_copy", "shm", "grpc")
+GRANULARITIES = ("kv_head", "q_head")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -47,7 +48,8 @@ class WorkerConfig:
     a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
     `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
     the store's trainers; "gpu", the worker's own device. `calibration` is a file of `carrel calibrate`; of all KV
-    heads, `outlier_share` are its outliers. Raises ConfigError, which names the flag, the value and the remedy.
+    heads, `outlier_share` are its outliers. `granularity` "q_head" gives every query head KV of its own, to select by.
+    Raises ConfigError, which names the flag, the value and the remedy.
     """
 
     model: str
@@ -78,6 +80,7 @@ class WorkerConfig:
     clusterkv_metric: str = "cosine"
     calibration: str | None = None
     outlier_share: float = 0.04
+    granularity: str = "kv_head"
     load_format: str = "auto"
     revision: str | None = None
     seed: int | None = None
@@ -93,6 +96,7 @@ class WorkerConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("transport", self.transport, TRANSPORTS)
         _check_choice("index-device", self.index_device, INDEX_DEVICES)
+        _check_choice("granularity", self.granularity, GRANULARITIES)
         _check_choice("load-format", self.load_format, LOAD_FORMATS)
         _check_choice("pq-metric", self.pq_metric, PQ_METRICS)
         _check_choice("clusterkv-metric", self.clusterkv_metric, KMEANS_METRICS)

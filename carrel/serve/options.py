@@ -108,6 +108,19 @@ class ServeOptions:
         {WORKER: "--index-device"},
         metavar="NAME",
     )
+    granularity: str | None = flag(
+        None,
+        "select for each kv_head, or each q_head as some papers do, at a group times the KV cache",
+        one_of("kv_head", "q_head"),
+        {WORKER: "--granularity"},
+        metavar="NAME",
+    )
+    calibration: str | None = flag(
+        None,
+        "file of carrel calibrate: outlier heads for chelsea+outliers, InfiniGen's skew",
+        to={WORKER: "--calibration"},
+        metavar="FILE",
+    )
     prefill_chunk: int | None = flag(
         None, "tokens of a prompt computed at once", positive_int, {WORKER: "--prefill-chunk"}, metavar="N"
     )

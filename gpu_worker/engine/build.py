@@ -17,7 +17,7 @@ from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallC
 from gpu_worker.engine.configured_policies import configured_policies
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
-from gpu_worker.engine.intake import Intake, ring_size
+from gpu_worker.engine.intake import Intake, usual_fixed
 from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
@@ -26,9 +26,9 @@ from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import LoadedModel, ModelConfig, load_model
+from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies import Policy, registry
-from gpu_worker.policies.base import CacheShape, Family
+from gpu_worker.policies.base import CacheShape
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
@@ -159,6 +159,7 @@ def assemble(
         # On a CPU training hides under nothing, and results must not depend on time.
         hides_training=device.type == "cuda",
     )
+    default = LONG if options.default_policy == AUTO else options.default_policy
     probe = Probe(offloader, shape.scale)
     recall = RecallCache(
         shape,
@@ -168,7 +169,7 @@ def assemble(
         probe,
         options.hot_cache,
         options.trains_indexes,
-        _usual_fixed(options),
+        usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
     )
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
@@ -192,16 +193,6 @@ def assemble(
         prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
     )
-
-
-def _usual_fixed(options: EngineOptions) -> int:
-    """Sinks, window and new token of the longest prompt under the default policy and budget."""
-    policy = options.policies.get(LONG if options.default_policy == AUTO else options.default_policy)
-    length = options.max_model_len
-    if policy is None or policy.family is not Family.RECALL:
-        return 0
-    plan = policy.plan(length, options.default_budget.resolve(length))
-    return plan.num_sink + ring_size(policy, plan) if plan.selects else 0
 
 
 def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:
@@ -235,7 +226,7 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
 
 def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report: Report) -> LoadedModel:
     try:
-        return load_model(
+        model = load_model(
             config.model,
             device=device,
             dtype=dtype,
@@ -243,6 +234,7 @@ def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report
             load_format="dummy" if config.load_format == "dummy" else "safetensors",
             progress=lambda done, total: report("load weights", done, total),
         )
+        return ungrouped(model) if config.granularity == "q_head" else model
     except torch.OutOfMemoryError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(

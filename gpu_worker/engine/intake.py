@@ -6,10 +6,10 @@ from collections import deque
 from typing import NoReturn
 
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
-from gpu_worker.engine.records import EventSink, GenerationRequest
+from gpu_worker.engine.records import Budget, EventSink, GenerationRequest
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import PromptTooLong, RequestError
-from gpu_worker.policies.base import Plan, Policy
+from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.sampling import SamplerState
 
 
@@ -121,3 +121,12 @@ class Intake:
 def ring_size(policy: Policy, plan: Plan) -> int:
     """Window tokens and the new one, at most, where a sequence selects."""
     return policy.max_window(plan) + 1 if plan.selects else 0
+
+
+def usual_fixed(policies: dict[str, Policy], name: str, budget: Budget, length: int) -> int:
+    """Sinks, window and new token of a prompt of this length under this policy; 0 where it does not recall."""
+    policy = policies.get(name)
+    if policy is None or policy.family is not Family.RECALL:
+        return 0
+    plan = policy.plan(length, budget.resolve(length))
+    return plan.num_sink + ring_size(policy, plan) if plan.selects else 0

@@ -6,6 +6,7 @@ from gpu_worker.models.config import ModelConfig, RopeConfig, SamplingDefaults
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES, Family
 from gpu_worker.models.loader import LoadedModel, load_model, read_config
+from gpu_worker.models.ungrouped import ungrouped
 
 __all__ = [
     "FAMILIES",
@@ -17,4 +18,5 @@ __all__ = [
     "SamplingDefaults",
     "load_model",
     "read_config",
+    "ungrouped",
 ]

@@ -209,10 +209,11 @@ class Rig:
         policies: dict[str, Policy] | None = None,
         trains_indexes: bool = False,
         client: StoreClient | None = None,
+        layout: Layout = LAYOUT,
     ) -> None:
-        """client: of another store than one in memory."""
+        """client: of another store than one in memory. layout: of the model's rows."""
         self.model = model or make_model()
-        self.store = StrictStore(LAYOUT, capacity_tokens, tokens_per_slab)
+        self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
         options = EngineOptions(
             max_model_len=max_model_len,
             slot_bytes=slot_bytes,

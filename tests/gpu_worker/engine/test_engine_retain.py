@@ -325,7 +325,7 @@ def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
     seen: list[tuple[int, list[int]]] = []
 
     class Rising(HandMade):
-        """Each layer keeps five more than the one before it, and head 1 six more than head 0, and notes what it sees."""
+        """Each layer keeps five more than the one before it, head 1 six more than head 0; notes what it sees."""
 
         name = "rising"
 

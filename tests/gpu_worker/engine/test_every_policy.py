@@ -19,7 +19,9 @@ from torch import Tensor
 from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.records import CompleteEvent, GenerationRequest
 from gpu_worker.engine.sequence import Sequence
+from gpu_worker.models import ungrouped
 from gpu_worker.policies import Family, registry
+from kv_store.client import Layout
 
 POLICIES = every_small_policy()
 SPARSE = sorted(name for name, policy in POLICIES.items() if policy.family is not Family.DENSE)
@@ -196,4 +198,21 @@ def test_what_is_attended_can_be_measured(policy: str) -> None:
     else:
         assert usage.attention_mass is not None
         assert 0.2 < usage.attention_mass <= 1.0 + 1e-5
+    rig.check_empty()
+
+
+def test_each_query_head_may_have_what_it_alone_needs() -> None:
+    """With KV of its own for each query head the budget is every one's: what is kept differs within a group."""
+    model = ungrouped(make_model())
+    rig = new_rig(model=model, layout=Layout(NUM_LAYERS, model.config.num_kv_heads, 16, "fp32"))
+    _, positions = kept_after_prefill(rig, "snapkv")
+    assert positions.shape[1] == 3 * NUM_KV_HEADS
+    kept = [{*head.tolist()} - {-1} for head in positions[1]]
+    assert [len(head) for head in kept] == [BUDGET] * len(kept)
+    assert len({frozenset(head) for head in kept}) == len(kept)
+    dense = rig.run(request("dense", "full", prompt=PROMPT, max_tokens=STEPS))[0]
+    assert dense.tokens == greedy(make_model(), random_prompt(PROMPT), STEPS)[0]
+    recalled = rig.run(request("recalled", "pqcache", BUDGET, prompt=PROMPT, max_tokens=STEPS))[0]
+    assert len(recalled.tokens) == STEPS
+    rig.drain()
     rig.check_empty()
