@@ -17,10 +17,10 @@ SERVE_ARGS ?= --hot-cache 0.25
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format stubs clean
+.PHONY: help setup serve test compose-test check format stubs clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@echo "  ARGS='...' is passed on to serve and test, MODEL=... names another model to serve."
 
 setup: $(READY)  ## build .venv
@@ -39,6 +39,9 @@ serve: $(READY)  ## serve the bundled model (or MODEL=...) on this machine
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine
+	$(BIN)/python -m tools.compose_test $(ARGS)
 
 check: $(READY)  ## format, lint, types, stub drift
 	$(BIN)/ruff format --check .

@@ -13,14 +13,17 @@ class KeyRing:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key) for key in keys)
 
-    def accepts(self, authorization: str | None) -> bool:
-        """Whether an `Authorization` value carries a key; every key is compared, in constant time."""
+    def caller(self, authorization: str | None) -> bytes | None:
+        """Who sends an `Authorization` value: 32 bytes that stand for its key and do not tell it, none where everyone
+        may pass; None without a key that is accepted. Every key is compared, in constant time."""
         if not self._digests:
-            return True
+            return b""
         scheme, _, key = (authorization or "").partition(" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        if scheme.lower() != "bearer" or not any(matches):
+            return None
+        return hmac.digest(digest, b"carrel caller", "sha256")
 
 
 def _digest(key: str) -> bytes:

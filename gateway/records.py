@@ -62,6 +62,7 @@ class ChatRequest:
     options: GenerationOptions = GenerationOptions()
     template_arguments: Mapping[str, Scalar] = field(default_factory=dict)
     request_id: str | None = None
+    caller: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class CompletionRequest:
     prompts: tuple[str | tuple[int, ...], ...]
     options: GenerationOptions = GenerationOptions()
     request_id: str | None = None
+    caller: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """One prompt for the worker. `timeout_s` is the call's deadline."""
+    """One prompt for the worker. `timeout_s` is the call's deadline. `caller`: see `KeyRing.caller`; what is computed
+    of prompts is shared among the requests of one."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     carrel: CarrelOptions
     timeout_s: float
+    caller: bytes = b""
 
 
 class FinishReason(enum.Enum):

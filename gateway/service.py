@@ -62,6 +62,7 @@ class _Plan:
     default_max_tokens: int | None
     options: GenerationOptions
     lead: str
+    caller: bytes
 
     @property
     def num_choices(self) -> int:
@@ -112,6 +113,7 @@ class ChatService:
                 None,
                 options,
                 self._tokenizer.answer_lead,
+                request.caller,
             )
         )
 
@@ -124,7 +126,17 @@ class ChatService:
 
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
         return self._generation(
-            _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options, "")
+            _Plan(
+                request_id,
+                "completion",
+                "prompt",
+                num_prompts,
+                encode,
+                COMPLETION_MAX_TOKENS,
+                options,
+                "",
+                request.caller,
+            )
         )
 
     async def tokenize_text(self, text: str, add_special_tokens: bool) -> TokenIds:
@@ -229,7 +241,7 @@ class ChatService:
         if timeout_s <= 0:
             raise RequestTimeout(self._config.request_timeout_s)
         request = WorkerRequest(
-            internal_id(plan.request_id, number), prompt, sampling, options.carrel, timeout_s
+            internal_id(plan.request_id, number), prompt, sampling, options.carrel, timeout_s, plan.caller
         )
         return Choice(number, request, options.stop, plan.lead, self._tokenizer, self._worker, self._metrics)
 

@@ -151,6 +151,7 @@ def write_request(request: WorkerRequest) -> pb.GenerateRequest:
             logit_bias=dict(sampling.logit_bias),
         ),
         policy=carrel.policy or "",
+        prefix_salt=request.caller,
     )
     if carrel.budget is not None:
         message.budget.CopyFrom(pb.Budget(share=carrel.budget.share, tokens=carrel.budget.tokens))

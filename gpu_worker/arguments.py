@@ -153,6 +153,7 @@ _FLAGS = {
     "index_device": _Flag(
         "index-device", _text, "who trains indexes: cpu, the store's cores, or gpu, the model's device (cpu)"
     ),
+    "prefix_cache": _Flag("prefix-cache", _text, "on, off: reuse rows of prompts that begin alike (on)"),
     "full_layers": _Flag("full-layers", _integer, "first layers that attend to everything (0)"),
     "pq_num_subvectors": _Flag("pq-subvectors", _integer, "PQ: parts that a key is split into (2)"),
     "pq_nbits": _Flag("pq-bits", _integer, "PQ: bits of a code, one per part (6)"),

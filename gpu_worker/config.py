@@ -47,7 +47,8 @@ class WorkerConfig:
     `listen` and `store` are `unix:PATH` or `HOST:PORT`. `gpu_memory_limit_bytes` bounds all that the process has on
     a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
     `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
-    the store's trainers; "gpu", the worker's own device. `calibration` is a file of `carrel calibrate`; of all KV
+    the store's trainers; "gpu", the worker's own device. `prefix_cache` "on": beginnings of prompts that the store has
+    are not computed again. `calibration` is a file of `carrel calibrate`; of all KV
     heads, `outlier_share` are its outliers. `granularity` "q_head" gives every query head KV of its own, to select by.
     Raises ConfigError, which names the flag, the value and the remedy.
     """
@@ -71,6 +72,7 @@ class WorkerConfig:
     slot_memory_bytes: int | None = None
     transport: str = "zero_copy"
     index_device: str = "cpu"
+    prefix_cache: str = "on"
     full_layers: int = 0
     pq_num_subvectors: int = 2
     pq_nbits: int = 6
@@ -97,6 +99,7 @@ class WorkerConfig:
         _check_choice("transport", self.transport, TRANSPORTS)
         _check_choice("index-device", self.index_device, INDEX_DEVICES)
         _check_choice("granularity", self.granularity, GRANULARITIES)
+        _check_choice("prefix-cache", self.prefix_cache, ("on", "off"))
         _check_choice("load-format", self.load_format, LOAD_FORMATS)
         _check_choice("pq-metric", self.pq_metric, PQ_METRICS)
         _check_choice("clusterkv-metric", self.clusterkv_metric, KMEANS_METRICS)

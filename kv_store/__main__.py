@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from kv_store.arena import available_bytes
 from kv_store.config import RUNTIMES, StoreConfig, idle_cores
@@ -21,31 +22,36 @@ from kv_store.runtimes import load_runtime
 _WATCH_SECONDS = 0.3
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kv_store", description="Carrel's KV store.")
-    parser.add_argument(
-        "--listen", required=True, metavar="ADDRESS", help="unix:PATH or HOST:PORT (loopback)"
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kv_store",
+        description="Carrel's KV store. Every option but --json-events can be set as CARREL_NAME too; options win.",
     )
-    parser.add_argument(
-        "--arena-bytes", type=int, metavar="N", help="host memory for rows; half of what is free"
-    )
-    parser.add_argument("--slab-bytes", type=int, default=2 << 20, metavar="N")
-    parser.add_argument(
-        "--arena-socket", default="", metavar="PATH", help="arena.sock beside the Unix socket"
-    )
-    parser.add_argument("--trainers", type=int, default=idle_cores(), metavar="N", help="one core each")
-    parser.add_argument("--runtime", choices=RUNTIMES, default="ray")
-    parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="N", help="by Ray, when the store dies"
-    )
-    parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S")
-    parser.add_argument("--default-iterations", type=int, default=10, metavar="N")
-    parser.add_argument("--max-points-per-centroid", type=int, default=128, metavar="N", help="0: all rows")
+
+    def option(
+        flag: str, parse: Callable[[str], object], default: object, help: str = "", **more: Any
+    ) -> None:
+        # a text is parsed like a value on the command line; an empty variable is none
+        text = environment.get("CARREL_" + flag.removeprefix("--").replace("-", "_").upper())
+        parser.add_argument(flag, type=parse, default=text or default, help=help, **more)
+
+    option("--listen", str, None, "unix:PATH or HOST:PORT (loopback)", metavar="ADDRESS")
+    option("--arena-bytes", int, None, "host memory for rows; half of what is free", metavar="N")
+    option("--slab-bytes", int, 2 << 20, metavar="N")
+    option("--arena-socket", str, "", "arena.sock beside the Unix socket", metavar="PATH")
+    option("--trainers", int, idle_cores(), "one core each", metavar="N")
+    option("--runtime", str, "ray", choices=RUNTIMES)
+    option("--max-restarts", int, 0, "by Ray, when the store dies", metavar="N")
+    option("--lease-seconds", float, 30.0, metavar="S")
+    option("--default-iterations", int, 10, metavar="N")
+    option("--max-points-per-centroid", int, 128, "0: all rows", metavar="N")
     parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
     return parser
 
 
 def _config(options: argparse.Namespace) -> StoreConfig:
+    if not options.listen:
+        raise ConfigError("--listen ADDRESS is missing: give it, or set CARREL_LISTEN")
     arena_bytes = options.arena_bytes
     if arena_bytes is None:
         arena_bytes = available_bytes() // 2 // max(1, options.slab_bytes) * options.slab_bytes
@@ -100,7 +106,7 @@ def run(config: StoreConfig, events: Events) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = _parser(os.environ).parse_args(arguments)
     logging.basicConfig(
         stream=sys.stderr, format="kv_store: %(levelname)s: %(message)s", level=logging.WARNING
     )

@@ -121,6 +121,13 @@ class ServeOptions:
         to={WORKER: "--calibration"},
         metavar="FILE",
     )
+    prefix_cache: str | None = flag(
+        None,
+        "reuse what the store has of prompts that begin alike: on or off",
+        one_of("on", "off"),
+        {WORKER: "--prefix-cache"},
+        metavar="NAME",
+    )
     prefill_chunk: int | None = flag(
         None, "tokens of a prompt computed at once", positive_int, {WORKER: "--prefill-chunk"}, metavar="N"
     )

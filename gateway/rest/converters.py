@@ -9,7 +9,7 @@ from gateway.records import CarrelOptions, ChatRequest, CompletionRequest, Gener
 from gateway.rest.schemas import ChatBody, CompletionBody, GenerationBody, MessageBody
 
 
-def read_chat(body: ChatBody, request_id: str | None) -> ChatRequest:
+def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest for what this server does not do."""
     for param, value in (("tools", body.tools), ("functions", body.functions)):
         if value:
@@ -31,6 +31,7 @@ def read_chat(body: ChatBody, request_id: str | None) -> ChatRequest:
         _read_options(body, max_tokens, logprobs),
         body.chat_template_kwargs or {},
         request_id,
+        caller,
     )
 
 
@@ -39,7 +40,7 @@ def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
     return tuple(_read_message(message) for message in messages)
 
 
-def read_completion(body: CompletionBody, request_id: str | None) -> CompletionRequest:
+def read_completion(body: CompletionBody, request_id: str | None, caller: bytes) -> CompletionRequest:
     """Raises InvalidRequest for what this server does not do."""
     if body.echo:
         raise InvalidRequest("echo is not supported: put the prompt before the answer yourself.", "echo")
@@ -49,7 +50,7 @@ def read_completion(body: CompletionBody, request_id: str | None) -> CompletionR
         raise InvalidRequest("best_of is not supported: leave it out, or set it to n.", "best_of")
     _check_stream_options(body)
     return CompletionRequest(
-        _read_prompts(body.prompt), _read_options(body, body.max_tokens, body.logprobs), request_id
+        _read_prompts(body.prompt), _read_options(body, body.max_tokens, body.logprobs), request_id, caller
     )
 
 

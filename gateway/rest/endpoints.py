@@ -40,7 +40,7 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """Continue a chat; with `stream` as server-sent events."""
         body = await self._body(request, ChatBody)
-        generation = self._service.chat(read_chat(body, request.state.request_id))
+        generation = self._service.chat(read_chat(body, request.state.request_id, request.state.caller))
         return await self._answer(
             request,
             body,
@@ -52,7 +52,8 @@ class Endpoints:
     async def completion(self, request: Request) -> Response:
         """Continue one or several prompts; with `stream` as server-sent events."""
         body = await self._body(request, CompletionBody)
-        generation = self._service.completion(read_completion(body, request.state.request_id))
+        asked = read_completion(body, request.state.request_id, request.state.caller)
+        generation = self._service.completion(asked)
         return await self._answer(
             request,
             body,

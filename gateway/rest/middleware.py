@@ -40,7 +40,8 @@ class RequestIdMiddleware:
 
 
 class AuthMiddleware:
-    """Refuses requests without a key. Decides by the raw path of the scope, which no header can change."""
+    """Refuses requests without a key; of the others `scope["state"]["caller"]` says whose they are. Decides by the raw
+    path of the scope, which no header can change."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -48,9 +49,12 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_guarded = scope["type"] == "http" and scope["path"] not in UNGUARDED_PATHS
-        if is_guarded and not self._keys.accepts(Headers(scope=scope).get("authorization")):
-            await error_response(Unauthorized())(scope, receive, send)
-            return
+        if is_guarded:
+            caller = self._keys.caller(Headers(scope=scope).get("authorization"))
+            if caller is None:
+                await error_response(Unauthorized())(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
 

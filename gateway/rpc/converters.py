@@ -24,7 +24,7 @@ from gateway.v1 import chat_pb2 as pb
 CARREL_FIELDS = tuple(field.name for field in pb.CarrelUsage.DESCRIPTOR.fields)
 
 
-def read_chat(message: pb.ChatRequest) -> ChatRequest:
+def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest."""
     return ChatRequest(
         tuple(Message(each.role, each.content) for each in message.messages),
@@ -43,6 +43,7 @@ def read_chat(message: pb.ChatRequest) -> ChatRequest:
             carrel=CarrelOptions(message.carrel.policy or None, _read_budget(message.carrel)),
         ),
         request_id=message.request_id or None,
+        caller=caller,
     )
 
 

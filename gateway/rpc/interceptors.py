@@ -32,6 +32,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler:
         metadata: dict[str, str] = dict(handler_call_details.invocation_metadata or ())  # type: ignore[arg-type]
         is_open = handler_call_details.method.startswith(HEALTH_PREFIX)
-        if is_open or self._keys.accepts(metadata.get("authorization")):
+        if is_open or self._keys.caller(metadata.get("authorization")) is not None:
             return await continuation(handler_call_details)
         return self._refusal

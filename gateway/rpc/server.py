@@ -28,11 +28,12 @@ class ChatServer:
 
     def __init__(self, config: GatewayConfig, service: ChatService, max_message_bytes: int) -> None:
         self._service = service
+        keys = KeyRing(config.api_keys)
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(KeyRing(config.api_keys))],
+            interceptors=[AuthInterceptor(keys)],
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)],
         )
-        chat_pb2_grpc.add_ChatServicer_to_server(ChatServicer(service), self._server)
+        chat_pb2_grpc.add_ChatServicer_to_server(ChatServicer(service, keys), self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

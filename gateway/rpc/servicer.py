@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import grpc
 
+from gateway.auth import KeyRing
 from gateway.errors import ServiceError
 from gateway.rpc.converters import ChatEvents, read_chat
 from gateway.rpc.errors import INTERNAL, abort, error_event
@@ -20,15 +21,19 @@ log = logging.getLogger(__name__)
 class ChatServicer(chat_pb2_grpc.ChatServicer):
     """An error before the first event is a status, a later one an Error event. A cancelled call frees the worker."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, keys: KeyRing) -> None:
         self._service = service
+        self._keys = keys
 
     async def Complete(
         self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[chat_pb2.ChatEvent, None]:
         has_begun = False
         try:
-            generation = self._service.chat(read_chat(request))
+            metadata: dict[str, str] = dict(context.invocation_metadata() or ())
+            # Who may not call does not come this far.
+            caller = self._keys.caller(metadata.get("authorization")) or b""
+            generation = self._service.chat(read_chat(request, caller))
             events = ChatEvents(generation.request_id)
             async with aclosing(generation.events) as stream:
                 async for event in stream:

@@ -13,7 +13,7 @@ from gpu_worker.engine.host_registration import (
     device_tensor,
     register_with_cuda,
 )
-from gpu_worker.kernels.rows import ArenaLayout, arena_offsets
+from gpu_worker.kernels.rows import ArenaLayout, arena_offsets, gather_rows
 from kv_store.client import StoreClient
 
 
@@ -81,6 +81,15 @@ class ArenaView:
         every = positions[:, None].expand(-1, num_layers).reshape(-1, 1, 1).expand(-1, self.num_kv_heads, 1)
         found = arena_offsets(self.layout, self.num_slabs, self.slab_tables.flatten(0, 1), rows, every)
         return found.view(-1, num_layers, self.num_kv_heads)
+
+    def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> None:
+        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d], contiguous, of the arena's type."""
+        num_heads, width, _ = rows.shape
+        positions = torch.arange(num_tokens, device=self._device).expand(1, num_heads, -1)
+        seats = torch.tensor([seat], device=self._device)
+        offsets = arena_offsets(self.layout, self.num_slabs, self.slab_tables[:, layer], seats, positions)
+        slots = positions + width * torch.arange(num_heads, device=self._device)[:, None]
+        gather_rows(self.bytes, offsets.flatten(), rows.flatten(0, 1), slots.flatten())
 
     def close(self) -> None:
         """Let go of the bytes; call it before the client unmaps them."""

@@ -21,6 +21,7 @@ from gpu_worker.engine.intake import Intake, usual_fixed
 from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefixes import PrefixChain, model_root
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
@@ -61,6 +62,8 @@ class EngineOptions:
     # On the model's device; else the store trains them.
     trains_indexes: bool = False
     max_full_tokens: int = FEW_TOKENS
+    # Of the store's rows, for prompts that begin alike.
+    reuses_prefixes: bool = False
     seed: int | None = None
 
 
@@ -100,6 +103,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         policies=policies,
         trains_indexes=config.index_device == "gpu",
         max_full_tokens=_max_full_tokens(config, shape, dtype),
+        reuses_prefixes=config.prefix_cache == "on",
         seed=config.seed,
     )
     report("attach to the KV store", 0, 1)
@@ -192,6 +196,7 @@ def assemble(
         decode=DecodeStep(decoder, caches, offloader, pool),
         prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
+        prefixes=PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None,
     )
 
 

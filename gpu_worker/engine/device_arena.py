@@ -81,6 +81,13 @@ class DeviceArena:
         """See `LayerWriter.write`; None where the host must write."""
         return None if self._writer is None else self._writer.write(rows, slabs)
 
+    def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> bool:
+        """See `ArenaView.read`; False where the host must read."""
+        if self.view is None:
+            return False
+        self.view.read(seat, layer, rows, num_tokens)
+        return True
+
     def wait(self) -> None:
         """Let the host wait for the rows that decode steps write."""
         if self.view is not None:

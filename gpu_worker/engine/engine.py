@@ -13,6 +13,7 @@ from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefixes import PrefixChain
 from gpu_worker.engine.records import (
     CompleteEvent,
     EngineInfo,
@@ -52,7 +53,9 @@ class Engine:
         decode: DecodeStep,
         prefill_chunk: int,
         make_prefill: MakePrefill = Prefill,
+        prefixes: PrefixChain | None = None,
     ) -> None:
+        """prefixes: names what requests may share of their prompts; None: nothing."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -62,6 +65,7 @@ class Engine:
         self._decode = decode
         self._prefill_chunk = prefill_chunk
         self._make_prefill = make_prefill
+        self._prefixes = prefixes
         self._sampler = Sampler()
         self._scheduler = Scheduler(info.max_num_seqs)
         self._prefill: Prefill | None = None
@@ -146,7 +150,11 @@ class Engine:
     def _open(self, sequence: Sequence) -> None:
         """Start the sequence in the store; whose rows went with an earlier store ends now."""
         try:
-            self._offloader.open(sequence, sequence.num_prefill + 1)
+            chain = self._prefixes
+            hashes = chain.hashes(sequence) if chain else ()
+            num_reusable = chain.num_reusable(sequence) if chain else 0
+            room = sequence.num_prefill + 1
+            sequence.num_cached = self._offloader.open(sequence, room, hashes, num_reusable)
         finally:
             for other in self._scheduler.offloading():
                 if not self._offloader.holds(other):

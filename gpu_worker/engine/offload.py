@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gpu_worker.engine.arena import ArenaView
 from gpu_worker.engine.device_arena import DeviceArena
+from gpu_worker.engine.extent import Extent, TrainedLayer
 from gpu_worker.engine.host_rows import host_bytes, in_calls
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
@@ -36,28 +34,6 @@ Result = TypeVar("Result")
 
 # After one of these the attachment is gone, with all that it held; any other error concerns one request.
 LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedLayer:
-    """An index that is being built: `future` gives the segment of `layer`."""
-
-    layer: int
-    job: IndexJob
-    future: Future[IndexSegment]
-
-
-@dataclass(slots=True)
-class _Extent:
-    """Tokens that a sequence may write to the store, those that it surely wrote, and those that it may read.
-
-    slabs: int32 [L, slabs of a layer], as the store gave them.
-    """
-
-    reserved: int = 0
-    written: int = 0
-    sealed: int = 0
-    slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
 
 
 class Offloader:
@@ -83,7 +59,7 @@ class Offloader:
         self._hides_training = hides_training
         # Of one token's rows in all layers.
         self.token_bytes = num_layers * client.layout.token_bytes
-        self._extents: dict[str, _Extent] = {}
+        self._extents: dict[str, Extent] = {}
         self._arena = DeviceArena(client, num_seats, max_model_len, device)
         self.is_reachable = True
         self.offloaded_bytes = 0
@@ -102,19 +78,28 @@ class Offloader:
         """Whether `put_layer` returns before the rows are copied."""
         return self._arena.copies_aside
 
-    def open(self, sequence: Sequence, num_tokens: int) -> None:
-        """Start a sequence with room for `num_tokens`. Raises CapacityError that names the missing bytes.
+    def open(
+        self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
+    ) -> int:
+        """Start a sequence with room for `num_tokens`; how many of its first tokens the store has already. Raises
+        CapacityError that names the missing bytes.
 
-        Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a restart of the store this attaches
-        anew: then what earlier sequences held is lost (`holds`).
+        hashes: names of the slabs that its prompt fills, under which others may find them; of the first `num_reusable`
+        it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a
+        restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
         """
         self._call(lambda: self._begin(sequence.sequence_id))
-        self._extents[sequence.sequence_id] = _Extent()
+        extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
         try:
+            if num_reusable:
+                wanted = hashes[:num_reusable]
+                match = self._call(lambda: self._client.lookup_prefix(sequence.sequence_id, wanted))
+                extent.shared = extent.written = extent.sealed = match.num_tokens
             self._ask_for_room(sequence, num_tokens)
         except WorkerError:
             self.release(sequence)
             raise
+        return extent.shared
 
     def _begin(self, sequence_id: str) -> None:
         if self.is_reachable:
@@ -150,29 +135,47 @@ class Offloader:
         extent.slabs = self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
         extent.reserved = -(-num_tokens // per_slab) * per_slab
 
-    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
-        """Start to write a prefilled layer; `seal_layer` follows at the mark. rows: [H_kv, n, 2d], left alone until."""
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Fill the first rows of a layer [H_kv, n, 2d] with what the sequence shares."""
         self.check()
-        slabs = self._extents[sequence.sequence_id].slabs[layer : layer + 1]
-        self._arena.adopt(sequence.seat, slabs, layer)
-        copied = self._arena.write(rows, slabs[0])
+        extent = self._extents[sequence.sequence_id]
+        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
+        if not self._arena.read(sequence.seat, layer, rows, extent.shared):
+            positions = np.arange(extent.shared, dtype=np.int64)
+            items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
+            rows[:, : extent.shared] = self._gather(layer, items).view(rows.shape[0], extent.shared, -1)
+
+    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
+        """Start to write a prefilled layer, but what is shared; `seal_layer` follows at the mark. rows: [H_kv, n, 2d],
+        left alone until."""
+        self.check()
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
+        begin = extent.shared
+        copied = self._arena.write(rows[:, begin:], extent.slabs[layer, begin // per_slab :])
         if copied is None:
-            data = host_bytes(rows)
-            self._call(lambda: self._client.put(sequence.sequence_id, layer, 0, data))
+            data = host_bytes(rows[:, begin:])
+            self._call(lambda: self._client.put(sequence.sequence_id, layer, begin, data))
             copied = Mark(self._device)
         return PendingLayer(layer, rows.shape[1], copied)
 
     def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
         """Let a layer be read that is copied."""
         layer, num_tokens = pending.layer, pending.num_tokens
+        extent = self._extents[sequence.sequence_id]
+        # A prefix is one once all layers have it.
+        hashes = extent.hashes if layer == self._num_layers - 1 else ()
         self._call(
             lambda: self._client.seal(
-                sequence.sequence_id, num_tokens, layer_begin=layer, layer_end=layer + 1
+                sequence.sequence_id,
+                num_tokens,
+                layer_begin=layer,
+                layer_end=layer + 1,
+                prefix_hashes=hashes,
             )
         )
-        extent = self._extents[sequence.sequence_id]
         extent.written = extent.sealed = num_tokens
-        self.offloaded_bytes += num_tokens * self._client.layout.token_bytes
+        self.offloaded_bytes += (num_tokens - extent.shared) * self._client.layout.token_bytes
 
     def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
         """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""

@@ -32,7 +32,8 @@ class Prefill:
     """One prompt on its way through the layers. A quantum is one (layer, chunk); `advance` does one.
 
     Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
-    two layers' in turn where one is copied to the arena while the next is computed. `cancel` one that is not done.
+    two layers' in turn where one is copied to the arena while the next is computed. Of a prefix that the store has
+    (`num_cached`) rows are read, nothing is computed, and no hidden states are kept. `cancel` one that is not done.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Prefill:
         self._offloader = offloader
         self._chunk_size = chunk_size
         self._device = device
-        token_ids = torch.tensor(sequence.request.prompt_token_ids[: sequence.num_prefill], device=device)
-        self._num_tokens = token_ids.shape[0]
-        self._positions = torch.arange(self._num_tokens, device=device)
-        self._hidden = decoder.embed(token_ids)
+        # The first token that is computed, and the number of all.
+        self._first, self._num_tokens = sequence.num_cached, sequence.num_prefill
+        token_ids = sequence.request.prompt_token_ids[self._first : self._num_tokens]
+        self._positions = torch.arange(self._first, self._num_tokens, device=device)
+        self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
         shape = (config.num_kv_heads, self._num_tokens, 2 * config.head_dim)
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
@@ -63,7 +65,7 @@ class Prefill:
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
-        self._begin = 0
+        self._begin = self._first
         self._begun = Mark(device)
         self._computed: deque[_Computed] = deque()
         # Indexes that the store trains while later layers compute.
@@ -119,7 +121,10 @@ class Prefill:
 
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer, rows = self._decoder, self._layer, self._rows
-        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], self._positions[begin:end])
+        if begin == self._first > 0:
+            self._offloader.load_layer(self.sequence, layer, rows)
+        computed = slice(begin - self._first, end - self._first)
+        query, key, value = decoder.project_qkv(layer, self._hidden[computed], self._positions[computed])
         head_dim = decoder.config.head_dim
         rows[:, begin:end, :head_dim] = key.transpose(0, 1)
         rows[:, begin:end, head_dim:] = value.transpose(0, 1)
@@ -133,7 +138,8 @@ class Prefill:
                 return
             begin, query = end - 1, query[-1:]
         attention = attend_chunk(query, rows, begin, decoder.attention_scale)
-        self._hidden[begin:end] = decoder.finish_layer(layer, self._hidden[begin:end], attention)
+        computed = slice(begin - self._first, end - self._first)
+        self._hidden[computed] = decoder.finish_layer(layer, self._hidden[computed], attention)
 
     def _finish_layer(self) -> None:
         sequence, layer, rows = self.sequence, self._layer, self._rows
@@ -143,7 +149,7 @@ class Prefill:
             self._computed.append(_Computed(pending, self._begun, ended))
             self._copied[layer % len(self._buffers)] = pending.copied
         self._caches[layer].store(sequence, layer, rows, self._queries.transpose(0, 1))
-        self._layer, self._begin, self._begun = layer + 1, 0, ended
+        self._layer, self._begin, self._begun = layer + 1, self._first, ended
         if (copied := self._copied[self._layer % len(self._buffers)]) is not None:
             # The next layer's rows take the place of these.
             copied.hold()

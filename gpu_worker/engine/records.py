@@ -47,7 +47,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1)."""
+    """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
+
+    `prefix_salt`: requests of equal salt may share what is computed of equal beginnings.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -56,6 +59,7 @@ class GenerationRequest:
     budget: Budget
     num_prefill_tokens: int = 0
     measure: bool = False
+    prefix_salt: bytes = b""
 
 
 class FinishReason(enum.Enum):

@@ -48,12 +48,13 @@ class Clock:
 class Sequence:
     """One request in the engine. `seat` is its row in every batched tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. next_token: the input of the next decode step. forced: prompt tokens
-    that go through decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold.
-    ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the window
-    at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
-    compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
-    then, and of all heads and layers together; kept_rounds: what its policy said of each layer.
+    num_tokens: tokens whose KV is there. num_cached: of the prompt, whose rows the store had already. next_token: the
+    input of the next decode step. forced: prompt tokens that go through decode steps before anything is sampled
+    (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
+    selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
+    store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
+    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_rounds: what its
+    policy said of each layer.
     """
 
     request: GenerationRequest
@@ -67,6 +68,7 @@ class Sequence:
     status: Status = Status.WAITING
     seat: int = -1
     num_tokens: int = 0
+    num_cached: int = 0
     next_token: int = -1
     forced: deque[int] = field(default_factory=deque)
     num_output: int = 0
@@ -114,6 +116,7 @@ class Sequence:
         return Usage(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=self.num_output,
+            cached_tokens=self.num_cached,
             policy=self.policy.name,
             budget_tokens=self.plan.budget_tokens,
             context_tokens=len(self.request.prompt_token_ids) + self.num_output,

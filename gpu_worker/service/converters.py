@@ -21,6 +21,7 @@ from gpu_worker.errors import PromptTooLong, RequestError
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 128
+MAX_SALT_BYTES = 64
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
@@ -57,7 +58,14 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         budget=_read_budget(message, info),
         num_prefill_tokens=message.num_prefill_tokens,
         measure=message.measure,
+        prefix_salt=_read_salt(message.prefix_salt),
     )
+
+
+def _read_salt(salt: bytes) -> bytes:
+    if len(salt) > MAX_SALT_BYTES:
+        raise RequestError(f"prefix_salt has {len(salt)} bytes; give at most {MAX_SALT_BYTES}", "prefix_salt")
+    return salt
 
 
 def read_request_id(request_id: str) -> str:

@@ -66,7 +66,7 @@ class Budget(_message.Message):
     def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class GenerateRequest(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -81,7 +82,8 @@ class GenerateRequest(_message.Message):
     budget: Budget
     num_prefill_tokens: int
     measure: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ...) -> None: ...
+    prefix_salt: bytes
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

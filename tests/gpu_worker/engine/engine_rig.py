@@ -210,6 +210,7 @@ class Rig:
         trains_indexes: bool = False,
         client: StoreClient | None = None,
         layout: Layout = LAYOUT,
+        reuses_prefixes: bool = False,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows."""
         self.model = model or make_model()
@@ -223,6 +224,7 @@ class Rig:
             full_layers=full_layers,
             policies=policies or small_policies(),
             trains_indexes=trains_indexes,
+            reuses_prefixes=reuses_prefixes,
         )
         self.engine: Engine = assemble(self.model, client or self.store, options)  # type: ignore[arg-type]
         self.records: dict[str, Record] = {}

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
-from kv_store.client import IndexSegment, KMeansParams, Layout, PQParams, RowsWanted, StoreFull
+from kv_store.client import (
+    IndexSegment,
+    KMeansParams,
+    Layout,
+    PQParams,
+    PrefixMatch,
+    RowsWanted,
+    StoreFull,
+)
 
 
 class MemoryStore:
@@ -21,6 +30,8 @@ class MemoryStore:
         self.layout = layout
         self.capacity_tokens = capacity_tokens
         self.rows: dict[str, np.ndarray] = {}
+        # Rows [L, H, tokens_per_slab, row_bytes] by the name of their prefix.
+        self.prefixes: dict[bytes, np.ndarray] = {}
         self.sealed: dict[str, int] = {}
         self.num_gathers = 0
         self.failure: Exception | None = None
@@ -52,15 +63,32 @@ class MemoryStore:
         self.rows[sequence_id] = grown
         return np.zeros((layout.num_layers, padded // self.tokens_per_slab), np.int32)
 
+    def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
+        self._check()
+        known = list(itertools.takewhile(self.prefixes.__contains__, prefix_hashes))
+        if known:
+            self.rows[sequence_id] = np.concatenate([self.prefixes[name] for name in known], axis=2)
+            self.sealed[sequence_id] = len(known) * self.tokens_per_slab
+        shape = (self.layout.num_layers, len(known))
+        return PrefixMatch(len(known) * self.tokens_per_slab, np.zeros(shape, np.int32))
+
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
         self._check()
         self.rows[sequence_id][layer, :, token_begin : token_begin + rows.shape[1]] = rows
 
     def seal(
-        self, sequence_id: str, num_tokens: int, layer_begin: int = 0, layer_end: int | None = None
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        layer_begin: int = 0,
+        layer_end: int | None = None,
+        prefix_hashes: Sequence[bytes] = (),
     ) -> None:
         self._check()
         self.sealed[sequence_id] = num_tokens
+        for place, name in enumerate(prefix_hashes):
+            slab = slice(place * self.tokens_per_slab, (place + 1) * self.tokens_per_slab)
+            self.prefixes.setdefault(name, self.rows[sequence_id][:, :, slab].copy())
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:
         self._check()

@@ -16,6 +16,7 @@ from kv_store.client import (
     Layout,
     NotInStore,
     PQParams,
+    PrefixMatch,
     RowsWanted,
 )
 
@@ -48,6 +49,7 @@ class StrictStore(MemoryStore):
     def reattach(self) -> None:
         super().reattach()
         self.rows.clear()
+        self.prefixes.clear()
         self.sealed_at.clear()
         self.num_attached += 1
 
@@ -59,11 +61,29 @@ class StrictStore(MemoryStore):
             raise InvalidStoreRequest(f"tokens [{token_begin}, {end}) of layer {layer} cannot be written")
         super().put(sequence_id, layer, token_begin, rows)
 
+    def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
+        self._known(sequence_id)
+        if self.rows[sequence_id].ndim == 4:
+            raise InvalidStoreRequest(f"{sequence_id} has slabs already")
+        match = super().lookup_prefix(sequence_id, prefix_hashes)
+        self.sealed_at[sequence_id] = [match.num_tokens] * self.layout.num_layers
+        return match
+
     def seal(
-        self, sequence_id: str, num_tokens: int, layer_begin: int = 0, layer_end: int | None = None
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        layer_begin: int = 0,
+        layer_end: int | None = None,
+        prefix_hashes: Sequence[bytes] = (),
     ) -> None:
         self._known(sequence_id)
-        super().seal(sequence_id, num_tokens)
+        full = num_tokens // self.tokens_per_slab
+        if len(prefix_hashes) > full or (prefix_hashes and layer_end not in (None, self.layout.num_layers)):
+            raise InvalidStoreRequest(
+                f"{len(prefix_hashes)} hashes for {full} full slabs of layer {layer_end}"
+            )
+        super().seal(sequence_id, num_tokens, prefix_hashes=prefix_hashes)
         for layer in range(layer_begin, self.layout.num_layers if layer_end is None else layer_end):
             self.sealed_at[sequence_id][layer] = max(self.sealed_at[sequence_id][layer], num_tokens)
 

@@ -23,7 +23,10 @@ POISON = 96
 
 @contextmanager
 def arena_rig(
-    transport: str = "zero_copy", model: LoadedModel | None = None, max_num_seqs: int = 8
+    transport: str = "zero_copy",
+    model: LoadedModel | None = None,
+    max_num_seqs: int = 8,
+    reuses_prefixes: bool = False,
 ) -> Iterator[tuple[LocalStore, Rig]]:
     """An engine over a store of 16 tokens a slab, with the least slots there are: much of what is selected misses."""
     policies = registry(
@@ -39,6 +42,7 @@ def arena_rig(
             max_model_len=256,
             policies=policies,
             client=client,
+            reuses_prefixes=reuses_prefixes,
         )
         assert (rig.engine._offloader.arena is None) is (transport != "zero_copy")
         yield store, rig
@@ -148,3 +152,40 @@ def test_a_request_whose_last_token_fills_a_slab_is_accounted_for(num_prefill: i
         usage = rig.run(request("one", "oracle", 30, prompt=num_prefill, max_tokens=17))[0].usage
         assert usage.offloaded_tokens == num_prefill + 16
         assert rig.engine.stats().offloaded_bytes_total == usage.offloaded_tokens * TOKEN_BYTES
+
+
+@pytest.mark.parametrize("transport", ["zero_copy", "shm", "grpc"])
+def test_prompts_that_begin_alike_share_slabs_and_answer_as_alone(transport: str) -> None:
+    document = random_prompt(150, 8)
+    first, *others = (
+        request("first", "pqcache", 0.25, prompt=document + random_prompt(9, 9), max_tokens=20),
+        request("second", "pqcache", 0.25, prompt=document + random_prompt(21, 10), max_tokens=20),
+        request("third", "clusterkv", 0.25, prompt=document, max_tokens=30),
+    )
+    alone = {}
+    for one in others:
+        with arena_rig(transport) as (_, rig):
+            alone[one.request_id] = rig.run(one)[0]
+    with arena_rig(transport, reuses_prefixes=True) as (_, rig):
+        rig.run(first)
+        client = rig.engine._offloader._client
+        # Its slabs are free for others, and still known.
+        assert client.stats().num_sequences == 0
+        records = rig.run(*others)
+        # Nine slabs of 16 tokens, in the arena once for all.
+        assert [record.usage.cached_tokens for record in records] == [144, 144]
+        for record, one in zip(records, others, strict=True):
+            assert record.tokens == alone[one.request_id].tokens
+            assert record.usage.bytes_moved == alone[one.request_id].usage.bytes_moved
+        again = rig.run(replace(first, request_id="again"))[0]
+        assert again.usage.cached_tokens == 144
+        assert again.tokens == rig.records["first"].tokens
+
+
+def test_a_full_arena_gives_up_prefixes_before_it_refuses() -> None:
+    with arena_rig(reuses_prefixes=True) as (_, rig):
+        for number in range(12):
+            prompt = random_prompt(200, 20 + number)
+            record = rig.run(request(f"{number}", "pqcache", 0.25, prompt=prompt, max_tokens=10))[0]
+            assert len(record.tokens) == 10
+        rig.engine._offloader._client.check()

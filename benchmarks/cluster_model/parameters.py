@@ -1,0 +1,87 @@
+"""What the model takes for granted. What it takes from measurements is in `measured.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class RequestKind:
+    """Requests alike: tokens of the prompt and of the answer."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+CHAT = RequestKind("chat", 2048, 200)
+DOCUMENT = RequestKind("document", 32768, 300)
+# prompt and answer together are as long as the model goes
+LONG = RequestKind("long", 130560, 500)
+KINDS = (CHAT, DOCUMENT, LONG)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Of all requests, the share of each kind, in the order of KINDS; and how many repeat a known prefix."""
+
+    name: str
+    shares: tuple[float, float, float]
+    repeated: float = 0.5
+
+
+MIXES = {
+    mix.name: mix
+    for mix in (
+        Mix("mixed", (0.6, 0.3, 0.1)),
+        Mix("chat", (0.95, 0.05, 0.0)),
+        Mix("long", (0.2, 0.4, 0.4)),
+    )
+}
+
+
+class Routing(StrEnum):
+    """Which replica a request goes to.
+
+    AFFINITY: that which has the request's prefix or session, else the least loaded. MOVED: the least loaded, which
+    fetches the prefix from another replica. COMPUTED: the least loaded, which computes what it does not have.
+    """
+
+    AFFINITY = "affinity"
+    MOVED = "least loaded, prefixes moved"
+    COMPUTED = "least loaded, prefixes computed again"
+
+
+@dataclass(frozen=True)
+class ClusterParameters:
+    """Assumed, all of it.
+
+    gpu_bytes, host_bytes: memory of a GPU, and of the host for each. arena_share: of host memory for rows.
+    gpus_per_node: one network link serves so many. network_bytes_per_s: of a node's link, each way.
+    host_copy_bytes_per_s: from one store to another on one node. prefixes_per_gpu: documents, system prompts and
+    sessions that requests come back to, all equally often. prefix_share: of a prompt that comes back. max_num_seqs,
+    prefill_chunk: the worker's defaults. tokens_per_slab: prefixes are shared in whole slabs.
+    """
+
+    gpu_bytes: int = 139 * GIB
+    host_bytes: int = 128 * GIB
+    arena_share: float = 0.85
+    gpus_per_node: int = 8
+    network_bytes_per_s: float = 100e9 / 8
+    host_copy_bytes_per_s: float = 10e9
+    prefixes_per_gpu: float = 8.0
+    prefix_share: float = 0.9
+    max_num_seqs: int = 32
+    prefill_chunk: int = 2048
+    tokens_per_slab: int = 512
+
+    def prefix_tokens(self, kind: RequestKind) -> int:
+        """Of a prompt that comes back: whole slabs."""
+        return int(kind.prompt_tokens * self.prefix_share) // self.tokens_per_slab * self.tokens_per_slab
+
+    def num_prefixes(self, share: float, num_gpus: int) -> int:
+        """Of a kind that is this share of the requests."""
+        return max(1, round(self.prefixes_per_gpu * num_gpus * share))

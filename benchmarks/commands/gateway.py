@@ -1,0 +1,118 @@
+"""`carrel bench gateway`: what a request costs the gateway's processor, with a worker that computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.commands.hitrate import MODEL, TEXT
+from benchmarks.commands.options import add_output, at_least, finish
+from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
+from benchmarks.progress import RunProgress
+from benchmarks.records import revive
+from benchmarks.tables import Column
+
+SHORT_WORDS = 16
+
+COLUMNS: tuple[Column[GatewayRow], ...] = (
+    Column("prompt", lambda row: str(row.prompt_tokens)),
+    Column("output", lambda row: str(row.level.output_tokens)),
+    Column("requests", lambda row: str(row.level.num_requests)),
+    Column("at once", lambda row: str(row.level.concurrency)),
+    Column("processor, ms a request", lambda row: f"{row.cpu_ms:.2f}"),
+    Column("of one core", lambda row: f"{row.cpu_s / row.duration_s:.2f}"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=MODEL,
+        metavar="DIR",
+        help="whose tokenizer is used (default: carrel-nano)",
+    )
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        default=10.0,
+        metavar="MS",
+        help="between two tokens of an answer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=at_least(1),
+        default=24,
+        metavar="N",
+        help="requests at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-tokens",
+        type=at_least(2),
+        default=200,
+        metavar="N",
+        help="of the long answers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--words",
+        type=at_least(100),
+        default=20000,
+        metavar="N",
+        help="of the long prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=at_least(1),
+        default=96,
+        metavar="N",
+        help="per level, four times as many of the shortest (default: %(default)s)",
+    )
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises BenchmarkError."""
+    levels, words = levels_of(options), TEXT.read_text().split()
+    rows = []
+    with (
+        running_gateway(options.model, options.step_ms) as gateway,
+        RunProgress(sum(level.num_requests for level in levels)) as progress,
+    ):
+        for index, level in enumerate(levels):
+            rows.append(measure(gateway, level, words, str(index), progress.advance))
+            progress.tell(
+                f"{rows[-1].prompt_tokens} + {level.output_tokens} tokens: {rows[-1].cpu_ms:.2f} ms"
+            )
+    served = {"model": options.model.resolve().name, "step_ms": options.step_ms}
+    finish(options, "cpu", {"served": served, "cost": asdict(GatewayCost.of(*rows))}, tuple(rows))
+    tables.show("gateway", COLUMNS, rows, notes(rows))
+    return 0
+
+
+def levels_of(options: argparse.Namespace) -> list[GatewayLevel]:
+    """Short ones, those with long answers, those with long prompts: what GatewayCost is made of."""
+    requests, at_once = options.requests, options.concurrency
+    return [
+        # processor time is counted in ticks of 10 ms
+        GatewayLevel(SHORT_WORDS, 1, 4 * requests, at_once),
+        GatewayLevel(SHORT_WORDS, options.output_tokens, requests, at_once),
+        GatewayLevel(options.words, 1, requests, at_once),
+    ]
+
+
+def notes(rows: Sequence[GatewayRow]) -> Iterable[str]:
+    cost = GatewayCost.of(*rows)
+    yield (
+        f"processor time: {cost.request_us:.0f} us a request, {cost.prompt_token_us:.2f} us a prompt token, "
+        f"{cost.output_token_us:.0f} us a generated token"
+    )
+    yield f"one core streams {cost.output_tokens_per_s:.0f} tokens/s, prompts left out"
+
+
+def render(content: dict[str, Any]) -> str:
+    rows = [revive(GatewayRow, fields) for fields in content["rows"]]
+    return tables.markdown(COLUMNS, rows, notes(rows))

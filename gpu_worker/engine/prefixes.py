@@ -1,0 +1,53 @@
+"""Names of prompt prefixes: a chain of hashes, one for each slab that a prompt fills.
+
+A hash covers all that decides a slab's rows: the model, who may share them, and every token up to the slab's last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from pathlib import Path
+
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.models import LoadedModel
+
+
+class PrefixChain:
+    """root: of the model. tokens_per_slab: that one hash more covers."""
+
+    def __init__(self, root: bytes, tokens_per_slab: int) -> None:
+        self._root = root
+        self._tokens_per_slab = tokens_per_slab
+
+    def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
+        """Of the slabs that the prefilled part of the prompt fills."""
+        per_slab, request = self._tokens_per_slab, sequence.request
+        token_ids = array("I", request.prompt_token_ids[: sequence.num_prefill])
+        link, chain = _digest(self._root, request.prefix_salt), []
+        for begin in range(0, len(token_ids) - per_slab + 1, per_slab):
+            link = _digest(link, token_ids[begin : begin + per_slab].tobytes())
+            chain.append(link)
+        return tuple(chain)
+
+    def num_reusable(self, sequence: Sequence) -> int:
+        """How many of its hashes a sequence may look up: the last token is always computed, and so are those whose
+        queries the policy reads."""
+        plan, policy = sequence.plan, sequence.policy
+        num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
+        return max(0, sequence.num_prefill - num_computed) // self._tokens_per_slab
+
+
+def model_root(model: LoadedModel) -> bytes:
+    """Equal for the same files of weights computed in the same type; a directory that was written to is another."""
+    directory = Path(model.source)
+    files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    decoder = model.decoder
+    facts = (model.source, model.config, str(decoder.dtype), decoder.device.type, stamps)
+    return _digest(b"carrel", repr(facts).encode())
+
+
+def _digest(link: bytes, content: bytes) -> bytes:
+    # The key keeps what came before apart from what is added.
+    return hashlib.blake2b(content, key=link[:64], digest_size=32).digest()

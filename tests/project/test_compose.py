@@ -1,0 +1,245 @@
+"""compose.yaml and the Dockerfiles hold what docs and issue promise, as far as reading them can tell.
+
+`make compose-test` starts the containers; that needs an engine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import GatewayConfig
+from gateway.config import _parser as gateway_parser
+from gpu_worker.arguments import _build_parser as build_worker_parser
+from gpu_worker.config import WorkerConfig
+from kv_store.__main__ import _parser as store_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "compose.yaml").read_text()
+EXAMPLE = (ROOT / ".env.example").read_text()
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+# fixed by compose.yaml: where processes listen, what they run on, who supervises them
+FIXED = {"listen", "store", "allow_remote", "store_timeout", "device", "json_events", "worker", "host"}
+FIXED |= {"runtime", "arena_socket", "max_restarts", "help"}
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:?-)([^}]*))?\}")
+ENDING_S = 20.0
+
+
+def filled_in(value: Any) -> Any:
+    """`value` with every variable replaced by its default."""
+    if isinstance(value, dict):
+        return {key: filled_in(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled_in(item) for item in value]
+    return VARIABLE.sub(lambda found: found[3] or "", value) if isinstance(value, str) else value
+
+
+COMPOSE = filled_in(yaml.safe_load(TEXT))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EACH = pytest.mark.parametrize("service", SERVICES.values(), ids=list(SERVICES))
+EACH_DOCKERFILE = pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+
+
+def seconds(duration: str) -> float:
+    return sum(
+        float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        for number, unit in re.findall(r"([\d.]+)([smh])", duration)
+    )
+
+
+@EACH
+def test_a_service_is_contained(service: dict[str, Any]) -> None:
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "cap_add" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+    assert service["restart"] == "unless-stopped"
+    assert not {"privileged", "ipc", "pid", "shm_size", "userns_mode"} & service.keys()
+    assert service.get("user", "10001").split(":")[0] not in ("0", "root")
+    assert service.get("network_mode") in (None, "none")
+
+
+def test_only_the_gateways_ports_are_published_and_on_loopback() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published.keys() == {"gateway-cpu", "gateway-gpu"}
+    for ports in published.values():
+        assert ports == ["127.0.0.1:8000:8000", "127.0.0.1:8001:8001"]
+
+
+def test_host_folders_are_read_only() -> None:
+    for service in SERVICES.values():
+        for mount in service["volumes"]:
+            source, _, options = mount.split(":")[0], mount.split(":")[1], mount.split(":")[2:]
+            assert source in COMPOSE["volumes"] or options == ["ro"]
+
+
+@EACH
+def test_a_service_is_watched_and_starts_after_a_healthy_one(service: dict[str, Any]) -> None:
+    probe = service["healthcheck"]
+    assert probe["test"][:3] == ["CMD", "python", "/opt/carrel/healthcheck.py"]
+    assert {"interval", "timeout", "retries", "start_period"} < probe.keys()
+    for other, how in service.get("depends_on", {}).items():
+        assert how == {"condition": "service_healthy"}
+        # a profile that is on must have all it depends on
+        assert set(service["profiles"]) <= set(SERVICES[other]["profiles"])
+
+
+def test_they_start_store_then_worker_then_gateway() -> None:
+    for profile in ("cpu", "gpu"):
+        assert SERVICES[f"gateway-{profile}"]["depends_on"].keys() == {f"worker-{profile}"}
+        assert SERVICES[f"worker-{profile}"]["depends_on"].keys() == {"kv-store"}
+    assert "depends_on" not in SERVICES["kv-store"]
+
+
+@EACH
+def test_docker_waits_longer_than_a_drain_takes(service: dict[str, Any]) -> None:
+    drain = max(
+        GatewayConfig(model="m", worker="w").shutdown_timeout_s,
+        WorkerConfig(model="m", listen="unix:/w", store="unix:/s").shutdown_timeout_seconds,
+    )
+    assert seconds(service["stop_grace_period"]) >= drain + ENDING_S
+
+
+def test_sockets_are_shared_by_those_who_talk_and_no_others() -> None:
+    for profile in ("cpu", "gpu"):
+        mounts = {
+            name: {mount.split(":")[0] for mount in SERVICES[name]["volumes"]}
+            for name in ("kv-store", f"worker-{profile}", f"gateway-{profile}")
+        }
+        assert "store-run" in mounts["kv-store"] & mounts[f"worker-{profile}"]
+        assert "worker-run" in mounts[f"worker-{profile}"] & mounts[f"gateway-{profile}"]
+        assert "worker-run" not in mounts["kv-store"]
+        assert "store-run" not in mounts[f"gateway-{profile}"]
+
+
+def test_the_gpu_is_asked_for_by_the_gpu_worker_alone() -> None:
+    asking = {name for name, service in SERVICES.items() if "deploy" in service}
+    assert asking == {"worker-gpu"}
+    (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}
+
+
+def test_the_cpu_profile_is_offline_and_serves_the_bundled_model() -> None:
+    for name in ("worker-cpu", "gateway-cpu"):
+        assert SERVICES[name]["environment"]["HF_HUB_OFFLINE"] == "1"
+        assert SERVICES[name]["environment"]["CARREL_MODEL"] == "/models/carrel-nano"
+        assert "./models:/models:ro" in SERVICES[name]["volumes"]
+    assert (ROOT / "models/carrel-nano/config.json").is_file()
+
+
+def test_compose_1_29_2_reads_it() -> None:
+    assert not {"name", "include", "version"} & COMPOSE.keys()
+    for service in SERVICES.values():
+        assert not {"gpus", "develop", "annotations", "post_start", "env_file"} & service.keys()
+        assert "start_interval" not in service["healthcheck"]
+        assert all(isinstance(port, str) for port in service.get("ports", []))
+
+
+def variables_of_compose() -> set[str]:
+    """Every variable that compose.yaml takes from the shell or .env."""
+    passed = {
+        name
+        for service in SERVICES.values()
+        for name, value in service.get("environment", {}).items()
+        if value is None
+    }
+    return passed | {found[1] for found in VARIABLE.finditer(TEXT)} | {"COMPOSE_PROFILES"}
+
+
+def test_every_variable_is_in_the_example_and_the_example_has_no_other() -> None:
+    described = re.findall(r"^(?:# )?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE)
+    assert len(described) == len(set(described))
+    assert set(described) == variables_of_compose()
+
+
+def test_the_example_changes_nothing_as_it_is() -> None:
+    assert re.findall(r"^\w.*", EXAMPLE, re.MULTILINE) == ["COMPOSE_PROFILES=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("parser", "services"),
+    [
+        (gateway_parser({}), ("gateway-cpu", "gateway-gpu")),
+        (build_worker_parser(), ("worker-cpu", "worker-gpu")),
+        (store_parser({}), ("kv-store",)),
+    ],
+    ids=["gateway", "gpu_worker", "kv_store"],
+)
+def test_every_option_of_a_process_can_be_set(parser: Any, services: tuple[str, ...]) -> None:
+    options = {
+        (action.option_strings or [action.dest])[-1].removeprefix("--").replace("-", "_")
+        for action in parser._actions
+    }
+    for name in services:
+        reached = set(SERVICES[name]["environment"]) | {
+            f"CARREL_{word[2:].replace('-', '_').upper()}"
+            for word in SERVICES[name]["command"]
+            if word[:2] == "--"
+        }
+        assert {f"CARREL_{option.upper()}" for option in options - FIXED} - reached == set()
+
+
+def test_there_is_a_dockerfile_for_each_build() -> None:
+    wanted = {service["build"]["dockerfile"] for service in SERVICES.values() if "build" in service}
+    assert wanted == {f"docker/{file.name}" for file in DOCKERFILES}
+    assert {file.name for file in DOCKERFILES} == {
+        "gateway.Dockerfile",
+        "gpu_worker.Dockerfile",
+        "kv_store.Dockerfile",
+    }
+
+
+@EACH_DOCKERFILE
+def test_an_image_is_small_pinned_and_not_root(file: Path) -> None:
+    text = file.read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    arguments = dict(
+        rest.split("=", 1)
+        for word, rest in (line for line in lines if len(line) == 2)
+        if word == "ARG" and "=" in rest
+    )
+    bases = [rest.split()[0] for word, rest in lines if word == "FROM"]
+    assert len(bases) == 2
+    for base in bases:
+        name = VARIABLE.sub(lambda found: arguments[found[1]], base)
+        assert re.fullmatch(r"python:3\.\d+-slim(@sha256:[0-9a-f]{64})?", name)
+    # the last stage takes the virtual environment as it is, and ends as a user without rights
+    last = lines[max(index for index, line in enumerate(lines) if line[0] == "FROM") :]
+    assert ["COPY", "--from=build /venv /venv"] in last
+    assert [rest for word, rest in lines if word == "USER"] == ["10001:10001"]
+    assert not any("pip" in rest.split() for word, rest in last if word == "RUN")
+    # what must be kept out of layers, and what would need a newer builder or a registry
+    assert not re.search(r"HF_TOKEN|API_KEY", text)
+    assert "--mount=" not in text
+    assert "# syntax=" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "may_copy"),
+    [
+        ("gateway", "gateway", {"gateway", "gpu_worker/__init__.py", "gpu_worker/v1"}),
+        ("kv_store", "kv-store-process", {"kv_store"}),
+        (
+            "gpu_worker",
+            "gpu-worker",
+            {"gpu_worker", "kv_store/__init__.py", "kv_store/client", "kv_store/v1"},
+        ),
+    ],
+)
+def test_an_image_holds_its_own_service_only(name: str, extra: str, may_copy: set[str]) -> None:
+    text = (ROOT / f"docker/{name}.Dockerfile").read_text()
+    assert re.findall(r'"\.\[(.+)\]"', text) == [extra]
+    copied = {
+        word for line in re.findall(r"^COPY (?!--from)(.+)", text, re.MULTILINE) for word in line.split()[:-1]
+    }
+    assert copied - {"pyproject.toml", "README.md", "LICENSE", "docker/healthcheck.py"} == may_copy
+    # the build context must have it
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert all(f"!{path}" in ignored or f"!{path.split('/')[0]}" in ignored for path in copied)
+    assert "*" in ignored
+    assert not any(".env" in line or "models" in line for line in ignored if line.startswith("!"))
