@@ -93,6 +93,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
+    message.prefix_salt = b"salt"
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
@@ -102,7 +103,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     assert first.sampling.stop_token_ids == (4,)
     assert (first.policy, first.budget.share) == ("pqcache", 0.1)
     assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
-    assert (second.num_prefill_tokens, second.measure) == (2, True)
+    assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
 
 
 async def test_a_cancelled_call_aborts_its_request(worker):

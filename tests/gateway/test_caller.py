@@ -1,0 +1,57 @@
+"""Whose a request is: the worker shares prompts' computed beginnings among the requests of one key."""
+
+from __future__ import annotations
+
+import grpc
+import httpx
+import pytest
+from gateway_stack import Stack
+
+from gateway.auth import KeyRing
+from gateway.v1 import chat_pb2 as pb
+from gateway.v1 import chat_pb2_grpc
+
+KEY = "Bearer right-key"
+
+
+def test_a_caller_is_known_by_the_key_and_the_key_not_by_the_caller() -> None:
+    ring = KeyRing(["alpha", "beta"])
+    alpha, beta = ring.caller("Bearer alpha"), ring.caller("bearer beta")
+    assert alpha is not None
+    assert beta is not None
+    assert len({alpha, beta}) == 2
+    assert (len(alpha), len(beta)) == (32, 32)
+    assert b"alpha" not in alpha
+    # The same after a restart, and in another gateway with other keys beside.
+    assert KeyRing(["gamma", "alpha"]).caller("Bearer alpha") == alpha
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer wrong", "alpha", "Basic alpha"])
+def test_without_a_key_there_is_no_caller(authorization: str | None) -> None:
+    assert KeyRing(["alpha"]).caller(authorization) is None
+
+
+def test_where_everyone_may_pass_all_are_one() -> None:
+    assert KeyRing([]).caller(None) == KeyRing([]).caller("Bearer anything") == b""
+
+
+def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack) -> None:
+    script = locked_stack.say("the fox")
+    with httpx.Client(base_url=locked_stack.url, headers={"Authorization": KEY}, timeout=20) as http:
+        messages = [{"role": "user", "content": "hello"}]
+        assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": ["one", "two"]}).status_code == 200
+    with grpc.insecure_channel(locked_stack.grpc_target) as channel:
+        request = pb.ChatRequest(messages=[pb.Message(role="user", content="hello")])
+        assert list(
+            chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=20, metadata=(("authorization", KEY),))
+        )
+    assert len(script.requests) == 4
+    assert {one.prefix_salt for one in script.requests} == {KeyRing(["right-key"]).caller(KEY)}
+
+
+def test_an_open_gateway_names_nobody(stack: Stack) -> None:
+    script = stack.say("the fox")
+    with httpx.Client(base_url=stack.url, timeout=20) as http:
+        assert http.post("/v1/completions", json={"prompt": "one"}).status_code == 200
+    assert [one.prefix_salt for one in script.requests] == [b""]
