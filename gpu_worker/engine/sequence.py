@@ -126,7 +126,10 @@ class Sequence:
             hit_rate=1 - meter.missed_rows / meter.selected_rows if meter.selected_rows else 1.0,
             bytes_moved=self.fetched_bytes,
             attention_mass=meter.attention_mass / meter.num_measured if meter.num_measured else None,
-            recall_rate=meter.recall_rate / meter.num_measured if meter.num_measured else None,
+            # Where nothing is selected, as under StreamingLLM, there is nothing to find.
+            recall_rate=meter.recall_rate / meter.num_measured
+            if meter.num_measured and self.plan.num_selected != 0
+            else None,
             queue_ms=1e3 * ((clock.admitted or now) - clock.submitted),
             prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
             index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,

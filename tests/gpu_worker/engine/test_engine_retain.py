@@ -307,6 +307,9 @@ def test_kept_tokens_are_measured_against_all() -> None:
     one = rig.run(request("one", "streaming_llm", 60, max_tokens=20, measure=True))[0]
     assert one.usage.attention_mass is not None
     assert 0.1 < one.usage.attention_mass < 1.0
+    assert one.usage.recall_rate is None
+    selecting = rig.run(request("selecting", "snapkv", 60, max_tokens=20, measure=True))[0]
+    assert 0.1 < (selecting.usage.recall_rate or 0) < 1.0
     all_of_it = rig.run(request("all", "streaming_llm", 1.0, max_tokens=20, measure=True))[0]
     assert all_of_it.usage.attention_mass == pytest.approx(1.0)
     rig.check_empty()
