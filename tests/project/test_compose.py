@@ -6,11 +6,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
 from gateway.config import _parser as gateway_parser
@@ -243,3 +251,47 @@ def test_an_image_holds_its_own_service_only(name: str, extra: str, may_copy: se
     assert all(f"!{path}" in ignored or f"!{path.split('/')[0]}" in ignored for path in copied)
     assert "*" in ignored
     assert not any(".env" in line or "models" in line for line in ignored if line.startswith("!"))
+
+
+def probe(target: str) -> int:
+    """Exit status of the containers' health check."""
+    return subprocess.run(
+        [sys.executable, ROOT / "docker/healthcheck.py", target], stdout=subprocess.DEVNULL, timeout=60
+    ).returncode
+
+
+@pytest.fixture
+def grpc_server(tmp_path: Path) -> Iterator[tuple[str, health.HealthServicer]]:
+    servicer = health.HealthServicer()
+    server = grpc.server(ThreadPoolExecutor(2))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    target = f"unix:{tmp_path}/s"
+    server.add_insecure_port(target)
+    server.start()
+    yield target, servicer
+    server.stop(0).wait()
+
+
+def test_the_health_check_asks_over_grpc(grpc_server: tuple[str, health.HealthServicer]) -> None:
+    target, servicer = grpc_server
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    assert probe(target) == 0
+    servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert probe(target) == 1
+    assert probe(f"{target}-that-nobody-listens-at") == 1
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (204, 1), (503, 1)])
+def test_the_health_check_asks_over_http(status: int, exit_code: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert probe(f"http://127.0.0.1:{server.server_port}/ready") == exit_code
+        server.shutdown()

@@ -4,7 +4,7 @@ Each docstring says where the two differ and why; what the reason implies is ass
 kvpress is not among the project's extras, because it asks for an older transformers (0.5.5: below 5.3). Give it an
 environment of its own, with a build of torch for the CPU:
 
-    pip install torch --index-url https://download.pytorch.org/whl/cpu
+    pip install torch   # from PyTorch's index of CPU builds, or with CUDA
     pip install -e '.[gpu-worker]' kvpress==0.5.5 pytest pytest-asyncio pytest-timeout
     python -m pytest tests/gpu_worker/policies/test_kvpress.py
 """

@@ -1,0 +1,35 @@
+# The gateway: no torch, no store. Build from the repository's root:
+#   docker build -f docker/gateway.Dockerfile -t carrel-gateway .
+# For a build that never changes: --build-arg PYTHON=python:3.11-slim@sha256:...
+ARG PYTHON=python:3.11-slim
+
+FROM ${PYTHON} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv --without-pip /venv
+WORKDIR /src
+# what it depends on first, in a layer that outlives changes of the code
+COPY pyproject.toml ./
+RUN touch README.md LICENSE && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[gateway]"
+COPY README.md LICENSE ./
+COPY gateway gateway/
+COPY gpu_worker/__init__.py gpu_worker/
+COPY gpu_worker/v1 gpu_worker/v1/
+RUN python -m pip --python /venv/bin/python install --root-user-action=ignore --no-deps --force-reinstall . \
+    && rm /venv/bin/carrel
+COPY docker/healthcheck.py /tmp/
+RUN install -D -m 644 /tmp/healthcheck.py /opt/carrel/healthcheck.py
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="carrel-gateway" org.opencontainers.image.licenses="Apache-2.0"
+# the sockets' owner, the same in all three images: who is another user is refused
+RUN groupadd --gid 10001 carrel \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin carrel \
+    && install -d -m 700 -o carrel -g carrel /run/carrel/worker /cache
+COPY --from=build /venv /venv
+COPY --from=build /opt/carrel /opt/carrel
+# the root file system is read-only: what is written goes to a tmpfs or a volume
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+    HF_HOME=/cache/huggingface TRANSFORMERS_NO_ADVISORY_WARNINGS=1
+USER 10001:10001
+EXPOSE 8000 8001
+ENTRYPOINT ["python", "-m", "gateway"]

@@ -1,0 +1,32 @@
+# The KV store as a plain process: no CUDA, no torch, no Ray. Build from the repository's root:
+#   docker build -f docker/kv_store.Dockerfile -t carrel-kv-store .
+# For a build that never changes: --build-arg PYTHON=python:3.11-slim@sha256:...
+ARG PYTHON=python:3.11-slim
+
+FROM ${PYTHON} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv --without-pip /venv
+WORKDIR /src
+# what it depends on first, in a layer that outlives changes of the code
+COPY pyproject.toml ./
+RUN touch README.md LICENSE \
+    && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[kv-store-process]"
+COPY README.md LICENSE ./
+COPY kv_store kv_store/
+RUN python -m pip --python /venv/bin/python install --root-user-action=ignore --no-deps --force-reinstall . \
+    && rm /venv/bin/carrel
+COPY docker/healthcheck.py /tmp/
+RUN install -D -m 644 /tmp/healthcheck.py /opt/carrel/healthcheck.py
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="carrel-kv-store" org.opencontainers.image.licenses="Apache-2.0"
+# the sockets' owner, the same in all three images: who is another user is refused
+RUN groupadd --gid 10001 carrel \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin carrel \
+    && install -d -m 700 -o carrel -g carrel /run/carrel/store
+COPY --from=build /venv /venv
+COPY --from=build /opt/carrel /opt/carrel
+# the root file system is read-only: what is written goes to a tmpfs or a volume
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp CARREL_RUNTIME=process
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "kv_store"]
