@@ -12,8 +12,8 @@ from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefixes import PrefixChain
+from gpu_worker.engine.prefill import Prefill, no_room
+from gpu_worker.engine.prefixes import PrefixChain, open_sequence
 from gpu_worker.engine.records import (
     CompleteEvent,
     EngineInfo,
@@ -86,8 +86,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds, at once. An unknown id is no error."""
-        sequence = self._scheduler.find(request_id)
-        if sequence is not None:
+        if (sequence := self._scheduler.find(request_id)) is not None:
             self._finish(sequence, FinishReason.ABORT)
 
     @property
@@ -107,8 +106,7 @@ class Engine:
         return admitted or prefilled or indexed or decoded
 
     def _admit(self) -> bool:
-        sequence = self._scheduler.next_waiting()
-        if sequence is None:
+        if (sequence := self._scheduler.next_waiting()) is None:
             if self._has_freed and not self._scheduler.num_waiting:
                 self._caches.spread()
                 self._has_freed = False
@@ -123,52 +121,52 @@ class Engine:
         try:
             if sequence.offloads:
                 self._open(sequence)
-        except CapacityError as error:
+        except (CapacityError, StoreUnavailable) as error:
             self._caches.release(sequence)
-            if self._scheduler.offloading():
+            if isinstance(error, CapacityError) and self._scheduler.offloading():
                 # Room comes back when one of them ends.
                 return False
             self._fail(sequence, error)
             return True
-        except StoreUnavailable as error:
-            self._caches.release(sequence)
-            self._fail(sequence, error)
-            return True
         self._scheduler.admit(sequence)
         sequence.clock.admitted = time.monotonic()
-        self._prefill = self._make_prefill(
-            sequence,
-            self._decoder,
-            self._caches.of(sequence),
-            self._offloader,
-            self._prefill_chunk,
-            self._pool.rows.dtype,
-            self._pool.rows.device,
-        )
+        caches, rows = self._caches.of(sequence), self._pool.rows
+        try:
+            self._prefill = self._make_prefill(
+                sequence, self._decoder, caches, self._offloader, self._prefill_chunk, rows.dtype, rows.device
+            )
+        except torch.OutOfMemoryError as error:
+            self._fail(sequence, no_room(error))
         return True
 
     def _open(self, sequence: Sequence) -> None:
         """Start the sequence in the store; whose rows went with an earlier store ends now."""
         try:
-            chain = self._prefixes
-            hashes = chain.hashes(sequence) if chain else ()
-            num_reusable = chain.num_reusable(sequence) if chain else 0
-            room = sequence.num_prefill + 1
-            sequence.num_cached = self._offloader.open(sequence, room, hashes, num_reusable)
+            sequence.num_cached = open_sequence(self._offloader, sequence, self._prefixes)
         finally:
-            for other in self._scheduler.offloading():
-                if not self._offloader.holds(other):
-                    self._fail(other, StoreUnavailable("the KV store came back empty while the request ran"))
+            self._end_lost()
+
+    def tend(self) -> None:
+        """See that the store is there; for now and then, between steps, with or without work."""
+        if self._offloader.renew():
+            self._end_lost()
+
+    def _end_lost(self) -> None:
+        for sequence in self._scheduler.offloading():
+            if not self._offloader.holds(sequence):
+                self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
 
     def _prefill_quantum(self) -> bool:
-        prefill = self._prefill
-        if prefill is None:
+        if (prefill := self._prefill) is None:
             return False
         sequence = prefill.sequence
         try:
             prefill.advance()
         except WorkerError as error:
             self._fail(sequence, error)
+            return True
+        except torch.OutOfMemoryError as error:
+            self._fail(sequence, no_room(error))
             return True
         sequence.sink(ProgressEvent(prefill.prefilled_tokens))
         if prefill.is_done:
@@ -204,9 +202,9 @@ class Engine:
         try:
             result = self._decode.run(sequences)
         except StoreUnavailable as error:
-            # Rows could not be recalled: whoever recalls may be half through the step.
+            # Rows could not be recalled: whoever recalls, or has given its new token a slot, cannot repeat the step.
             for sequence in sequences:
-                if sequence.offloads:
+                if sequence.offloads or sequence.plan.selects:
                     self._fail(sequence, error)
             return True
         for sequence, failure in result.failed:

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.kept_slots import KeptSlots
@@ -28,7 +29,7 @@ from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.recall.base import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.trainers.lloyd import MAX_SCORES as MAX_TRAINING_SCORES
+from gpu_worker.policies.retain.observed import MAX_WEIGHTS
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.
 CONTEXT_BYTES = 1 << 30
@@ -40,6 +41,10 @@ GRAPH_LAYER_BYTES = 320 << 10
 CANDIDATE_BYTES = 16
 # Tokens decoded by a sequence whose layers are compressed, for which its state has room at once.
 FEW_DECODED = 1024
+# A layer's keys as float32, so many times: what a policy that merges has in passing.
+MERGED_KEYS = 7
+# Copies of a slot's position and score while a policy chooses what to evict.
+EVICTION_BYTES = 32
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
 LOGIT_BYTES = 24
 # Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
@@ -175,13 +180,29 @@ def seat_bytes(workload: Workload) -> int:
 
 def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
     """What the retain cache knows of every seat's slots, if that is the default family."""
-    policy = workload.policies[workload.default_policy]
-    plan = workload.plan(policy)
-    if policy.family is not Family.RETAIN or not plan.selects:
+    most_kept = _most_kept(workload)
+    if not most_kept:
         return 0
     kept = KeptSlots(shape)
-    kept.make_room(plan.budget_tokens + FEW_DECODED, cast(RetainPolicy, policy))
+    policy = cast(RetainPolicy, workload.policies[workload.default_policy])
+    kept.make_room(most_kept + (1 if policy.evicts else FEW_DECODED), policy)
     return kept.num_bytes
+
+
+def _most_kept(workload: Workload) -> int:
+    """Tokens that one head keeps under the default policy, at most; 0 where that is of another family, or refuses its
+    budget."""
+    policy = workload.policies[workload.default_policy]
+    plan, shape = workload.plan(policy), workload.shape
+    if policy.family is not Family.RETAIN or not plan.selects:
+        return 0
+    retain, num_layers = cast(RetainPolicy, policy), shape.num_layers - workload.full_layers
+    try:
+        budgets = [retain.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
+    except ValueError:
+        # So is every such request.
+        return 0
+    return max((retain.most_kept(plan, budget, shape.num_kv_heads) for budget in budgets), default=0)
 
 
 def index_bytes(policy: Policy, shape: CacheShape) -> int:
@@ -202,19 +223,38 @@ def prefill_bytes(workload: Workload) -> int:
     rows = length * workload.head_layer_bytes
     ids = 2 * 8 * length
     kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
-    policy = workload.policies[workload.default_policy]
-    plan = workload.plan(policy)
-    kept += plan.selects * policy.num_queries(plan) * model.num_heads * model.head_dim * itemsize
+    kept += _num_queries(workload) * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length
     keys = 4 * shape.num_kv_heads * length * shape.head_dim
-    if workload.trains_indexes:
-        # Keys in float32, in the order of their clusters too, and their scores.
-        storing += 3 * keys + 4 * MAX_TRAINING_SCORES
+    # Keys in float32, of unit length too, and those that are fitted.
+    training = 3 * keys if workload.trains_indexes else 0
+    storing += max(training, _policy_bytes(workload, keys))
     computing = chunk * _token_bytes(workload)
     if workload.dtype == torch.float32 or shape.head_dim > 256:
         computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
     return kept + max(storing, computing)
+
+
+def _num_queries(workload: Workload) -> int:
+    """Of a layer of the longest prompt that the default policy reads."""
+    policy = workload.policies[workload.default_policy]
+    plan = workload.plan(policy)
+    return policy.num_queries(plan) if plan.selects else 0
+
+
+def _policy_bytes(workload: Workload, keys: int) -> int:
+    """What the default policy has in passing of a prefilled layer, whose keys are so many bytes as float32."""
+    model, num_queries = workload.model, _num_queries(workload)
+    queries = num_queries * model.num_heads
+    # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.
+    weighing = 4 * 4 * min(MAX_WEIGHTS, queries * workload.shape.max_model_len)
+    weighing += queries * model.head_dim * workload.dtype.itemsize
+    if not _most_kept(workload):
+        return weighing
+    policy = cast(RetainPolicy, workload.policies[workload.default_policy])
+    merges = policy.has_degrees or policy.gives
+    return max(weighing + 2 * keys, MERGED_KEYS * keys if merges else 0)
 
 
 def decode_bytes(workload: Workload) -> int:
@@ -223,6 +263,10 @@ def decode_bytes(workload: Workload) -> int:
     logits = shape.max_num_seqs * model.vocab_size
     candidates = shape.max_num_seqs * shape.num_kv_heads * shape.max_model_len
     step = shape.max_num_seqs * _token_bytes(workload) + candidates * CANDIDATE_BYTES + logits * 6
+    most_kept, policy = _most_kept(workload), workload.policies[workload.default_policy]
+    if most_kept and cast(RetainPolicy, policy).evicts:
+        heads = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads
+        step += heads * Buckets(is_exact=False).positions(most_kept + 1) * EVICTION_BYTES
     captured = MAX_GRAPHS * (logits * 4 + shape.num_layers * GRAPH_LAYER_BYTES)
     return 2 * step + captured + logits * LOGIT_BYTES + LIBRARY_BYTES
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,23 +15,10 @@ from gpu_worker.engine.host_rows import host_bytes, in_calls
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.errors import CapacityError, StoreUnavailable, WorkerError
+from gpu_worker.engine.store_link import StoreLink
+from gpu_worker.errors import StoreUnavailable, WorkerError
 from gpu_worker.policies.recall.base import IndexJob
-from kv_store.client import (
-    HandoffRefused,
-    IndexSegment,
-    RowsWanted,
-    StaleEpoch,
-    StoreClient,
-    StoreError,
-    StoreFull,
-    StoreUnreachable,
-)
-
-Result = TypeVar("Result")
-
-# After one of these the attachment is gone, with all that it held; any other error concerns one request.
-LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
+from kv_store.client import IndexSegment, RowsWanted, StoreClient
 
 
 class Offloader:
@@ -61,7 +46,8 @@ class Offloader:
         self.token_bytes = num_layers * client.layout.token_bytes
         self._extents: dict[str, Extent] = {}
         self._arena = DeviceArena(client, num_seats, max_model_len, device)
-        self.is_reachable = True
+        self._link = StoreLink(client, self._arena, self._extents)
+        self._call = self._link.call
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -72,6 +58,11 @@ class Offloader:
         `open` may replace it, and `reserve` and `put_layer` may find that there is none any more.
         """
         return self._arena.view
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the store answered when last asked, as the one that holds our sequences."""
+        return self._link.is_reachable
 
     @property
     def copies_aside(self) -> bool:
@@ -88,7 +79,7 @@ class Offloader:
         it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a
         restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
         """
-        self._call(lambda: self._begin(sequence.sequence_id))
+        self._call(lambda: self._link.open(sequence.sequence_id))
         extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
         try:
             if num_reusable:
@@ -101,21 +92,9 @@ class Offloader:
             raise
         return extent.shared
 
-    def _begin(self, sequence_id: str) -> None:
-        if self.is_reachable:
-            try:
-                self._client.open_sequence(sequence_id)
-                return
-            except StaleEpoch:
-                # It answers, as a new start that holds nothing of ours; this request has lost nothing.
-                self.is_reachable = False
-        # From here on nothing of before is held, also if the store is not there.
-        self._extents.clear()
-        self._arena.close()
-        self._client.reattach()
-        self._arena.map()
-        self.is_reachable = True
-        self._client.open_sequence(sequence_id)
+    def renew(self) -> bool:
+        """See that the store is there, without waiting for it; true when it was attached anew (`holds`)."""
+        return self._link.renew()
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the store has the sequence's rows; false once it was attached anew."""
@@ -281,18 +260,8 @@ class Offloader:
         try:
             self._call(lambda: self._client.release(sequence.sequence_id))
         except StoreUnavailable:
-            self.is_reachable = False
+            self._link.is_attached = False
 
     def close(self) -> None:
         self._arena.close()
         self._client.close()
-
-    def _call(self, operation: Callable[[], Result]) -> Result:
-        try:
-            return operation()
-        except StoreFull as error:
-            raise CapacityError(f"the KV store is full: {error}") from error
-        except StoreError as error:
-            if isinstance(error, LOST):
-                self.is_reachable = False
-            raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error

@@ -14,6 +14,7 @@ from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
+from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
 
@@ -168,3 +169,11 @@ class Prefill:
         job = prompt_job(sequence)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
+
+
+def no_room(error: Exception) -> CapacityError:
+    """For a prompt that ran out of device memory; PyTorch's error says how much was asked for."""
+    reason = str(error).partition("\n")[0]
+    return CapacityError(
+        f"the prompt does not fit beside what is there: {reason} Leave more with --slot-memory"
+    )

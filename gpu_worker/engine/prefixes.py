@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from pathlib import Path
 
+from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.models import LoadedModel
 
@@ -36,6 +37,15 @@ class PrefixChain:
         plan, policy = sequence.plan, sequence.policy
         num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
         return max(0, sequence.num_prefill - num_computed) // self._tokens_per_slab
+
+
+def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain | None) -> int:
+    """Start a sequence in the store with what it may share; how many of its tokens the store has already. Raises what
+    `Offloader.open` raises."""
+    room = sequence.num_prefill + 1
+    if chain is None:
+        return offloader.open(sequence, room)
+    return offloader.open(sequence, room, chain.hashes(sequence), chain.num_reusable(sequence))
 
 
 def model_root(model: LoadedModel) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -71,16 +73,18 @@ class BlockTables:
         """Take so many blocks for a layer, to be dealt to its heads later. Raises CapacityError."""
         self._held[seat, layer] = self._pool.allocate(num_blocks)
 
-    def deal(self, seat: int, layer: int, num_blocks: list[int]) -> None:
-        """Give each KV head so many of the layer's reserved blocks, and free the rest."""
-        held, first = self._held[seat, layer], 0
-        assert sum(num_blocks) <= len(held), f"{sum(num_blocks)} blocks dealt of {len(held)}"
-        for head, count in enumerate(num_blocks):
-            blocks = torch.tensor(held[first : first + count], device=self.tables.device)
-            self.tables[seat, layer, head, :count] = blocks
-            first += count
-        self._pool.free(held[first:])
-        self._held[seat, layer] = held[:first]
+    def deal(self, seat: int, layer: int, num_blocks: list[int], frees_rest: bool = True) -> None:
+        """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to be dealt anew."""
+        held, num_dealt, most = self._held[seat, layer], sum(num_blocks), max(num_blocks)
+        assert num_dealt <= len(held), f"{num_dealt} blocks dealt of {len(held)}"
+        ends = accumulate(num_blocks)
+        heads = [held[end - count : end] for count, end in zip(num_blocks, ends, strict=True)]
+        # What pads a head's is never read.
+        padded = [blocks + [0] * (most - len(blocks)) for blocks in heads]
+        self.tables[seat, layer, :, :most] = torch.tensor(padded, device=self.tables.device)
+        if frees_rest:
+            self._pool.free(held[num_dealt:])
+            self._held[seat, layer] = held[:num_dealt]
 
     def shrink(self, seat: int, layer: int, num_slots: int) -> None:
         """Leave every KV head the blocks of its first `num_slots` slots; the others are free."""

@@ -51,6 +51,9 @@ class Engine(Protocol):
     def step(self) -> bool:
         """Do one quantum of work; False when there was nothing to do but wait."""
 
+    def tend(self) -> None:
+        """Look after what goes on without requests; called about once a second."""
+
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...

@@ -143,10 +143,11 @@ class EngineThread:
         return True
 
     def _publish_stats(self, is_due: bool) -> None:
-        """Collect them now and then: the engine may have to wait for its device, which a step must not."""
+        """Tend the engine and collect them, now and then: it may have to wait for its device, which a step must not."""
         now = time.monotonic()
         if not (is_due or not self._engine.has_work or now >= self._stats_until):
             return
+        self._engine.tend()
         # a copy: the engine goes on counting in its own
         stats = replace(self._engine.stats())
         with self._condition:

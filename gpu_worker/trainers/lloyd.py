@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Scores of points against centroids that exist at one time.
-MAX_SCORES = 1 << 28
+from gpu_worker.kernels.kmeans import assign_points, sum_members
+
 # Up to so many a matrix product sums faster than sorting.
 FEW_CLUSTERS = 256
 # Points in one of these products.
@@ -43,16 +43,10 @@ def assign(points: Tensor, centroids: Tensor, metric: str, sizes: Tensor | None 
 
     metric: as of `fit`. sizes: [P, C]; a cluster of size 0 is not chosen.
     """
-    num_problems, num_points, _ = points.shape
-    chunk = max(1, MAX_SCORES // (num_problems * centroids.shape[1]))
     less = centroids.square().sum(-1) / 2 if metric == "l2" else centroids.new_zeros(centroids.shape[:2])
     if sizes is not None:
         less = less.masked_fill(sizes == 0, float("inf"))
-    labels = []
-    for begin in range(0, num_points, chunk):
-        scores = points[:, begin : begin + chunk].float() @ centroids.mT
-        labels.append((scores - less[:, None]).argmax(dim=-1))
-    return torch.cat(labels, dim=1)
+    return assign_points(points, centroids, less)
 
 
 def cluster_means(points: Tensor, labels: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,18 +54,15 @@ def cluster_means(points: Tensor, labels: Tensor, earlier: Tensor) -> tuple[Tens
 
     Points are summed in the order of their clusters, so that two runs agree.
     """
-    num_problems, num_clusters, width = earlier.shape
+    num_problems, num_clusters, _ = earlier.shape
     sizes = torch.zeros(num_problems, num_clusters, dtype=torch.int64, device=labels.device)
     sizes.scatter_add_(1, labels, torch.ones_like(labels))
     if num_clusters <= FEW_CLUSTERS:
         belongs = labels[:, None] == torch.arange(num_clusters, device=labels.device)[:, None]
         sums = _product_in_parts(belongs.to(earlier.dtype), points.float())
     else:
-        order = labels.argsort(dim=1, stable=True)
-        ordered = points.float().gather(1, order[..., None].expand(-1, -1, width))
-        lengths = sizes.flatten()
-        sums = torch.segment_reduce(ordered.flatten(0, 1), "sum", lengths=lengths, unsafe=True, initial=0)
-    means = sums.view_as(earlier) / sizes.clamp(min=1)[..., None]
+        sums = sum_members(points, labels.argsort(dim=1, stable=True), sizes)
+    means = sums / sizes.clamp(min=1)[..., None]
     return torch.where(sizes[..., None] > 0, means, earlier), sizes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class RetainCache(Cache):
         self._first_layer = first_layer
         self._kept = KeptSlots(shape)
         self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
+        # Who waits is asked for its blocks at every step.
+        self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -56,16 +59,24 @@ class RetainCache(Cache):
     def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
         """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
         heads = self._shape.num_kv_heads
-        try:
-            budget = retain_policy(sequence).layer_budget(sequence.plan, layer, self._num_layers)
-        except ValueError as error:
-            raise RequestError(str(error), "carrel.budget") from error
-        slots = heads * (budget + self._room(sequence))
+        slots = heads * (self._layer_budgets(sequence)[layer] + self._room(sequence))
         return (slots + heads * (BLOCK_SIZE - 1)) // BLOCK_SIZE
 
+    def _layer_budgets(self, sequence: Sequence) -> list[int]:
+        """Of the layers that are compressed. Raises RequestError where the policy cannot serve the budget."""
+        if sequence not in self._budgets:
+            policy, plan, num_layers = retain_policy(sequence), sequence.plan, self._num_layers
+            try:
+                budgets = [policy.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
+            except ValueError as error:
+                raise RequestError(str(error), "carrel.budget") from error
+            self._budgets[sequence] = budgets
+        return self._budgets[sequence]
+
     def _room(self, sequence: Sequence) -> int:
-        """Slots of each head for tokens that are decoded."""
-        return retain_policy(sequence).room(sequence.plan, sequence.capacity - sequence.num_prefill)
+        """Slots of each head for tokens that are decoded from when it was last compressed."""
+        begin = max(sequence.num_prefill, sequence.kept_at)
+        return retain_policy(sequence).room(sequence.plan, sequence.capacity - begin)
 
     def needs_store(self, sequence: Sequence) -> bool:
         # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
@@ -86,7 +97,7 @@ class RetainCache(Cache):
     def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
         policy, plan = retain_policy(sequence), sequence.plan
         try:
-            return policy.compress(rows, plan, policy.layer_budget(plan, rows.layer, rows.num_layers))
+            return policy.compress(rows, plan, self._layer_budgets(sequence)[rows.layer])
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory is left for policy {policy.name!r} to compress {rows.num_tokens} tokens; leave more "
@@ -94,7 +105,7 @@ class RetainCache(Cache):
             ) from error
 
     def _keep(self, sequence: Sequence, layer: int, retained: Retained) -> None:
-        """Put into the layer's slots what is retained; sequences that decode have dealt their slots before."""
+        """Put into the layer's slots what is retained; they are dealt anew, as a head may keep more than before."""
         seat, room, policy = sequence.seat, self._room(sequence), retain_policy(sequence)
         counts = retained.counts.tolist()
         longest = max(counts)
@@ -105,8 +116,8 @@ class RetainCache(Cache):
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
                 "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
             ) from error
-        if sequence.num_tokens < sequence.num_prefill:
-            self._block_tables.deal(seat, layer, [num_blocks(count + room) for count in counts])
+        is_final = not policy.interval(sequence.plan)
+        self._block_tables.deal(seat, layer, [num_blocks(count + room) for count in counts], is_final)
         if layer == self._first_layer:
             sequence.longest_kept = sequence.num_kept = 0
         sequence.longest_kept = max(sequence.longest_kept, longest)
@@ -126,9 +137,9 @@ class RetainCache(Cache):
         sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
         interval = policy.interval(plan)
         if interval and sequence.num_tokens - sequence.kept_at >= interval:
+            sequence.kept_at = sequence.num_tokens
             for layer in layers:
                 self._keep(sequence, layer, self._compress(sequence, self._rows(sequence, layer)))
-            sequence.kept_at = sequence.num_tokens
 
     def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
         """What is kept of a layer by now; heads that hold less than the longest are padded."""

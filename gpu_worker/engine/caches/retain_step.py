@@ -94,7 +94,8 @@ class RetainStep(GroupStep):
         """Add evicted values to those that the policy names, before they are overwritten."""
         gift = self._policy.give(before, evicted)
         pool, head_dim = self._parts.pool.rows, self._parts.shape.head_dim
-        source = self._pool_rows(evicted[..., None])[..., 0].clamp(min=0).long()
+        # A head that evicts nothing may name a slot that it has not.
+        source = self._pool_rows(evicted.where(is_full, -1)[..., None])[..., 0].clamp(min=0).long()
         targets = self._pool_rows(gift.slots)
         share = gift.share.where(is_full, 0.0)[..., None] * (targets >= 0)
         given = pool[source][..., None, head_dim:].float() * share[..., None]

@@ -34,6 +34,12 @@ class AdaKV(AllocationPolicy):
     def name(self) -> str:
         return f"{self.inner.name}+adakv"
 
+    def most_kept(self, plan: Plan, budget: int, num_kv_heads: int) -> int:
+        num_selected = budget - plan.num_sink - plan.num_recent
+        # Of what the others do not have anyway; rounded up.
+        most = budget + int((1 - self.alpha) * (num_kv_heads - 1) * num_selected) + 1
+        return min(most, plan.num_prompt_tokens)
+
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         scores = self.inner.score(rows, plan)
         num_heads = len(rows.keys)

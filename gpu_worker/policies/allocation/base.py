@@ -48,6 +48,9 @@ class AllocationPolicy(RetainPolicy):
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         return self.inner.layer_budget(plan, layer, num_layers)
 
+    def most_kept(self, plan: Plan, budget: int, num_kv_heads: int) -> int:
+        return self.inner.most_kept(plan, budget, num_kv_heads)
+
     def interval(self, plan: Plan) -> int:
         return self.inner.interval(plan)
 

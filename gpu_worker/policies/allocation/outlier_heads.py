@@ -75,6 +75,9 @@ class OutlierHeads(AllocationPolicy):
         ends = [spare * wished // max(1, sum(wishes)) for wished in accumulate(wishes, initial=0)]
         return needed[layer] + ends[layer + 1] - ends[layer]
 
+    def most_kept(self, plan: Plan, budget: int, num_kv_heads: int) -> int:
+        return plan.num_prompt_tokens
+
     def room(self, plan: Plan, num_decoded: int) -> int:
         # An outlier head keeps what is decoded, however often the others are compressed.
         return 1 if self.evicts else num_decoded

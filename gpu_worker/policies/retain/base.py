@@ -164,6 +164,10 @@ class RetainPolicy(Policy):
         Raises ValueError where the plan's budget cannot be kept so."""
         return plan.budget_tokens
 
+    def most_kept(self, plan: Plan, budget: int, num_kv_heads: int) -> int:
+        """Tokens that one head may keep of a layer's budget, at most."""
+        return budget
+
     def interval(self, plan: Plan) -> int:
         """Tokens decoded until `compress` is called again; 0: never."""
         return 0

@@ -16,6 +16,7 @@ from kv_store.client import (
     PrefixMatch,
     RowsWanted,
     StoreFull,
+    StoreUnreachable,
 )
 
 
@@ -135,6 +136,13 @@ class MemoryStore:
     def check(self) -> None:
         if self.lost:
             raise self.lost
+
+    @property
+    def is_answering(self) -> bool:
+        return not any(isinstance(error, StoreUnreachable) for error in (self.failure, self.lost))
+
+    def unmap(self) -> None:
+        pass
 
     def reattach(self) -> None:
         self._check()

@@ -7,10 +7,20 @@ import random
 import numpy as np
 import pytest
 import torch
-from engine_rig import NUM_KV_HEADS, NUM_LAYERS, TOKEN_BYTES, Rig, make_model, random_prompt, request
+from engine_rig import (
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    TOKEN_BYTES,
+    Rig,
+    make_model,
+    random_prompt,
+    request,
+    small_policies,
+)
 from naive_decoder import greedy
 
 from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.records import (
     Budget,
     CompleteEvent,
@@ -24,6 +34,10 @@ from gpu_worker.engine.records import (
 from gpu_worker.engine.sequence import Status
 from gpu_worker.engine.slot_pool import BLOCK_SIZE, physical_slots
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
+from gpu_worker.policies import Policy, Quest, SnapKV
+from gpu_worker.policies.base import Plan
+from gpu_worker.policies.retain import LayerRows, Retained
+from kv_store.client import StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 ALL = ["full", *SELECTING]
@@ -301,6 +315,35 @@ def test_a_wide_window_takes_from_the_hot_cache_before_a_request_is_refused() ->
     rig.check_empty()
 
 
+class Greedy(SnapKV):
+    """Needs more memory than there is to compress a layer."""
+
+    name = "greedy_retain"
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        raise torch.OutOfMemoryError
+
+
+class GreedyRecall(Quest):
+    """Needs more memory than there is to index a layer."""
+
+    name = "greedy_recall"
+
+    def observe_prefill(self, *args: object) -> None:
+        raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("policy", [Greedy(), GreedyRecall()], ids=lambda policy: policy.name)
+def test_a_policy_that_runs_out_of_memory_ends_its_own_request_only(policy: Policy) -> None:
+    rig = Rig(policies={**small_policies(), policy.name: policy})
+    rig.submit(request("other", max_tokens=30), request("one", policy.name, 0.3))
+    rig.drain()
+    assert isinstance(rig.records["one"].error, CapacityError)
+    assert policy.name in str(rig.records["one"].error)
+    assert len(rig.records["other"].tokens) == 30
+    rig.check_empty()
+
+
 def test_an_engine_without_a_block_for_every_head_is_refused() -> None:
     with pytest.raises(ConfigError, match="--slot-memory"):
         Rig(slot_bytes=pool_of(1) - 1)
@@ -466,3 +509,60 @@ def test_a_seed_gives_the_same_answer_beside_others() -> None:
     rig.step(20)
     assert rig.tokens(one) == expected
     assert expected != Rig().tokens(request("one", "pqcache", 0.5, prompt=60, max_tokens=20))
+
+
+def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = request("full", "full", max_tokens=30)
+    alone = Rig().tokens(dense)
+    rig = Rig(hot_cache=HotCacheSize(tokens=1), trains_indexes=True)
+    rig.submit(
+        request("kept", "streaming_llm", 30, max_tokens=30),
+        request("lost", "pqcache", 40, prompt=300, max_tokens=30),
+        dense,
+    )
+    while len(rig.engine._scheduler.with_status(Status.DECODE)) < 3:
+        rig.step()
+
+    def unreachable(*args: object) -> None:
+        raise StoreUnreachable("gone")
+
+    monkeypatch.setattr(rig.store, "gather", unreachable)
+    rig.drain()
+    assert isinstance(rig.records["lost"].last, ErrorEvent)
+    # Its new token has a slot already; a second try would give it another.
+    assert isinstance(rig.records["kept"].last, ErrorEvent)
+    assert rig.records["full"].tokens == alone
+    rig.check_empty()
+
+
+def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -> None:
+    rig = Rig()
+    real = rig.engine._make_prefill
+
+    def make(sequence, *args):
+        if sequence.sequence_id == "big":
+            raise torch.OutOfMemoryError("out of memory")
+        return real(sequence, *args)
+
+    rig.engine._make_prefill = make
+    rig.submit(request("big"), request("next"))
+    rig.drain()
+    assert isinstance(rig.records["big"].error, CapacityError)
+    assert rig.records["next"].tokens
+    rig.check_empty()
+
+
+def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    advance = Prefill.advance
+
+    def failing(prefill: Prefill) -> None:
+        if prefill.sequence.sequence_id == "big" and prefill.prefilled_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        advance(prefill)
+
+    monkeypatch.setattr(Prefill, "advance", failing)
+    big, following = rig.run(request("big"), request("next"))
+    assert "CUDA out of memory" in str(big.error)
+    assert following.tokens
+    rig.check_empty()

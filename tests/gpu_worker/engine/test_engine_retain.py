@@ -10,7 +10,8 @@ from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, random_prompt,
 from naive_decoder import greedy
 from torch import Tensor
 
-from gpu_worker.policies import RetainPolicy
+from gpu_worker.policies import Chelsea, RetainPolicy
+from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import Plan, Policy, attend_all
 from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.retain.base import Gift, StepSlots
@@ -196,6 +197,29 @@ def test_the_value_of_what_is_evicted_goes_where_the_policy_says() -> None:
     rig.check_empty()
 
 
+def test_a_head_that_evicts_nothing_yet_may_name_any_slot_to_give_from() -> None:
+    class Hasty(Giving):
+        """Names the widest head's last slot, which a head with fewer has not."""
+
+        name = "hasty"
+
+        def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+            many, few = range(rows.num_tokens - 2 * budget + 10, rows.num_tokens), range(10)
+            index = torch.full((NUM_KV_HEADS, len(many)), -1)
+            index[0, :10], index[1] = torch.tensor(few), torch.tensor(many)
+            return Retained.of(rows, index)
+
+        def evict(self, slots: StepSlots) -> Tensor:
+            none = torch.full(slots.positions.shape[:3], slots.positions.shape[3] - 1)
+            return torch.where(slots.is_evictable.any(dim=-1), super().evict(slots), none)
+
+    rig = Rig(policies=with_policy(Hasty()))
+    # Blocks that nobody was dealt are in no table.
+    rig.engine._caches._block_tables.tables.fill_(1 << 30)
+    assert len(rig.tokens(request("one", "hasty", 80, prompt=300, max_tokens=20))) == 20
+    rig.check_empty()
+
+
 class Merging(HandMade):
     """Joins neighbours until the budget is reached, every eight tokens; doubles count double."""
 
@@ -356,4 +380,65 @@ def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
         *((layer, again[layer]) for layer in range(NUM_LAYERS)),
         *((layer, again[layer]) for layer in range(NUM_LAYERS)),
     ]
+    rig.check_empty()
+
+
+def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again() -> None:
+    few, many = 20, 140
+
+    class Swinging(HandMade):
+        """When it is compressed again, the heads change places; every eight tokens."""
+
+        name = "swinging"
+
+        def interval(self, plan: Plan) -> int:
+            return 8
+
+        def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+            is_there = rows.positions >= 0
+            sizes = (few, many) if rows.num_tokens == plan.num_prompt_tokens else (many, few)
+            kept = torch.full((NUM_KV_HEADS, many), -1)
+            for head, size in enumerate(sizes):
+                last = is_there[head].nonzero().flatten()[-size:]
+                kept[head, : len(last)] = last
+            return Retained.of(rows, kept)
+
+    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
+        first = 300 - (few, many)[kv_head]
+        for swing in range(1, (len(keys) - 1 - 300) // 8 + 1):
+            first = max(first, 300 + 8 * swing - (many, few)[kv_head])
+        return list(range(first, len(keys)))
+
+    expected = greedy(make_model(), random_prompt(300), 100, attended)[0]
+    rig = Rig(policies=with_policy(Swinging()))
+    # Blocks that nobody was dealt are in no table.
+    rig.engine._caches._block_tables.tables.fill_(1 << 30)
+    assert rig.tokens(request("one", "swinging", 80, prompt=300, max_tokens=100)) == expected
+    rig.check_empty()
+
+
+def test_state_never_grows_beyond_the_longest_head_that_may_come() -> None:
+    chelsea = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
+    policy = OutlierHeads(chelsea, frozenset({(1, 0)}), NUM_KV_HEADS)
+    rig = Rig(policies=with_policy(policy))
+    one = rig.run(request("one", policy.name, 250, prompt=300, max_tokens=200))[0]
+    assert len(one.tokens) == 200
+    # The outlier head ends with 499 tokens.
+    assert rig.engine._caches._retain._kept.width == 512
+
+
+def test_who_waits_does_not_ask_its_policy_at_every_step() -> None:
+    asked: list[int] = []
+
+    class Asked(HandMade):
+        name = "asked"
+
+        def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
+            asked.append(layer)
+            return plan.budget_tokens
+
+    block_bytes = 64 * 2 * 16 * 4
+    rig = Rig(policies=with_policy(Asked()), slot_bytes=12 * block_bytes)
+    rig.run(*(request(str(number), "asked", 60, max_tokens=20) for number in range(4)))
+    assert sorted(asked) == sorted([*range(NUM_LAYERS)] * 4)
     rig.check_empty()

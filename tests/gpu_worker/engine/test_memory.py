@@ -16,7 +16,8 @@ from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.policies import registry
+from gpu_worker.policies import Chelsea, registry
+from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import CacheShape
 
 GIB = 1 << 30
@@ -125,12 +126,61 @@ def test_a_retain_policy_needs_its_budget_and_the_state_of_its_slots() -> None:
     # Positions and, where means are kept, their degrees, of 4096 slots, 2048 + 1024 rounded up; lengths and limits.
     assert snapkv.seats - dense.seats == seats * (4096 * 8 + 8)
     assert chelsea.seats - dense.seats == seats * (4096 * 12 + 8)
-    # Queries of the window, not of the prompt.
-    assert snapkv.prefill - dense.prefill == 32 * 32 * 128 * 2
+    # The window's queries, not the prompt's, and a copy; the keys as float32, twice; tiles of weights.
+    keys, queries = 4 * 131072 * 8 * 128, 32 * 32 * 128 * 2
+    assert snapkv.prefill - dense.prefill == 2 * queries + 2 * keys + 4 * 4 * (1 << 26)
+    # Means are made of float32 copies.
+    assert chelsea.prefill - dense.prefill == 7 * keys
     assert memory.least_slot_bytes(llama(default_policy="snapkv")) < 2200 * 131072
     with pytest.raises(ConfigError):
         MemoryPlan.of(llama(default_policy="full"), 16 * GIB)
     assert MemoryPlan.of(llama(default_policy="snapkv"), 16 * GIB).slots > 2112 * 131072
+
+
+def planned(name: str, *, full_layers: int = 0) -> MemoryPlan:
+    everything = registry(OutlierHeads(Chelsea(), frozenset({(0, 1)}), 8))
+    names = (
+        "full",
+        "snapkv",
+        "snapkv+layerwise",
+        "snapkv+adakv",
+        "chelsea",
+        "chelsea+outliers",
+        "h2o",
+        "infinigen",
+    )
+    policies = {one: everything[one] for one in names}
+    return MemoryPlan.of(llama(policies=policies, default_policy=name, full_layers=full_layers), 80 * GIB)
+
+
+def test_state_is_as_wide_as_the_head_and_the_layer_that_keep_most() -> None:
+    per_slot = 4 * 32 * 8 * 8
+    dense, even = planned("full").seats, planned("snapkv").seats
+    assert even - dense == per_slot * (4096 + 1)
+    # The first layer keeps nearly twice the budget; a head may win nearly all that eight have.
+    assert planned("snapkv+layerwise").seats - dense == per_slot * (8192 + 1)
+    assert planned("snapkv+adakv").seats - dense == per_slot * (16384 + 1)
+    assert planned("chelsea+outliers").seats - planned("chelsea").seats == 4 * 32 * 8 * 12 * (262144 - 4096)
+    # With one compressed layer there is nothing to move between layers.
+    assert planned("snapkv+layerwise", full_layers=31).seats == even
+
+
+def test_who_evicts_needs_room_for_its_choice() -> None:
+    assert planned("snapkv").decode == planned("full").decode
+    slots = 4 * 32 * 8 * 3072
+    assert planned("h2o").decode - planned("full").decode == 2 * 32 * slots
+    # Every query of the prompt, and a copy.
+    queries = 131072 * 32 * 128 * 2
+    assert planned("h2o").prefill - planned("snapkv").prefill == 2 * queries - 2 * 32 * 32 * 128 * 2
+    assert planned("infinigen").prefill - planned("full").prefill == 2 * queries + 4 * 4 * (1 << 26)
+
+
+def test_a_default_that_every_long_request_is_refused_with_is_no_error() -> None:
+    refused = OutlierHeads(Chelsea(), frozenset((0, head) for head in range(8)), 8)
+    workload = llama(
+        policies={"full": registry()["full"], refused.name: refused}, default_policy=refused.name
+    )
+    assert MemoryPlan.of(workload, 80 * GIB).slots > 0
 
 
 @pytest.mark.parametrize("policy", ["full", "pqcache"])

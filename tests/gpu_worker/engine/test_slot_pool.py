@@ -34,6 +34,20 @@ def test_reserved_blocks_are_dealt_unequally_and_the_rest_is_free(pool: SlotPool
     assert pool.num_free_blocks == 7
 
 
+def test_what_is_kept_is_dealt_anew_and_comes_back(pool: SlotPool) -> None:
+    tables = new_tables(pool)
+    tables.reserve(1, 0, 9)
+    for counts in ([1, 1, 6], [7, 1, 1], [2, 3, 1]):
+        tables.deal(1, 0, counts, frees_rest=False)
+        dealt = [tables.tables[1, 0, head, :count].tolist() for head, count in enumerate(counts)]
+        assert len({block for blocks in dealt for block in blocks}) == sum(counts)
+        assert pool.num_free_blocks == NUM_BLOCKS - 9
+    others = pool.allocate(NUM_BLOCKS - 9)
+    assert not set(others) & {block for blocks in dealt for block in blocks}
+    tables.release(1, 0)
+    assert pool.num_free_blocks == 9
+
+
 def test_what_is_reserved_and_never_dealt_comes_back(pool: SlotPool) -> None:
     tables = new_tables(pool)
     tables.reserve(0, 1, 12)

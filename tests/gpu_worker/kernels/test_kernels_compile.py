@@ -63,6 +63,14 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     pool, tables = zeros(640, 2 * head_dim, dtype=dtype), zeros(2, 2, 5, dtype=int64)
     slot_weights(query, pool, tables, seats, zeros(2, 2, dtype=int64), 0.1, 300)
 """
+KMEANS = """
+from gpu_worker.kernels.kmeans.kernel import assign_points, sum_members
+
+for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33):
+    points, centroids = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width)
+    assign_points(points, centroids, zeros(2, 300))
+    sum_members(points, zeros(2, 900, dtype=int64), zeros(2, 300, dtype=int64))
+"""
 PAIRS = """
 from gpu_worker.kernels.pq_append.kernel import pq_append
 from gpu_worker.kernels.pq_select.kernel import pq_select
@@ -154,6 +162,7 @@ for dtype in bfloat16, float16, float32:
                 "_slot_weights",
             },
         ),
+        (KMEANS, {"_assign_points", "_sum_members"}),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),
         (
             ROWS,
@@ -170,7 +179,7 @@ for dtype in bfloat16, float16, float32:
         ),
         (ACTIVATIONS, {"_rms_norm", "_rope", "_silu_mul"}),
     ],
-    ids=["attention", "top_k", "scores", "pairs", "rows", "activations"],
+    ids=["attention", "top_k", "scores", "kmeans", "pairs", "rows", "activations"],
 )
 def test_programs_compile(tmp_path: Path, script: str, programs: set[str]) -> None:
     if torch.cuda.is_available():

@@ -52,6 +52,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.was_closed = False
         self.num_steps = 0
+        self.num_tended = 0
         self._running: dict[str, tuple[GenerationRequest, EventSink, list[int]]] = {}
         self._stats = EngineStats(slots_total=10)
 
@@ -91,6 +92,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         self._stats.running = len(self._running)
         return self._stats
+
+    def tend(self) -> None:
+        self.num_tended += 1
 
     def close(self) -> None:
         self.was_closed = True

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 from fake_engine import FakeEngine
@@ -166,3 +167,11 @@ def test_stats_are_a_copy(engine, port):
     before = port.stats()
     before.running = 99
     assert port.stats().running == 0
+
+
+def test_an_engine_is_tended_also_while_nobody_asks_for_anything(engine, port):
+    deadline = time.monotonic() + 30
+    while engine.num_tended < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert engine.num_steps == 0
