@@ -17,6 +17,7 @@ from carrel.serve.model import find_model
 from carrel.serve.options import default_of, flags
 from carrel.serve.ports import claim_port
 from carrel.serve.resolve import CONFIG_KEY, resolve
+from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
 from carrel.version import commit, version
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     port = claim_port(options.host, options.port, "--port")
     grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port") if options.grpc_port else 0
     environment = child_environment(os.environ)
-    display = create_display(Console(), options.log_level in VERBOSE_LEVELS)
+    display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True))
 
     with runtime_dir() as path:
         endpoints = Endpoints(path, options.host, port, grpc_port)
@@ -80,5 +81,5 @@ def run(arguments: argparse.Namespace) -> int:
 
         specs = child_specs(model, options, endpoints)
         check_gateway(specs, environment)
-        supervisor = Supervisor(display, environment, run_mark=str(path))
+        supervisor = Supervisor(display, environment, str(path), RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

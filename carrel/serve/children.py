@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def store_spec(options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
         STORE_START_S,
         STOP_S,
         {"RAY_USAGE_STATS_ENABLED": "0"},
+        loss="the KV cache of running requests, and what later prompts would have shared",
+        clean=lambda: remove_ray_folders(endpoints.run),
     )
 
 
@@ -92,6 +95,7 @@ def worker_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chil
         grpc_serving(endpoints.worker_socket),
         WORKER_START_S,
         options.shutdown_timeout + STOP_S,
+        loss="the running requests",
     )
 
 
@@ -115,7 +119,14 @@ def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chi
         options.shutdown_timeout + STOP_S,
         # a key on the command line would be in every process listing
         {"CARREL_API_KEY": options.api_key} if options.api_key else {},
+        loss="the clients' connections, and their requests",
     )
+
+
+def remove_ray_folders(run: Path) -> None:
+    """Remove what a killed store's Ray leaves; stale sockets are taken over by who listens there next."""
+    for folder in run.glob("ray-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

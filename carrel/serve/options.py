@@ -21,6 +21,7 @@ from carrel.serve.flags import (
     switch,
     tcp_port,
 )
+from carrel.serve.restarts import DEFAULT_LIMIT
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,12 @@ class ServeOptions:
         seconds,
         {WORKER: "--shutdown-timeout", GATEWAY: "--shutdown-timeout"},
         metavar="S",
+    )
+    restarts: int = flag(
+        DEFAULT_LIMIT,
+        "times within 10 minutes that a process which dies is started again; 0: its death ends everything",
+        natural_int,
+        metavar="N",
     )
     log_level: str = flag(
         "warning",

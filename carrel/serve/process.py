@@ -28,7 +28,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to start one process, how to know that it serves, and how long it may take to start and to stop."""
+    """How to start one process, how to know that it serves, and how long it may take to start and to stop.
+
+    `loss` names what its death costs; `clean` removes the files that it leaves when it is killed.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -36,6 +39,8 @@ class ChildSpec:
     start_timeout_s: float
     stop_timeout_s: float
     environment: Mapping[str, str] = field(default_factory=dict)
+    loss: str = "nothing"
+    clean: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)

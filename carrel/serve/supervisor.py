@@ -1,4 +1,4 @@
-"""Starts the processes in order, watches them, and ends them in the reverse order."""
+"""Starts the processes in order, starts again who dies, and ends them in the reverse order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import psutil
 from carrel.errors import ChildError
 from carrel.serve.display.base import Display
 from carrel.serve.events import Progress, Ready, Status, parse_event
+from carrel.serve.orphans import adopting_orphans, end_orphans
 from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit
+from carrel.serve.restarts import RestartPolicy, Restarts
 from carrel.serve.signals import signals_to
 from carrel.serve.sweep import MARKER, find_descendants, sweep
 
@@ -28,36 +30,54 @@ class HardStop(Exception):
 
 
 class Supervisor:
-    """Runs processes until one dies or a signal comes. Holds no process when `run` returns or raises.
+    """Runs processes until a signal comes. Holds no process when `run` returns or raises.
 
+    Who dies once all have served is started again as `restarts` allows, after those that come before it in order.
     `run_mark` is put into each child's environment, by which grandchildren are found at the end.
     """
 
     def __init__(
-        self, display: Display, environment: Mapping[str, str], run_mark: str, tick_s: float = TICK_S
+        self,
+        display: Display,
+        environment: Mapping[str, str],
+        run_mark: str,
+        restarts: RestartPolicy,
+        tick_s: float = TICK_S,
     ) -> None:
         self._display = display
         self._environment = {**environment, MARKER: run_mark}
         self._run_mark = run_mark
+        self._restarts = Restarts(restarts)
         self._tick_s = tick_s
         self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._specs: Sequence[ChildSpec] = ()
+        # in the order of the specs; those being started again too
         self._children: list[Child] = []
+        # when to start who died
+        self._due: dict[str, float] = {}
+        self._restarting: set[str] = set()
+        self._not_ours: set[int] = set()
+        self._is_serving = False
         self._grandchildren: list[psutil.Process] = []
         self._is_stopping = False
 
     def run(self, specs: Sequence[ChildSpec], on_ready: Callable[[], None]) -> int:
         """Start each of `specs` once the one before serves, call `on_ready`, and watch. Main thread only.
 
-        Returns 0 after a signal and a drain, 130 after a second signal. Raises ChildError when a child ends
-        by itself or does not become ready; the others are ended first.
+        Returns 0 after a signal and a drain, 130 after a second signal. Raises ChildError when a child ends by
+        itself or does not become ready, at the start or with no restart left; the others are ended first.
         """
-        with signals_to(self._inbox):
+        self._specs = specs
+        self._not_ours = {process.pid for process in psutil.Process().children()}
+        with signals_to(self._inbox), adopting_orphans():
             try:
                 for spec in specs:
                     self._start(spec)
                 on_ready()
+                self._is_serving = True
                 while True:
                     self._tick()
+                    self._restart()
             except StopRequested:
                 self._display.draining()
                 return self._drain()
@@ -72,28 +92,79 @@ class Supervisor:
                 self._end_everything()
 
     def _start(self, spec: ChildSpec) -> None:
+        child = self._spawn(spec)
+        while not spec.is_ready():
+            if child.age_s() > spec.start_timeout_s:
+                raise ChildError(_late(spec), child.last_lines())
+            self._tick()
+        self._display.ready(spec.name)
+
+    def _spawn(self, spec: ChildSpec) -> Child:
         self._display.starting(spec.name)
         child = Child(spec, self._environment, self._inbox)
         self._children.append(child)
-        while not spec.is_ready():
-            if child.age_s() > spec.start_timeout_s:
-                raise ChildError(
-                    f"{spec.name} did not become ready in {spec.start_timeout_s:g} s", child.last_lines()
-                )
-            self._tick()
-        self._display.ready(spec.name)
+        order = [spec.name for spec in self._specs]
+        self._children.sort(key=lambda child: order.index(child.name))
+        return child
 
     def _tick(self) -> None:
         """Handle what came in for one tick, then look for dead children."""
         self._pump()
-        for child in self._children:
+        for child in list(self._children):
             code = child.exit_code()
             if code is not None:
-                lines = child.last_lines()
-                self._children.remove(child)
-                raise ChildError(
-                    f"{child.name} ended with {describe_exit(code)}", lines, 2 if code == 2 else 1
-                )
+                self._lose(child, f"{child.name} ended with {describe_exit(code)}", 2 if code == 2 else 1)
+
+    def _lose(self, child: Child, reason: str, exit_code: int = 1) -> None:
+        """Plan the restart of a child that has ended. Raises ChildError when it is not to be."""
+        lines = child.last_lines()
+        # what it wrote last belongs before the news of its death
+        for _ in range(self._inbox.qsize()):
+            self._handle(self._inbox.get())
+        self._children.remove(child)
+        self._restarting.discard(child.name)
+        if not self._is_serving or not self._restarts.policy.limit:
+            raise ChildError(reason, lines, exit_code)
+        restart = self._restarts.grant(child.name)
+        policy = self._restarts.policy
+        within = f"{policy.limit} within {policy.window_s / 60:g} minutes"
+        if restart is None:
+            raise ChildError(f"{reason}, and was started again {within} already", lines, exit_code)
+        self._display.lost(
+            child.name,
+            f"{reason}; lost: {child.spec.loss}; starting it again in {restart.delay_s:g} s "
+            f"(restart {restart.number} of at most {within})",
+            lines,
+        )
+        # what it started would hold its sockets and its memory
+        end_orphans(self._ours())
+        child.spec.clean()
+        self._due[child.name] = time.monotonic() + restart.delay_s
+
+    def _restart(self) -> None:
+        """Start whose time has come, and look whether those that were started serve."""
+        for child in list(self._children):
+            if child.name not in self._restarting:
+                continue
+            if child.spec.is_ready():
+                self._restarting.remove(child.name)
+                self._display.ready(child.name)
+            elif child.age_s() > child.spec.start_timeout_s:
+                child.kill()
+                self._lose(child, _late(child.spec))
+        for spec in self._specs:
+            if spec.name in self._due:
+                if time.monotonic() < self._due[spec.name]:
+                    return
+                del self._due[spec.name]
+                self._restarting.add(spec.name)
+                self._spawn(spec)
+            # the later ones need it
+            if spec.name in self._restarting:
+                return
+
+    def _ours(self) -> set[int]:
+        return self._not_ours | {child.pid for child in self._children}
 
     def _pump(self) -> None:
         deadline = time.monotonic() + self._tick_s
@@ -102,9 +173,12 @@ class Supervisor:
                 message = self._inbox.get(timeout=left)
             except Empty:
                 return
-            if isinstance(message, Signalled):
-                raise HardStop if self._is_stopping else StopRequested
-            self._show(message)
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Signalled):
+            raise HardStop if self._is_stopping else StopRequested
+        self._show(message)
 
     def _show(self, line: Line) -> None:
         if line.is_stderr:
@@ -151,4 +225,9 @@ class Supervisor:
             child.kill()
         sweep(self._run_mark, self._grandchildren)
         self._children.clear()
+        end_orphans(self._ours())
         self._display.close()
+
+
+def _late(spec: ChildSpec) -> str:
+    return f"{spec.name} did not become ready in {spec.start_timeout_s:g} s"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from kv_store.client import wire
-from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, refusing_odd_fields
+from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
 from kv_store.client.records import IndexSegment
@@ -41,9 +41,12 @@ class Attachment:
 
     @contextlib.contextmanager
     def noting_loss(self) -> Iterator[None]:
-        """Once the store disowns this attachment, writing into the arena must stop too."""
+        """Once the store disowns this attachment, writing into the arena must stop too; silence ends with a beat."""
         try:
             yield
+        except StoreUnreachable:
+            self.lease.is_answered = False
+            raise
         except StaleEpoch as exc:
             self.lease.lose(exc)
             raise

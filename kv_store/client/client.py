@@ -150,17 +150,8 @@ class StoreClient:
         attached = self._attached
         table = self._tables.get(sequence_id)
         end = self._layout.num_layers if layer_end is None else layer_end
-        with refusing_odd_fields():
-            request = pb.SealRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                sequence_id=sequence_id,
-                num_tokens=num_tokens,
-                layer_begin=layer_begin,
-                layer_end=end,
-                prefix_hashes=prefix_hashes,
-            )
-        attached.call(attached.rpc.stub.Seal, request)
+        sealed = requests.Seal(sequence_id, num_tokens, layer_begin, end, prefix_hashes)
+        attached.call(attached.rpc.stub.Seal, requests.seal(attached.epoch, self._worker_id, sealed))
         for layer in range(layer_begin, end):
             table.sealed[layer] = max(table.sealed[layer], num_tokens)
 
@@ -276,6 +267,11 @@ class StoreClient:
         request = pb.HeartbeatRequest(epoch=attached.epoch, worker_id=self._worker_id)
         attached.call(attached.rpc.stub.Heartbeat, request)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a store was there when last asked, by the heartbeat or otherwise; it may be another start."""
+        return self._attached.lease.is_answered
+
     def check(self) -> None:
         """Raises StaleEpoch or StoreUnreachable when what this client holds is known to be lost."""
         self._attached.lease.check()
@@ -283,10 +279,16 @@ class StoreClient:
     def reattach(self) -> None:
         """Start anew: new epoch, no sequence, no index; unregister the old mapping first.
 
-        Raises as `connect` does; the client may then try again.
+        Raises as `connect` does; the client may then try again, and its heartbeat goes on.
         """
+        self._tables.clear()
+        attached = self._connect()
         self._detach()
-        self._attached = self._connect()
+        self._attached = attached
+
+    def unmap(self) -> None:
+        """Let go of the arena, to which `reattach` leads again: a store that starts next may need the memory."""
+        self._attached.transport.close()
 
     def close(self) -> None:
         """End the heartbeat and the connection; the store drops what is left when the lease runs out."""

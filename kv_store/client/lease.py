@@ -9,19 +9,25 @@ from collections.abc import Callable
 from kv_store.client.errors import StaleEpoch, StoreError, StoreUnreachable
 
 _BEATS_PER_LEASE = 3
+_BEAT_SECONDS = 1.0
 
 
 class Lease:
-    """Calls `beat` three times a lease until `close`.
+    """Calls `beat` every `beat_seconds`, and three times a lease at least, until `close`.
 
+    is_answered: whether a store was there when last asked, be it another start that does not know this worker.
     A store may hand this worker's slabs to others once the lease has run out, so writing needs `check`.
     """
 
-    def __init__(self, lease_seconds: float, beat: Callable[[], object]) -> None:
+    def __init__(
+        self, lease_seconds: float, beat: Callable[[], object], beat_seconds: float = _BEAT_SECONDS
+    ) -> None:
         self._seconds = lease_seconds
+        self._beat_seconds = min(beat_seconds, lease_seconds / _BEATS_PER_LEASE)
         self._beat = beat
         self._valid_until = time.monotonic() + lease_seconds
         self._lost: StaleEpoch | None = None
+        self.is_answered = True
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store-heartbeat", daemon=True)
         self._thread.start()
@@ -44,14 +50,17 @@ class Lease:
         self._thread.join(timeout=self._seconds)
 
     def _run(self) -> None:
-        while not self._closing.wait(self._seconds / _BEATS_PER_LEASE):
+        while not self._closing.wait(self._beat_seconds):
             started = time.monotonic()
             try:
                 self._beat()
             except StaleEpoch as exc:
+                # Beats go on: whether there is a store to attach to is known by them.
                 self.lose(exc)
-                return
+                self.is_answered = True
             except StoreError:
                 # The next beat tries again; `check` refuses once the lease has run out.
-                continue
-            self._valid_until = started + self._seconds
+                self.is_answered = False
+            else:
+                self.is_answered = True
+                self._valid_until = started + self._seconds

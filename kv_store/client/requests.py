@@ -44,6 +44,30 @@ def build_index(epoch: int, worker_id: str, build: Build) -> pb.BuildIndexReques
     return request
 
 
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What of a sequence is to become visible, and how its slabs are called."""
+
+    sequence_id: str
+    num_tokens: int
+    layer_begin: int
+    layer_end: int
+    prefix_hashes: Sequence[bytes]
+
+
+def seal(epoch: int, worker_id: str, sealed: Seal) -> pb.SealRequest:
+    with refusing_odd_fields():
+        return pb.SealRequest(
+            epoch=epoch,
+            worker_id=worker_id,
+            sequence_id=sealed.sequence_id,
+            num_tokens=sealed.num_tokens,
+            layer_begin=sealed.layer_begin,
+            layer_end=sealed.layer_end,
+            prefix_hashes=sealed.prefix_hashes,
+        )
+
+
 def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted]) -> pb.GatherRequest:
     """Raises InvalidStoreRequest for a value that no message can carry."""
     with refusing_odd_fields():

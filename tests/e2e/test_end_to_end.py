@@ -199,8 +199,8 @@ def test_answers_bytes_and_budgets_by_rest_and_grpc_at_once() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_client_that_goes_away_frees_everything_at_once_and_a_killed_store_ends_the_server() -> None:
-    with serving() as server:
+def test_client_that_goes_away_frees_everything_and_without_restarts_a_killed_store_ends_all() -> None:
+    with serving("--restarts", "0") as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
         def stream(policy: str) -> openai.Stream:

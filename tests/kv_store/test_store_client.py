@@ -315,6 +315,57 @@ def test_a_lease_that_ran_out_or_was_lost_forbids_writing() -> None:
     lease.close()
 
 
+def test_the_heartbeat_tells_whether_a_store_is_there_also_once_the_lease_is_lost() -> None:
+    beaten = threading.Semaphore(0)
+    answer: StaleEpoch | StoreUnreachable | None = None
+
+    def beat() -> None:
+        beaten.release()
+        if answer is not None:
+            raise answer
+
+    def after_two_beats() -> tuple[bool, bool]:
+        # the first may have begun before the answer changed; the second's outcome is noted when the third begins
+        for _ in range(3):
+            assert beaten.acquire(timeout=30.0)
+        try:
+            lease.check()
+        except StaleEpoch:
+            return lease.is_answered, False
+        return lease.is_answered, True
+
+    lease = Lease(600.0, beat, beat_seconds=0.02)
+    assert after_two_beats() == (True, True)
+    answer = StoreUnreachable("silent")
+    assert after_two_beats() == (False, True)
+    answer = StaleEpoch("another start")
+    assert after_two_beats() == (True, False)
+    answer = StoreUnreachable("silent")
+    assert after_two_beats() == (False, False)
+    lease.close()
+
+
+def test_a_client_without_a_store_knows_it_and_attaches_to_the_next(
+    local_store: LocalStore, connect: Connect
+) -> None:
+    client = connect()
+    filled(client, 40)
+    assert client.is_answering
+    local_store.server.close()
+    with pytest.raises(StoreUnreachable):
+        client.open_sequence("b")
+    assert not client.is_answering
+    client.unmap()
+    assert client.arena.size == 0
+    local_store.restart()
+    deadline = time.monotonic() + 30.0
+    while not client.is_answering:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    client.reattach()
+    filled(client, 40)
+
+
 def test_layouts_must_agree(connect: Connect) -> None:
     connect("w")
     with pytest.raises(InvalidStoreRequest, match="fp16"):

@@ -11,7 +11,7 @@ from carrel.serve.display.terminal import TerminalDisplay
 __all__ = ["Display", "PlainDisplay", "TerminalDisplay", "create_display"]
 
 
-def create_display(console: Console, is_verbose: bool) -> Display:
+def create_display(console: Console, is_verbose: bool, errors: Console | None = None) -> Display:
     """The display that fits where `console` writes to."""
     variant = TerminalDisplay if console.is_terminal else PlainDisplay
-    return variant(console, is_verbose)
+    return variant(console, is_verbose, errors)

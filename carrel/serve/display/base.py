@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -13,10 +14,12 @@ from carrel.serve.events import Progress
 
 class Display(ABC):
     """Shows how the processes fare. Lines of a process that is still starting are held back until it serves,
-    unless `is_verbose`: should it die, its error is shown once, with the last lines."""
+    unless `is_verbose`: should it die, its error is shown once, with the last lines. That a process died goes to
+    `errors`; without it, to `console` too."""
 
-    def __init__(self, console: Console, is_verbose: bool = False) -> None:
+    def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
         self._console = console
+        self._errors = errors or console
         self._is_verbose = is_verbose
         self._held: dict[str, list[str]] = {}
 
@@ -43,6 +46,13 @@ class Display(ABC):
             self._held[child].append(text)
         else:
             self._print_line(child, text)
+
+    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
+        """A process died and is started again: say so in one line. `lines`, its last, are shown if they were held."""
+        self._errors.print(f"✗ {escape(text)}", highlight=False, soft_wrap=True)
+        if self._held.pop(child, None) is not None:
+            for line in lines:
+                self._print_line(child, line)
 
     def message(self, text: str) -> None:
         """The supervisor has something to say."""

@@ -17,8 +17,8 @@ QUARTERS = 4
 class PlainDisplay(Display):
     """Prints stages by quarters and a status line at most every ten seconds for each process."""
 
-    def __init__(self, console: Console, is_verbose: bool = False) -> None:
-        super().__init__(console, is_verbose)
+    def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
+        super().__init__(console, is_verbose, errors)
         self._quarters: dict[tuple[str, str], int] = {}
         self._last_status: dict[str, float] = {}
 

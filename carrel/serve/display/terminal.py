@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.live import Live
@@ -21,8 +22,8 @@ STATUS_AGE_S = 10.0
 class TerminalDisplay(Display):
     """Bars for the stages of each starting process; a status line while there is load; nothing when idle."""
 
-    def __init__(self, console: Console, is_verbose: bool = False) -> None:
-        super().__init__(console, is_verbose)
+    def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
+        super().__init__(console, is_verbose, errors)
         self._bars = Progress(
             TextColumn("{task.description:<30}"),
             BarColumn(bar_width=30),
@@ -53,11 +54,15 @@ class TerminalDisplay(Display):
         self._bars.update(self._tasks[key], completed=progress.done, total=total)
 
     def ready(self, child: str) -> None:
-        self._remove_bars(child)
-        if not self._tasks:
-            self._bars.stop()
+        self._end_bars(child)
         super().ready(child)
         self.message(f"✓ {child}")
+
+    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
+        # the load of a dead process is nobody's
+        self._status.pop(child, None)
+        self._end_bars(child)
+        super().lost(child, text, lines)
 
     def status(self, child: str, text: str) -> None:
         self._status[child] = (time.monotonic(), text)
@@ -76,6 +81,11 @@ class TerminalDisplay(Display):
     def close(self) -> None:
         self._bars.stop()
         self._live.stop()
+
+    def _end_bars(self, child: str) -> None:
+        self._remove_bars(child)
+        if not self._tasks:
+            self._bars.stop()
 
     def _remove_bars(self, child: str) -> None:
         for key in [key for key in self._tasks if key[0] == child]:

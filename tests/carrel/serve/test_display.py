@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from io import StringIO
 
 import pytest
@@ -78,3 +79,24 @@ def test_plain_progress_and_status_are_few_lines() -> None:
         display.status("worker", f"{done} running")
     assert seen(target).count("load weights") == 5
     assert seen(target).count("running") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_death_is_told_on_the_console_for_errors_and_its_load_is_no_more(is_terminal: bool) -> None:
+    target, errors = console(is_terminal), console(False)
+    display = create_display(target, False, errors)
+    display.starting("worker")
+    display.ready("worker")
+    display.status("worker", "2 running")
+    display.lost("worker", "worker ended with [signal] SIGKILL", ["shown as it came"])
+    assert seen(errors) == "✗ worker ended with [signal] SIGKILL\n"
+    # no bar and no status line is left, but for what others do
+    before = seen(target)
+    time.sleep(0.6)
+    assert "2 running" not in seen(target)[len(before) :]
+    display.starting("worker")
+    display.line("worker", "no room")
+    display.lost("worker", "worker ended with code 2", ["no room"])
+    display.close()
+    assert seen(target).count("no room") == 1
+    assert "shown as it came" not in seen(target)

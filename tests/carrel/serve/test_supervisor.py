@@ -17,6 +17,7 @@ from rich.console import Console
 from carrel.errors import ChildError
 from carrel.serve.display import PlainDisplay
 from carrel.serve.process import ChildSpec
+from carrel.serve.restarts import RestartPolicy
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE, Supervisor
 from carrel.serve.sweep import find_marked
 
@@ -47,6 +48,9 @@ FAILS = "import sys; print('error: no such model', file=sys.stderr); sys.exit({c
 SIGNALS_PARENT = "import os, signal; os.kill(os.getppid(), signal.{name})"
 
 
+NO_RESTARTS = RestartPolicy(limit=0)
+
+
 class Harness:
     """Builds specs of fake children in one folder and runs a supervisor over them."""
 
@@ -54,6 +58,7 @@ class Harness:
         self.folder = folder
         self.output = StringIO()
         self.mark = str(folder)
+        self.restarts = NO_RESTARTS
 
     def spec(
         self, name: str, script: str, stop_timeout_s: float = 20.0, start_timeout_s: float = 30.0
@@ -70,7 +75,8 @@ class Harness:
                 os.kill(os.getpid(), send)
 
         display = PlainDisplay(Console(file=self.output, width=200))
-        return Supervisor(display, os.environ, self.mark, tick_s=0.02).run(specs, on_ready)
+        supervisor = Supervisor(display, os.environ, self.mark, self.restarts, tick_s=0.02)
+        return supervisor.run(specs, on_ready)
 
     def note(self, text: str) -> None:
         with (self.folder / "log").open("a") as log:
@@ -126,7 +132,7 @@ def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
     assert find_marked(harness.mark) == []
 
 
-def test_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
+def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
     kill = "import psutil; [p.kill() for p in psutil.Process().children() if 'worker' in p.cmdline()]"
     with pytest.raises(ChildError, match="worker ended with signal SIGKILL") as caught:
         harness.run(

@@ -1,0 +1,249 @@
+"""Who dies while all serve is started again: when, how often, in which order, and what of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
+
+from carrel.errors import ChildError
+from carrel.serve.process import ChildSpec
+from carrel.serve.restarts import Restart, RestartPolicy, Restarts
+from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
+from carrel.serve.sweep import find_marked
+
+TIMEOUT_S = 60.0
+SOON = RestartPolicy(limit=3, first_delay_s=0.05)
+# started a second time it never gets ready
+READY_ONCE = WELL_BEHAVED.replace(
+    "(folder / name).touch()",
+    "if not (folder / 'once').exists(): (folder / name).touch()\n(folder / 'once').touch()",
+)
+# dies as soon as all serve
+DIES_SOON = WELL_BEHAVED.replace(
+    "time.sleep(60)",
+    "while not (folder / 'gateway').exists(): time.sleep(0.02)\n"
+    "time.sleep(0.5)\nprint('out of luck', file=sys.stderr)\nsys.exit(7)",
+)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    harness = Harness(tmp_path)
+    harness.restarts = SOON
+    return harness
+
+
+def specs(harness: Harness, **scripts: str) -> list[ChildSpec]:
+    """Store, worker and gateway. A dead one's sign of readiness goes with it, as a socket that answers does."""
+    return [
+        replace(
+            harness.spec(name, scripts.get(name, WELL_BEHAVED)),
+            clean=lambda name=name: (harness.folder / name).unlink(missing_ok=True),  # type: ignore[misc]
+            loss=f"what the {name} held",
+        )
+        for name in ("store", "worker", "gateway")
+    ]
+
+
+def child(name: str) -> psutil.Process:
+    return next(process for process in psutil.Process().children() if name in process.cmdline())
+
+
+def kill(*names: str) -> None:
+    for process in [child(name) for name in names]:
+        process.kill()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def meanwhile(harness: Harness, act: Callable[[], None], end: signal.Signals | None = signal.SIGTERM) -> str:
+    """Code for `at_ready`: `act` on a thread while the supervisor watches, then a signal to us, come what may."""
+
+    def run() -> None:
+        try:
+            act()
+        finally:
+            if end is not None:
+                os.kill(os.getpid(), end)
+
+    vars(harness)["thread"] = threading.Thread(target=run, daemon=True)
+    return "vars(harness)['thread'].start()"
+
+
+def starts(harness: Harness, name: str) -> int:
+    return harness.log().count(f"start {name}")
+
+
+@pytest.mark.parametrize("name", ["store", "worker", "gateway"])
+def test_who_is_killed_is_started_again_and_the_others_stay(harness: Harness, name: str) -> None:
+    def act() -> None:
+        kill(name)
+        until(lambda: f"{name}: ready" in harness.output.getvalue().partition("SIGKILL")[2])
+
+    assert harness.run(*specs(harness), at_ready=meanwhile(harness, act)) == 0
+    assert [starts(harness, other) for other in ("store", "worker", "gateway")] == [
+        1 + (name == other) for other in ("store", "worker", "gateway")
+    ]
+    # who was started last is not stopped first
+    assert harness.log()[-3:] == ["stop gateway", "stop worker", "stop store"]
+    line = next(text for text in harness.output.getvalue().splitlines() if "SIGKILL" in text)
+    assert line == (
+        f"✗ {name} ended with signal SIGKILL; lost: what the {name} held; starting it again in 0.05 s "
+        "(restart 1 of at most 3 within 10 minutes)"
+    )
+    assert find_marked(harness.mark) == []
+
+
+def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
+    def act() -> None:
+        kill("gateway", "worker", "store")
+        until(lambda: harness.output.getvalue().count("gateway: ready") == 2)
+
+    harness.run(*specs(harness), at_ready=meanwhile(harness, act))
+    shown = [
+        line for line in harness.output.getvalue().splitlines() if line.endswith((": ready", ": starting"))
+    ]
+    assert shown[-6:] == [
+        "store: starting",
+        "store: ready",
+        "worker: starting",
+        "worker: ready",
+        "gateway: starting",
+        "gateway: ready",
+    ]
+
+
+def test_who_dies_again_and_again_ends_the_whole(harness: Harness) -> None:
+    with pytest.raises(ChildError) as caught:
+        harness.run(*specs(harness, worker=DIES_SOON))
+    assert str(caught.value) == (
+        "worker ended with code 7, and was started again 3 within 10 minutes already"
+    )
+    assert caught.value.exit_code == 1
+    assert caught.value.lines == ("out of luck",)
+    assert starts(harness, "worker") == 4
+    assert harness.log()[-2:] == ["stop gateway", "stop store"]
+    assert find_marked(harness.mark) == []
+
+
+def test_dying_in_a_restart_counts_and_shows_why(harness: Harness) -> None:
+    # serves once; the second start fails before it is ready
+    script = (
+        "import pathlib, sys\n"
+        "if (pathlib.Path(sys.argv[2]) / 'once').exists():\n"
+        "    print('no room', file=sys.stderr)\n"
+        "    sys.exit(2)\n"
+        "(pathlib.Path(sys.argv[2]) / 'once').touch()\n"
+    ) + WELL_BEHAVED
+    with pytest.raises(ChildError, match="worker ended with code 2, and was") as caught:
+        harness.run(
+            *specs(harness, worker=script), at_ready=meanwhile(harness, lambda: kill("worker"), end=None)
+        )
+    assert caught.value.exit_code == 2
+    assert harness.output.getvalue().count("restart 3 of at most 3") == 1
+    # two restarts that failed, and the end
+    assert harness.output.getvalue().count("no room") == 3
+
+
+def test_a_restart_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
+    harness.restarts = RestartPolicy(limit=1, first_delay_s=0.05)
+    late = replace(specs(harness, store=READY_ONCE)[0], start_timeout_s=5.0)
+    with pytest.raises(ChildError, match=r"store did not become ready in 5 s, and was started again 1"):
+        harness.run(late, at_ready=meanwhile(harness, lambda: kill("store"), end=None))
+    assert find_marked(harness.mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["pause", "start"])
+def test_a_signal_during_a_restart_drains(harness: Harness, number: signal.Signals, moment: str) -> None:
+    if moment == "pause":
+        harness.restarts = RestartPolicy(first_delay_s=600.0)
+
+    def act() -> None:
+        kill("worker")
+        until(lambda: "SIGKILL" in harness.output.getvalue())
+        until(lambda: moment == "pause" or starts(harness, "worker") == 2)
+
+    assert harness.run(*specs(harness, worker=READY_ONCE), at_ready=meanwhile(harness, act, number)) == 0
+    assert harness.output.getvalue().count("worker: starting") == (2 if moment == "start" else 1)
+    wanted = ["stop gateway", *(["stop worker"] if moment == "start" else []), "stop store"]
+    assert harness.log()[-len(wanted) :] == wanted
+    assert find_marked(harness.mark) == []
+
+
+def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
+    harness.restarts = RestartPolicy(first_delay_s=600.0)
+
+    def act() -> None:
+        kill("worker")
+        until(lambda: "SIGKILL" in harness.output.getvalue())
+        os.kill(os.getpid(), signal.SIGINT)
+        until(lambda: "stop gateway" in harness.log())
+
+    stubborn = specs(harness, gateway=STUBBORN)
+    code = harness.run(*stubborn, at_ready=meanwhile(harness, act, signal.SIGINT))
+    assert code == HARD_STOP_EXIT_CODE
+    assert find_marked(harness.mark) == []
+
+
+def test_what_the_dead_one_started_is_ended_before_the_restart(harness: Harness) -> None:
+    # in a session of its own and with an environment that says nothing, as Ray's actors are
+    hidden = WITH_GRANDCHILD.replace("start_new_session=True", "start_new_session=True, env={}")
+    seen: list[psutil.Process] = []
+
+    def act() -> None:
+        seen.extend(child("store").children())
+        kill("store")
+        until(lambda: starts(harness, "store") == 2)
+        vars(harness)["alive"] = [process for process in seen if process.is_running()]
+
+    assert harness.run(*specs(harness, store=hidden), at_ready=meanwhile(harness, act)) == 0
+    assert len(seen) == 1
+    assert vars(harness)["alive"] == []
+
+
+def test_the_death_of_one_ends_no_process_of_another(harness: Harness) -> None:
+    def act() -> None:
+        grandchild = child("store").children()[0]
+        kill("worker")
+        until(lambda: starts(harness, "worker") == 2)
+        vars(harness)["alive"] = grandchild.is_running()
+
+    before = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        harness.run(*specs(harness, store=WITH_GRANDCHILD), at_ready=meanwhile(harness, act))
+        assert before.is_running()
+    finally:
+        before.kill()
+        before.wait()
+    assert vars(harness)["alive"]
+    assert find_marked(harness.mark) == []
+
+
+def test_the_pause_doubles_up_to_a_cap_and_the_limit_counts_a_window() -> None:
+    now = 0.0
+    restarts = Restarts(RestartPolicy(limit=4, window_s=100.0, max_delay_s=5.0), lambda: now)
+    granted = []
+    for _ in range(5):
+        granted.append(restarts.grant("worker"))
+        now += 10.0
+    assert granted == [Restart(1, 1.0), Restart(2, 2.0), Restart(3, 4.0), Restart(4, 5.0), None]
+    assert restarts.grant("store") == Restart(1, 1.0)
+    # two of the four are too long ago to count
+    now = 115.0
+    assert restarts.grant("worker") == Restart(3, 4.0)

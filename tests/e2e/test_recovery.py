@@ -1,0 +1,161 @@
+"""Processes of a real server are killed, each in turn: it tells so, comes back, and answers as before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import psutil
+import pytest
+from questions import ask
+from serving import Serving, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+RECOVERY_SECONDS = 240.0
+# an error comes at once; a hang would be minutes
+ERROR_SECONDS = 30.0
+NUM_STREAMS = 8
+QUESTION = ask(3000, seed=9)
+
+
+def client_of(server: Serving) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=ERROR_SECONDS)
+
+
+def answer(server: Serving) -> str:
+    reply = client_of(server).chat.completions.create(
+        model="carrel-nano",
+        messages=[{"role": "user", "content": QUESTION.text}],
+        temperature=0,
+        max_tokens=16,
+        timeout=RECOVERY_SECONDS,
+        extra_body={"carrel": {"policy": "pqcache", "budget": 0.1}},
+    )
+    return reply.choices[0].message.content or ""
+
+
+def running_stream(server: Serving) -> openai.Stream:
+    """A stream that would go on for long, and has begun."""
+    stream = client_of(server).chat.completions.create(
+        model="carrel-nano",
+        messages=[{"role": "user", "content": QUESTION.text}],
+        max_tokens=4000,
+        stream=True,
+        timeout=RECOVERY_SECONDS,
+        extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.1}},
+    )
+    for _, chunk in zip(range(4), stream, strict=False):
+        assert chunk.choices
+    return stream
+
+
+def readiness(server: Serving) -> int:
+    """The status of /ready; 0 while nobody listens."""
+    try:
+        return httpx.get(f"{server.url}/ready", timeout=10).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def until(is_so: Callable[[], bool], server: Serving) -> None:
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while not is_so():
+        assert server.process.poll() is None, server.log.read_text()[-4000:]
+        assert time.monotonic() < deadline, server.log.read_text()[-4000:]
+        time.sleep(0.1)
+
+
+def actor_of(server: Serving) -> psutil.Process:
+    return next(child for child in server.descendants() if "StoreActor" in "".join(child.cmdline()))
+
+
+def is_left(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain() -> None:
+    with serving("--shutdown-timeout", "50") as server:
+        seen = server.descendants()
+        before = answer(server)
+        assert before.strip().rstrip(".") == QUESTION.answer
+
+        stream = running_stream(server)
+        server.child("gpu_worker").kill()
+        killed = time.monotonic()
+        with pytest.raises(openai.APIError, match="worker"):
+            for _ in stream:
+                pass
+        assert time.monotonic() - killed < ERROR_SECONDS
+        assert readiness(server) == 503
+        until(lambda: readiness(server) == 200, server)
+        assert answer(server) == before
+
+        server.child("gateway").kill()
+        until(lambda: readiness(server) == 0, server)
+        until(lambda: readiness(server) == 200, server)
+        assert answer(server) == before
+
+        # with no request that would notice
+        actor = actor_of(server)
+        server.child("kv_store").kill()
+        until(lambda: readiness(server) == 503, server)
+        until(lambda: readiness(server) == 200, server)
+        assert not is_left(actor)
+        assert answer(server) == before
+
+        stream = running_stream(server)
+        actor_of(server).kill()
+        until(lambda: readiness(server) == 503, server)
+        with pytest.raises(openai.APIError):
+            for _ in stream:
+                pass
+        until(lambda: readiness(server) == 200, server)
+        assert answer(server) == before
+
+        log = server.log.read_text()
+        for line in (
+            "worker ended with signal SIGKILL; lost: the running requests; starting it again in 1 s",
+            "gateway ended with signal SIGKILL",
+            "store ended with signal SIGKILL",
+            "store ended with code 1",
+        ):
+            assert log.count(line) == 1
+        assert "Traceback" not in log
+        seen += server.descendants()
+
+        with ThreadPoolExecutor(NUM_STREAMS) as pool:
+            streams = [drained_stream(server) for _ in range(NUM_STREAMS)]
+            ends = [pool.submit(lambda stream: [*stream][-1].choices[0].finish_reason, s) for s in streams]
+            assert server.stop() == 0, server.log.read_text()[-3000:]
+            assert [end.result() for end in ends] == ["length"] * NUM_STREAMS
+        assert not [process for process in seen if is_left(process)]
+        assert not server.run.exists()
+
+
+def drained_stream(server: Serving) -> openai.Stream:
+    """A stream that has begun and will last a while, but not for ever."""
+    stream = client_of(server).chat.completions.create(
+        model="carrel-nano",
+        messages=[{"role": "user", "content": "Once upon a time"}],
+        max_tokens=60,
+        stream=True,
+        timeout=RECOVERY_SECONDS,
+        extra_body={"ignore_eos": True},
+    )
+    assert next(stream).choices
+    return stream
+
+
+def test_no_process_outlives_a_killed_supervisor() -> None:
+    with serving() as server:
+        children = server.descendants()
+        assert len(children) > 3
+        server.process.kill()
+        server.process.wait()
+        # two of Ray's helpers try for a minute to report the death of their head, then end
+        _, left = psutil.wait_procs(children, timeout=RECOVERY_SECONDS)
+        assert not [process for process in left if is_left(process)]
