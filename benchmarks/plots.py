@@ -123,7 +123,8 @@ def _draw(axes, x, spot, marker, color):  # type: ignore[no-untyped-def]
     return axes.errorbar(
         x,
         spot.y,
-        [[spot.y - spot.low], [spot.high - spot.y]],
+        # A bound that equals the value may lie beyond it by rounding.
+        [[max(0.0, spot.y - spot.low)], [max(0.0, spot.high - spot.y)]],
         fmt=marker,
         color=color,
         markeredgecolor="black",

@@ -95,7 +95,8 @@ def read_measured(policy: str, parameters: ClusterParameters, folder: Path = RES
     """From the committed results. Raises BenchmarkError where they lack something."""
     shape = SHAPES["llama-3.1-8b"]
     decode, prefill, kernels, gateway = (
-        _read(folder / f"{name}.json") for name in ("decode_h200", "prefill_h200", "kernels_h200", "gateway_cpu")
+        _read(folder / f"{name}.json")
+        for name in ("decode_h200", "prefill_h200", "kernels_h200", "gateway_cpu")
     )
     steps = [
         (row["case"]["batch"], row["case"]["context"], row["figures"]["step_ms"]["median"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 GIB = 2**30
@@ -19,18 +19,26 @@ class RequestKind:
 
 CHAT = RequestKind("chat", 2048, 200)
 DOCUMENT = RequestKind("document", 32768, 300)
-# prompt and answer together are as long as the model goes
+# with an answer of 500 tokens as long as the model goes
 LONG = RequestKind("long", 130560, 500)
 KINDS = (CHAT, DOCUMENT, LONG)
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Of all requests, the share of each kind, in the order of KINDS; and how many repeat a known prefix."""
+    """Of all requests, the share of each kind, in the order of KINDS; how many repeat a known prefix.
+
+    answers: how many times as long as the kind's own.
+    """
 
     name: str
     shares: tuple[float, float, float]
     repeated: float = 0.5
+    answers: int = 1
+
+    @property
+    def kinds(self) -> tuple[RequestKind, ...]:
+        return tuple(replace(kind, output_tokens=self.answers * kind.output_tokens) for kind in KINDS)
 
 
 MIXES = {
@@ -39,6 +47,7 @@ MIXES = {
         Mix("mixed", (0.6, 0.3, 0.1)),
         Mix("chat", (0.95, 0.05, 0.0)),
         Mix("long", (0.2, 0.4, 0.4)),
+        Mix("long answers", (0.6, 0.3, 0.1), repeated=0.9, answers=10),
     )
 }
 
@@ -60,16 +69,18 @@ class ClusterParameters:
     """Assumed, all of it.
 
     gpu_bytes, host_bytes: memory of a GPU, and of the host for each. arena_share: of host memory for rows.
-    gpus_per_node: one network link serves so many. network_bytes_per_s: of a node's link, each way.
-    host_copy_bytes_per_s: from one store to another on one node. prefixes_per_gpu: documents, system prompts and
-    sessions that requests come back to, all equally often. prefix_share: of a prompt that comes back. max_num_seqs,
-    prefill_chunk: the worker's defaults. tokens_per_slab: prefixes are shared in whole slabs.
+    gpus_per_node: one network link serves so many. gateways_per_node: processes, each with a core.
+    network_bytes_per_s: of a node's link, each way. host_copy_bytes_per_s: from one store to another on one node.
+    prefixes_per_gpu: documents, system prompts and sessions that requests come back to, all equally often.
+    prefix_share: of a prompt that comes back. max_num_seqs, prefill_chunk: the worker's defaults. tokens_per_slab:
+    prefixes are shared in whole slabs.
     """
 
     gpu_bytes: int = 139 * GIB
     host_bytes: int = 128 * GIB
     arena_share: float = 0.85
     gpus_per_node: int = 8
+    gateways_per_node: int = 2
     network_bytes_per_s: float = 100e9 / 8
     host_copy_bytes_per_s: float = 10e9
     prefixes_per_gpu: float = 8.0

@@ -43,11 +43,13 @@ class Replica:
     it has chunks and layers while others decode.
     """
 
-    def __init__(self, measured: Measured, parameters: ClusterParameters, dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self, measured: Measured, parameters: ClusterParameters, dropped: Callable[[int], None]
+    ) -> None:
         self._measured, self._parameters = measured, parameters
         capacity = int(parameters.host_bytes * parameters.arena_share) // measured.token_bytes
         self.arena = Arena(capacity, dropped)
-        self.totals = Totals()
+        self._totals = Totals()
         self._now = 0.0
         self._waiting: deque[Request] = deque()
         self._prefilling: Request | None = None
@@ -72,7 +74,7 @@ class Replica:
         self._now = now
         if passed <= 0:
             return
-        totals, num_decoding = self.totals, len(self._decoding)
+        totals, num_decoding = self._totals, len(self._decoding)
         self._made += passed * self._decode_rate
         totals.output_tokens += passed * self._decode_rate * num_decoding
         totals.decode_s += passed * (num_decoding > 0)
@@ -84,7 +86,15 @@ class Replica:
         totals.leased_s += passed * self.arena.leased
         totals.used_s += passed * self.arena.used
         if self._waiting:
-            totals.waiting_s[self._cause] = totals.waiting_s.get(self._cause, 0.0) + passed * len(self._waiting)
+            totals.waiting_s[self._cause] = totals.waiting_s.get(self._cause, 0.0) + passed * len(
+                self._waiting
+            )
+
+    def restart(self, now: float) -> Totals:
+        """Let time pass, return what was counted, and count anew."""
+        self.advance(now)
+        counted, self._totals = self._totals, Totals()
+        return counted
 
     def enqueue(self, request: Request) -> None:
         """After `advance` to now."""
@@ -110,8 +120,8 @@ class Replica:
         else:
             self._prefilling = None
             begun.first_token = self._now
-            self.totals.first_tokens += 1
-            self.totals.output_tokens += 1
+            self._totals.first_tokens += 1
+            self._totals.output_tokens += 1
             self._context += begun.mean_context
             target = self._made + begun.kind.output_tokens - 1
             heapq.heappush(self._decoding, (target, begun.number, begun))
@@ -158,6 +168,6 @@ class Replica:
         num_chunks = -(-computed // self._parameters.prefill_chunk)
         self._quantum_s = self._left_s / (num_chunks * measured.num_layers)
         self._prefilling = request
-        self.totals.computed_tokens += computed
-        self.totals.known_tokens += known
+        self._totals.computed_tokens += computed
+        self._totals.known_tokens += known
         return PREFILL

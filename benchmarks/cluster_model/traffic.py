@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from benchmarks.cluster_model.parameters import KINDS, ClusterParameters, Mix, RequestKind
+from benchmarks.cluster_model.parameters import ClusterParameters, Mix, RequestKind
 
 
 @dataclass(slots=True)
 class Request:
     """One request on its way. prefix: the number of what it repeats, of which `prefix_tokens` are its prompt's; or -1.
 
-    Times are seconds since the start: `routed` from the gateway to a replica, `ready` there with its prefix, `admitted`
-    to prefill, `first_token`, `finished`; -1: not yet. has_prefix: the replica has the rows of the prefix, known when it
-    is admitted. carried: they were moved there for it.
+    Times are seconds since the start: `routed` from the gateway to a replica, `ready` there with its prefix,
+    `admitted` to prefill, `first_token`, `finished`; -1: not yet. has_prefix: the replica has the rows of the prefix,
+    known when it is admitted. carried: they were moved there for it.
     """
 
     number: int
@@ -61,11 +61,9 @@ def prefixes_of(mix: Mix, parameters: ClusterParameters, num_gpus: int) -> list[
     """Of each kind; none of a kind that never comes."""
     found: list[list[Prefix]] = []
     number = 0
-    for kind, share in zip(KINDS, mix.shares, strict=True):
+    for kind, share in zip(mix.kinds, mix.shares, strict=True):
         count = parameters.num_prefixes(share, num_gpus) if share else 0
-        found.append(
-            [Prefix(number + index, parameters.prefix_tokens(kind)) for index in range(count)]
-        )
+        found.append([Prefix(number + index, parameters.prefix_tokens(kind)) for index in range(count)])
         number += count
     return found
 
@@ -73,14 +71,14 @@ def prefixes_of(mix: Mix, parameters: ClusterParameters, num_gpus: int) -> list[
 def arrivals(mix: Mix, prefixes: list[list[Prefix]], rate: float, count: int, seed: int) -> Iterator[Request]:
     """`count` requests, `rate` a second. Another rate changes their times only."""
     rng = Random(seed)
-    bounds = list(accumulate(mix.shares))
+    kinds, bounds = mix.kinds, list(accumulate(mix.shares))
     now = 0.0
     for number in range(count):
         now += rng.expovariate(1.0) / rate
         drawn = rng.random() * bounds[-1]
         kind = next((index for index, bound in enumerate(bounds) if drawn < bound), len(bounds) - 1)
         repeats, place = rng.random() < mix.repeated, rng.random()
-        request = Request(number, KINDS[kind], now)
+        request = Request(number, kinds[kind], now)
         if repeats and prefixes[kind]:
             prefix = prefixes[kind][int(place * len(prefixes[kind]))]
             request.prefix, request.prefix_tokens = prefix.number, prefix.num_tokens

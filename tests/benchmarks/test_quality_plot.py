@@ -17,9 +17,9 @@ pytest.importorskip("matplotlib")
 SOURCE = Source("model", "books", 1, "cpu", "float32", "0.25")
 
 
-def outcome(device_bytes: int) -> Outcome:
+def outcome(device_bytes: int, index: int = 0) -> Outcome:
     return Outcome(
-        0, "number", True, "1", 900, 4, 90, 88, 2, 1, 0, 0, None, None, 1, 2, 3, 3, device_bytes, 0
+        index, "number", True, "1", 900, 4, 90, 88, 2, 1, 0, 0, None, None, 1, 2, 3, 3, device_bytes, 0
     )
 
 
@@ -69,3 +69,13 @@ def test_a_report_draws_nothing_where_memory_is_not_known(
     assert main([str(RESULTS / "quality_4k_cpu.json"), "--plots", str(tmp_path)]) == 0
     assert "| mixed | 4K | P1 | oracle | n/5 | 100 |" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_where_every_answer_is_right_is_drawn(tmp_path: Path) -> None:
+    # The interval's upper bound is 1 less a rounding error then.
+    report = Report(SOURCE, {})
+    for index in range(10):
+        report.add(Cell("mixed", 4096, "P1", "made_up", 0.2), outcome(8 * 2**20, index))
+    assert report.results()[0].high < report.results()[0].exact_match
+    quality_plot.draw(report.results(), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,131 @@
+"""The sizes on the deployment page are those that the worker's memory plan gives, to within a twentieth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.cluster_model.measured import model_config
+from benchmarks.shapes import SHAPES, ModelShape
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine import memory
+from gpu_worker.engine.memory import Workload
+from gpu_worker.policies import registry
+from gpu_worker.policies.base import CacheShape
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
+GIB = 2**30
+DEFAULTS = WorkerConfig(model="m", listen="unix:/a", store="unix:/b")
+NAMES = {"Llama-3.1-8B": "llama-3.1-8b", "carrel-nano": "nano"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a worker in bf16 with the default options: so many requests at once, prompt and answer so long."""
+
+    shape: ModelShape
+    context: int
+    users: int
+
+    @property
+    def host(self) -> int:
+        """All rows in the arena."""
+        return self.users * self.shape.kv_bytes(self.context, 2)
+
+    @property
+    def beside(self) -> int:
+        """On the device beside weights and slots."""
+        workload = self._workload
+        policy = workload.policies[workload.default_policy]
+        parts = (memory.seat_bytes(workload), memory.prefill_bytes(workload), memory.decode_bytes(workload))
+        return sum(parts) + memory.index_bytes(policy, workload.shape) + memory.CONTEXT_BYTES
+
+    @property
+    def least(self) -> int:
+        """Of the device, every hot cache as small as it may be."""
+        return self.weights + self.beside + self.users * memory.least_slot_bytes(self._workload)
+
+    @property
+    def resident(self) -> int:
+        """Of the device, every token in a slot."""
+        return self.weights + self.beside + self.host
+
+    @property
+    def weights(self) -> int:
+        return 2 * self.shape.num_weights
+
+    @property
+    def _workload(self) -> Workload:
+        shape = self.shape
+        group_size, head_dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
+        cache = CacheShape(
+            self.users,
+            shape.num_layers,
+            shape.num_kv_heads,
+            group_size,
+            head_dim,
+            self.context,
+            head_dim**-0.5,
+            torch.device("meta"),
+            dtype=torch.bfloat16,
+        )
+        return Workload(
+            model_config(shape),
+            cache,
+            torch.bfloat16,
+            registry(),
+            DEFAULTS.policy,
+            DEFAULTS.budget,
+            DEFAULTS.prefill_chunk,
+            DEFAULTS.full_layers,
+            trains_indexes=False,
+        )
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """Cells of the table whose first column is a model."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in cells] for cells in lines if cells[0] in NAMES]
+
+
+def tokens(text: str) -> int:
+    found = re.fullmatch(r"(\d+)K", text)
+    assert found
+    return 1024 * int(found[1])
+
+
+@pytest.mark.parametrize("cells", rows_of(PAGE.read_text()), ids=" ".join)
+def test_sizes_are_those_of_the_memory_plan(cells: list[str]) -> None:
+    name, context, users, *written = cells
+    sizes = Sizes(SHAPES[NAMES[name]], tokens(context), int(users))
+    computed = [sizes.host, sizes.weights, sizes.beside, sizes.least, sizes.resident]
+    assert [float(value) for value in written] == pytest.approx(
+        [value / GIB for value in computed], rel=0.05, abs=0.06
+    )
+
+
+def test_both_models_are_there() -> None:
+    assert {cells[0] for cells in rows_of(PAGE.read_text())} == set(NAMES)
+
+
+def main() -> None:
+    """Print the table anew."""
+    for name, lengths, users in (
+        ("Llama-3.1-8B", (8, 32, 128), (1, 4, 8, 24)),
+        ("carrel-nano", (8, 32), (8,)),
+    ):
+        for length in lengths:
+            for number in users:
+                one = Sizes(SHAPES[NAMES[name]], 1024 * length, number)
+                sizes = (one.host, one.weights, one.beside, one.least, one.resident)
+                print(
+                    f"| {name} | {length}K | {number} | " + " | ".join(f"{s / GIB:.1f}" for s in sizes) + " |"
+                )
+
+
+if __name__ == "__main__":
+    main()
