@@ -169,7 +169,7 @@ def seat_bytes(workload: Workload) -> int:
     fixed = FixedSlots(shape)
     for policy in workload.policies.values():
         plan = workload.plan(policy)
-        if plan.selects:
+        if plan.selects and policy.family is Family.RECALL:
             fixed.make_room(plan.num_sink + ring_size(policy, plan))
     # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
     slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4

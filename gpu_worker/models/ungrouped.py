@@ -15,7 +15,7 @@ def ungrouped(model: LoadedModel) -> LoadedModel:
     """The same function with as many KV heads as query heads: each group's KV head repeated for its query heads.
 
     Every policy then selects for each query head, at a KV cache that is `group_size` times as large. The decoder's
-    weights are taken over; beside them one layer's projections are held.
+    weights are taken over, but for the projections of queries, keys and values: of these both are held meanwhile.
     """
     config = model.config
     if config.group_size == 1:

@@ -25,7 +25,8 @@ def slot_weights(
     num_kv_heads = block_tables.shape[1]
     every = torch.arange(longest, device=query.device)
     is_there = every < lengths[..., None]
-    blocks = block_tables[seats][..., every // BLOCK_SIZE].long()
+    # `longest` may be rounded up beyond what a table has.
+    blocks = block_tables[seats][..., (every // BLOCK_SIZE).clamp(max=block_tables.shape[2] - 1)].long()
     slots = (blocks * BLOCK_SIZE + every % BLOCK_SIZE).where(is_there, 0)
     keys = pool[:, :head_dim].index_select(0, slots.flatten()).view(batch, num_kv_heads, longest, head_dim)
     # An empty slot may hold anything, NaN included.

@@ -24,3 +24,11 @@ def test_an_empty_head_weighs_nothing() -> None:
     pool = torch.full((64, 4), float("nan"))
     args = torch.ones(1, 1, 2), pool, torch.tensor([[[0]]]), torch.tensor([0]), torch.tensor([[0]])
     assert slot_weights(*args, 1.0, 3).tolist() == [[[0.0, 0.0, 0.0]]]
+
+
+def test_what_a_table_has_no_block_for_weighs_nothing() -> None:
+    pool = torch.ones(64, 4)
+    args = torch.ones(1, 1, 2), pool, torch.tensor([[[0]]]), torch.tensor([0]), torch.tensor([[2]])
+    weights = slot_weights(*args, 1.0, 130)
+    assert weights[0, 0, :2].tolist() == [0.5, 0.5]
+    assert not weights[0, 0, 2:].any()
