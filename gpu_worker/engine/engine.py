@@ -204,7 +204,7 @@ class Engine:
         except StoreUnavailable as error:
             # Rows could not be recalled: whoever recalls, or has given its new token a slot, cannot repeat the step.
             for sequence in sequences:
-                if sequence.offloads or sequence.plan.selects:
+                if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)
             return True
         for sequence, failure in result.failed:

@@ -30,7 +30,8 @@ class _Computed:
 
 
 class Prefill:
-    """One prompt on its way through the layers. A quantum is one (layer, chunk); `advance` does one.
+    """One prompt on its way through the layers. A quantum is one (layer, chunk), or as many as have a chunk's tokens
+    together: a short prompt is done in few. `advance` does one.
 
     Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
     two layers' in turn where one is copied to the arena while the next is computed. Of a prefix that the store has
@@ -93,6 +94,10 @@ class Prefill:
         return self._layer == self._decoder.config.num_layers
 
     @property
+    def _next_end(self) -> int:
+        return min(self._begin + self._chunk_size, self._num_tokens)
+
+    @property
     def _rows(self) -> Tensor:
         return self._buffers[self._layer % len(self._buffers)]
 
@@ -100,8 +105,9 @@ class Prefill:
         """One quantum; the last may wait for copies only. Raises StoreUnavailable when rows cannot be offloaded."""
         if self._is_computed:
             self._computed[0].pending.copied.wait()
-        else:
-            end = min(self._begin + self._chunk_size, self._num_tokens)
+        left = self._chunk_size
+        while not self._is_computed and (end := self._next_end) - self._begin <= left:
+            left -= end - self._begin
             self._run_chunk(self._begin, end)
             self._begin = end
             if end == self._num_tokens:

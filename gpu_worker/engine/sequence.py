@@ -96,6 +96,11 @@ class Sequence:
         return recalls and self.num_slots < self.capacity
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether its layers keep a part of their tokens only."""
+        return self.policy.family is Family.RETAIN and self.plan.selects
+
+    @property
     def num_fixed(self) -> int:
         """Sinks, window and new token, at most: what is attended whatever is selected."""
         return self.plan.num_sink + self.ring_size
