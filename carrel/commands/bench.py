@@ -21,10 +21,17 @@ BENCHMARKS = {
     "hitrate": "how often the hot cache hits on real text, by its size",
     "gather": "random rows from host memory to the GPU",
     "kernels": "every GPU kernel against its bytes and PyTorch",
+    "gateway": "processor time that the gateway takes for requests and tokens",
+    "cluster": "measures nothing: many GPUs, simulated from the figures of one",
     "serve": "load on a running server",
 }
 # what each needs beyond this package's own
-LIBRARIES = {"serve": ("httpx",), "hitrate": ("torch", "tokenizers")}
+LIBRARIES = {
+    "serve": ("httpx",),
+    "hitrate": ("torch", "tokenizers"),
+    "gateway": ("httpx", "psutil", "tokenizers"),
+    "cluster": ("torch",),
+}
 OTHER_LIBRARIES = ("torch",)
 CHECKOUT = Path(__file__).resolve().parents[2]
 

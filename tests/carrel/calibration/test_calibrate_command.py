@@ -11,8 +11,9 @@ from safetensors import safe_open
 from carrel.cli import main
 from carrel.commands import calibrate
 from carrel.errors import ChildError
-from carrel.serve.children import child_environment
+from carrel.serve.flags import WORKER
 from carrel.serve.model import BUNDLED
+from carrel.serve.options import ServeOptions, child_arguments
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.engine.records import (
@@ -164,4 +165,5 @@ def test_a_missing_library_is_named(
 
 
 def test_serve_hands_the_file_on() -> None:
-    assert child_environment({"CARREL_CALIBRATION": "file"})["CARREL_CALIBRATION"] == "file"
+    arguments = child_arguments(ServeOptions(model="m", calibration="file"), WORKER)
+    assert arguments[arguments.index("--calibration") + 1] == "file"
