@@ -11,6 +11,7 @@ from benchmarks.errors import NotMeasurable
 from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.memory import MemoryPlan, Workload
 from gpu_worker.engine.records import Budget
+from gpu_worker.engine.slot_pool import blocks_of_heads, num_blocks
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
@@ -61,7 +62,7 @@ class House:
 
     def slots(self, limit: int | None, trains_indexes: bool) -> Slots:
         """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
-        every = _blocks(self.capacity)
+        every = num_blocks(self.capacity)
         wanted = self.batch * self._sequence_blocks(every)
         if limit is None:
             return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
@@ -85,8 +86,7 @@ class House:
         policy = cast(RetainPolicy, self.policy)
         room = policy.room(plan, self.capacity - self.context)
         budgets = (policy.layer_budget(plan, layer, shape.num_layers) for layer in range(shape.num_layers))
-        # As the retain cache asks: a head's last block may be nearly empty.
-        return sum(heads * (budget + room + BLOCK_SIZE - 1) // BLOCK_SIZE for budget in budgets)
+        return sum(blocks_of_heads(heads, budget + room) for budget in budgets)
 
     @property
     def _num_heads(self) -> int:
@@ -128,7 +128,3 @@ class House:
         if self.shape.device.type == "cuda":
             return torch.cuda.memory_reserved(self.shape.device)
         return self.model.num_parameters * self.shape.dtype.itemsize
-
-
-def _blocks(num_slots: int) -> int:
-    return -(-num_slots // BLOCK_SIZE)

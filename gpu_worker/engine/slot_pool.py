@@ -126,3 +126,8 @@ def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:
 def num_blocks(num_slots: int) -> int:
     """Blocks that hold so many slots."""
     return -(-num_slots // BLOCK_SIZE)
+
+
+def blocks_of_heads(num_heads: int, num_slots: int) -> int:
+    """Blocks that hold `num_slots` slots a head, the mean, however unequally the heads share them."""
+    return num_heads * (num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE

@@ -104,3 +104,11 @@ def attend_all(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_re
 def sink_tokens(default: int, budget_tokens: int) -> int:
     """A method's sinks, cut to a quarter of a small budget and never below one token."""
     return min(default, max(1, budget_tokens // 4))
+
+
+def split_budget(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:
+    """Sinks, window, and the rest of the budget for what is selected; all of a prompt that the budget covers."""
+    if budget_tokens >= num_prompt_tokens:
+        return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    num_selected = budget_tokens - num_sink - num_recent
+    return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)

@@ -14,9 +14,14 @@ from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.caches.retain_step import RetainParts, RetainStep
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from gpu_worker.engine.slot_pool import (
+    BlockTables,
+    SlotPool,
+    blocks_of_heads,
+    num_blocks,
+    physical_slots,
+)
 from gpu_worker.errors import CapacityError, RequestError
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
@@ -58,9 +63,8 @@ class RetainCache(Cache):
 
     def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
         """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
-        heads = self._shape.num_kv_heads
-        slots = heads * (self._layer_budgets(sequence)[layer] + self._room(sequence))
-        return (slots + heads * (BLOCK_SIZE - 1)) // BLOCK_SIZE
+        slots = self._layer_budgets(sequence)[layer] + self._room(sequence)
+        return blocks_of_heads(self._shape.num_kv_heads, slots)
 
     def _layer_budgets(self, sequence: Sequence) -> list[int]:
         """Of the layers that are compressed. Raises RequestError where the policy cannot serve the budget."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.pq_score.reference import outside
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.recall.base import Candidates, RecallPolicy
 
 EPS = 1e-6
@@ -41,10 +41,7 @@ class SparQ(RecallPolicy[SparQIndex]):
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         return max(plan.num_sink, num_tokens - plan.num_recent)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, Retained, RetainPolicy, best_first
 from gpu_worker.policies.retain.soft_matching import Matches, match_rows, num_matches
 
@@ -50,10 +50,7 @@ class Chelsea(RetainPolicy):
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         # At least as many tokens of a small budget stand for the middle as are in the window.
         num_recent = min(self.num_recent, (budget_tokens - num_sink) // 2)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         # What was decoded long ago is merged like the prompt.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, StepSlots
 from gpu_worker.policies.retain.observed import observed_weight
 
@@ -34,10 +34,7 @@ class H2O(ScoredPolicy):
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens

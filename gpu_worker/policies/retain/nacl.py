@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
 from gpu_worker.policies.retain.observed import observed_weight
 
@@ -34,10 +34,7 @@ class NACL(ScoredPolicy):
         num_recent = max(0, int(self.protected_share * num_prompt_tokens) - num_sink)
         # A small budget's window takes no more than half of what the sinks leave.
         num_recent = min(num_recent, (budget_tokens - num_sink) // 2)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def num_queries(self, plan: Plan) -> int:
         return max(1, int(self.proxy_share * plan.num_prompt_tokens)) if plan.selects else 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
 from gpu_worker.policies.retain.observed import group_mean, weight_tiles
 
@@ -42,10 +42,7 @@ class SemanticKV(ScoredPolicy):
         # A small budget's window takes no more than half of what the sinks leave: the rest is for the votes.
         most_recent = (budget_tokens - num_sink) // 2 if self.reserve_recent else 0
         num_recent = min(self._num_recent_voters(num_prompt_tokens), most_recent)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def num_queries(self, plan: Plan) -> int:
         # A query of large norm may be anywhere in the prompt.
