@@ -25,7 +25,8 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
             key_min, key_max = extremes.amin(0), extremes.amax(0)
             begin = torch.zeros(batch, dtype=torch.int64, device=setting.device)
             end = torch.full_like(begin, num_pages)
-            wanted = (query, key_min, key_max, begin, end)
+            seats = torch.arange(batch, device=setting.device)
+            wanted = (query, key_min, key_max, seats, begin, end, num_pages)
             return Operands(
                 lambda: page_bound(*wanted),
                 error=lambda: relative_error(page_bound(*wanted), reference(*wanted)),

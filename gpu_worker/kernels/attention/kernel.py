@@ -98,7 +98,7 @@ def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: 
     group = num_heads // num_kv_heads
     dim_tile = max(16, triton.next_power_of_2(head_dim))
     tile = min(BLOCK_SIZE, max(16, TILE_BYTES // (2 * dim_tile * pool.element_size())))
-    splits = num_splits(batch * num_kv_heads, triton.cdiv(capacity, tile), _num_processors(query.device))
+    splits = num_splits(batch * num_kv_heads, triton.cdiv(capacity, tile), num_processors(query.device))
     partial = torch.empty(batch * num_kv_heads, splits, group, head_dim, device=query.device)
     partial_lse = torch.empty(batch * num_kv_heads, splits, group, device=query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -129,7 +129,7 @@ def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: 
         GROUP_TILE=max(16, triton.next_power_of_2(group)),
         DIM_TILE=dim_tile,
         TILE=tile,
-        WIDE_DOT=query.dtype == torch.bfloat16 and _is_interpreted(),
+        WIDE_DOT=query.dtype == torch.bfloat16 and is_interpreted(),
         # Products of float32 are sums of ordinary multiply-adds: 4 warps would not hold their operands.
         num_warps=2 * NUM_WARPS if query.dtype == torch.float32 else NUM_WARPS,
         num_stages=num_stages,
@@ -179,11 +179,11 @@ def _check_lists(lists: _Lists, batch: int) -> None:
 
 
 @functools.cache
-def _num_processors(device: torch.device) -> int:
+def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _is_interpreted() -> bool:
+def is_interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)

@@ -51,7 +51,7 @@ def attend_split(
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)
     batch, kv_head = row // NUM_KV_HEADS, row % NUM_KV_HEADS
-    length = _length(lengths, batch * lengths_stride_b + kv_head * lengths_stride_h, capacity)
+    length = row_length(lengths, batch * lengths_stride_b + kv_head * lengths_stride_h, capacity)
     split_length = tl.cdiv(tl.cdiv(length, TILE), num_splits) * TILE
     begin = split * split_length
     if begin >= length:
@@ -93,7 +93,7 @@ def attend_split(
         is_read = attended[:, None] & (dims < HEAD_DIM)[None, :]
         keys = tl.load(source, mask=is_read, other=0.0)
         values = tl.load(source + HEAD_DIM, mask=is_read, other=0.0)
-        scores = _dot(q, tl.trans(keys), WIDE_DOT) * scale
+        scores = dot(q, tl.trans(keys), WIDE_DOT) * scale
         if bias is not None:
             added = bias + seat * bias_stride_s + kv_head * bias_stride_h + place.to(tl.int64) * bias_stride_a
             scores += (tl.load(added, mask=attended, other=0.0) * LOG2_E)[None, :]
@@ -104,7 +104,7 @@ def attend_split(
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weights, axis=1)
-        output = output * decay[:, None] + _dot(weights.to(values.dtype), values, WIDE_DOT)
+        output = output * decay[:, None] + dot(weights.to(values.dtype), values, WIDE_DOT)
         top = new_top
 
     # The scratch is [row, split, head of the group, d].
@@ -135,7 +135,7 @@ def join_splits(
     query_head = tl.program_id(0).to(tl.int64)
     row, head = query_head // GROUP, query_head % GROUP
     place = row // NUM_KV_HEADS * lengths_stride_b + row % NUM_KV_HEADS * lengths_stride_h
-    length = _length(lengths, place, capacity)
+    length = row_length(lengths, place, capacity)
     split_length = tl.cdiv(tl.cdiv(length, TILE), num_splits) * TILE
     # The programs of later splits returned without a word.
     num_used = tl.cdiv(length, tl.maximum(split_length, 1))
@@ -160,7 +160,7 @@ def join_splits(
 
 
 @triton.jit
-def _length(lengths: tl.tensor, place: tl.tensor, capacity: tl.tensor) -> tl.tensor:
+def row_length(lengths: tl.tensor, place: tl.tensor, capacity: tl.tensor) -> tl.tensor:
     """Slots of this row: as many as are listed, or as its block table holds."""
     length = capacity
     if lengths is not None:
@@ -169,7 +169,7 @@ def _length(lengths: tl.tensor, place: tl.tensor, capacity: tl.tensor) -> tl.ten
 
 
 @triton.jit
-def _dot(a: tl.tensor, b: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
+def dot(a: tl.tensor, b: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
     # The interpreter has no bfloat16 product; on the GPU operands stay narrow and sums are float32.
     if WIDE:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")

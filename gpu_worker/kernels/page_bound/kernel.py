@@ -18,24 +18,28 @@ BLOCK_PAGES = 32
 TILES = 4
 
 
-def page_bound(query: Tensor, key_min: Tensor, key_max: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-    """Upper bound of the inner products with a page's keys, channel by channel, summed over each GQA group.
-
-    query: [B, H_q, d]. key_min, key_max: [B, H_kv, num_pages, d], the least and largest value that a channel takes in
-    a page; views are read in place where the last stride is 1. begin, end: int64 [B]; candidates are the pages
-    [begin, end). Returns float32 [B, H_kv, num_pages]; -inf beyond the candidates. All on one CUDA device.
-    """
-    batch, num_kv_heads, num_pages, head_dim = key_min.shape
+def page_bound(
+    query: Tensor,
+    key_min: Tensor,
+    key_max: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    num_pages: int,
+) -> Tensor:
+    """See the reference. All on one CUDA device; views of the extremes are read where they lie if their last stride is 1."""
+    _, num_kv_heads, _, head_dim = key_min.shape
+    batch = query.shape[0]
     scores = torch.empty(batch, num_kv_heads, num_pages, dtype=torch.float32, device=query.device)
     if scores.numel() == 0:
         return scores
-    query, begin, end = query.contiguous(), begin.contiguous(), end.contiguous()
+    query, seats, begin, end = (tensor.contiguous() for tensor in (query, seats, begin, end))
     if key_min.stride(-1) != 1 or key_max.stride(-1) != 1:
         key_min, key_max = key_min.contiguous(), key_max.contiguous()
     group = query.shape[1] // num_kv_heads
     spans = triton.cdiv(num_pages, BLOCK_PAGES * TILES)
     _page_bound[(batch * num_kv_heads * spans,)](
-        query, key_min, key_max, begin, end, scores, num_kv_heads, num_pages, head_dim, group, spans,
+        query, key_min, key_max, seats, begin, end, scores, num_kv_heads, num_pages, head_dim, group, spans,
         *key_min.stride()[:3], *key_max.stride()[:3],
         WIDTH=triton.next_power_of_2(head_dim), GROUP_WIDTH=triton.next_power_of_2(group),
         BLOCK=BLOCK_PAGES, TILES=TILES, num_warps=4,
@@ -45,8 +49,8 @@ def page_bound(query: Tensor, key_min: Tensor, key_max: Tensor, begin: Tensor, e
 
 @triton.jit
 def _page_bound(
-    query, key_min, key_max, begin, end, scores, num_kv_heads, num_pages, head_dim, group, spans,
-    min_stride_batch, min_stride_head, min_stride_page, max_stride_batch, max_stride_head, max_stride_page,
+    query, key_min, key_max, seats, begin, end, scores, num_kv_heads, num_pages, head_dim, group, spans,
+    min_stride_seat, min_stride_head, min_stride_page, max_stride_seat, max_stride_head, max_stride_page,
     WIDTH: tl.constexpr, GROUP_WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Bounds of BLOCK * TILES pages of one row; -inf where no candidate is."""
@@ -62,8 +66,9 @@ def _page_bound(
     ).to(tl.float32)
     positive = tl.sum(tl.maximum(vectors, 0.0), axis=0)
     negative = tl.sum(tl.minimum(vectors, 0.0), axis=0)
-    key_min += sequence * min_stride_batch + kv_head * min_stride_head
-    key_max += sequence * max_stride_batch + kv_head * max_stride_head
+    seat = tl.load(seats + sequence)
+    key_min += seat * min_stride_seat + kv_head * min_stride_head
+    key_max += seat * max_stride_seat + kv_head * max_stride_head
     for tile in tl.range(TILES):
         pages = (span * TILES + tile) * BLOCK + tl.arange(0, BLOCK)
         is_candidate = (pages >= first) & (pages < last) & (pages < num_pages)

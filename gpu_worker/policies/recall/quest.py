@@ -90,10 +90,12 @@ class Quest(RecallPolicy[QuestIndex]):
         num_pages = -(-candidates.num_positions // self.page_size)
         bounds = page_bound(
             candidates.query,
-            index.key_min[:, layer, :, :num_pages][candidates.seats],
-            index.key_max[:, layer, :, :num_pages][candidates.seats],
+            index.key_min[:, layer],
+            index.key_max[:, layer],
+            candidates.seats,
             begin // self.page_size,
             (end + self.page_size - 1) // self.page_size,
+            num_pages,
         )
         return by_token(bounds, self.page_size, candidates)
 

@@ -16,7 +16,7 @@ from kv_store.client import Layout, RowsWanted, StoreClient
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 
 
-def view_of(client: StoreClient, device: torch.device, granule_slabs: int) -> ArenaView:
+def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_slabs: int = 16) -> ArenaView:
     layout = client.layout
     registration = None
     if device.type == "cuda":
@@ -25,7 +25,7 @@ def view_of(client: StoreClient, device: torch.device, granule_slabs: int) -> Ar
         client.arena,
         ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_bytes),
         layout.num_kv_heads,
-        (1, layout.num_layers, 16),
+        (1, layout.num_layers, max_slabs),
         device,
         registration,
     )
@@ -77,7 +77,7 @@ def test_copies_run_beside_the_stream_and_see_what_was_queued_before() -> None:
     layout = Layout(num_layers=1, num_kv_heads=8, head_dim=128, row_type="bf16")
     device = torch.device("cuda")
     with attached(layout, num_slabs=8192) as (_, client):
-        view = view_of(client, device, granule_slabs=8192)
+        view = view_of(client, device, granule_slabs=8192, max_slabs=8192)
         writer = LayerWriter(view, device, 64 * SLAB_BYTES)
         client.open_sequence("a")
         table = client.reserve("a", 4000)

@@ -28,6 +28,8 @@ pytestmark = [
 
 def test_the_process_stays_under_its_limit() -> None:
     device = torch.device("cuda", 0)
+    # Nothing may have touched the device yet.
+    torch.cuda.init()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     try:

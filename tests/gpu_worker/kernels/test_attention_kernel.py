@@ -44,7 +44,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[1, 2, 132])
 def num_processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """One split of all tiles, two splits of unequal length, a split for each tile."""
-    monkeypatch.setattr(kernel, "_num_processors", lambda _device: request.param)
+    monkeypatch.setattr(kernel, "num_processors", lambda _device: request.param)
     return request.param
 
 

@@ -59,7 +59,7 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     places, sizes = zeros(2, 2, 5000, dtype=int32), zeros(2, 2, 100, dtype=int32)
     centroid_rank(query, zeros(2, 2, 100, head_dim), sizes, places, places, seats, begin, end, 4000)
     pages = zeros(2, 2, 300, head_dim, dtype=dtype)
-    page_bound(query, pages, pages, begin, end)
+    page_bound(query, pages, pages, seats, begin, end, 250)
     pool, tables = zeros(640, 2 * head_dim, dtype=dtype), zeros(2, 2, 5, dtype=int64)
     slot_weights(query, pool, tables, seats, zeros(2, 2, dtype=int64), 0.1, 300)
 """
@@ -159,7 +159,8 @@ for dtype in bfloat16, float16, float32:
                 "_starts",
                 "_places",
                 "_page_bound",
-                "_slot_weights",
+                "score_split",
+                "weigh",
             },
         ),
         (KMEANS, {"_assign_points", "_sum_members"}),

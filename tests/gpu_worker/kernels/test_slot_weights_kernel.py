@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,22 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.slot_weights import reference
+from gpu_worker.kernels.slot_weights import kernel, reference
 from gpu_worker.kernels.slot_weights.kernel import slot_weights
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch and outputs hold NaN until they are written."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(math.nan))
+
+
+@pytest.fixture(params=[1, 2, 132])
+def num_processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """One split of all tiles, two splits of unequal length, a split for each tile."""
+    monkeypatch.setattr(kernel, "num_processors", lambda _device: request.param)
+    return request.param
 
 
 def problem(
@@ -52,7 +68,7 @@ def check(inputs: tuple[Tensor, ...], longest: int) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
-def test_weights_are_those_of_the_reference(device: torch.device, group: int) -> None:
+def test_weights_are_those_of_the_reference(device: torch.device, group: int, num_processors: int) -> None:
     weights = check(problem(device, group, [[1, 64], [65, 130], [0, 7]]), 130)
     assert weights.sum(dim=2).cpu().flatten().tolist() == pytest.approx([1, 1, 1, 1, 0, 1])
 
@@ -61,6 +77,13 @@ def test_weights_are_those_of_the_reference(device: torch.device, group: int) ->
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_head_sizes_and_rows_of_16_bits(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
     check(problem(device, 4, [[100, 33]], head_dim, dtype), 128)
+
+
+def test_a_slot_of_little_weight_does_not_hide_the_others(device: torch.device, num_processors: int) -> None:
+    """A split far below the others, whichever comes first."""
+    query, *where = problem(device, 4, [[300, 170]])
+    weights = check((query * 60, *where), 300)
+    assert torch.isfinite(weights).all()
 
 
 @pytest.mark.parametrize("longest", [70, 71, 128, 190])
