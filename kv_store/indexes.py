@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.gather import CHUNK_BYTES
-from kv_store.index import ArraySpec, FitOptions, Index, IterationBound, make_index
+from kv_store.index import ArraySpec, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence
 from kv_store.state import StoredIndex, StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
@@ -93,6 +93,7 @@ class IndexBuilder:
                 slab_ids=tuple(source.tolist()),
                 skip=request.token_begin - (first << shift),
                 num_tokens=request.token_end - request.token_begin,
+                heads=(0, state.geometry.layout.num_kv_heads),
                 params=request.params,
                 options=self._options(index, request),
                 arrays=arrays,
@@ -101,7 +102,7 @@ class IndexBuilder:
         try:
             outcome = self._train(sequence, task)
             with state.lock:
-                self._bound.observe(index.kind, task.num_tokens, outcome.iterations, outcome.seconds)
+                self._bound.observe(index.kind, self._cost(index, task.num_tokens, outcome))
                 state.training_seconds += outcome.seconds
                 self._check_alive(sequence)
                 index_id = next(self._ids)
@@ -180,29 +181,39 @@ class IndexBuilder:
             for spec, start in zip(specs, starts, strict=True)
         )
 
+    def _cost(self, index: Index, num_tokens: int, outcome: TrainOutcome) -> FitCost:
+        num_points = index.num_points(num_tokens, self._max_points_per_centroid)
+        return FitCost(num_tokens, num_points, outcome.iterations, outcome.seconds, outcome.iterating_seconds)
+
     def _options(self, index: Index, request: BuildRequest) -> FitOptions:
+        num_tokens = request.token_end - request.token_begin
+        num_points = index.num_points(num_tokens, self._max_points_per_centroid)
         iterations = request.params.max_iterations or self._bound.iterations(
-            index.kind, request.token_end - request.token_begin, request.prefill_seconds
+            index.kind, num_tokens, num_points, request.prefill_seconds
         )
         return FitOptions(iterations, request.seed, self._max_points_per_centroid)
 
     def _train(self, sequence: Sequence, task: TrainTask) -> TrainOutcome:
+        """Every head by itself: so the last layer of a prompt, which nothing hides, has many cores."""
         state = self._state
+        tasks = [replace(task, heads=(head, head + 1)) for head in range(*task.heads)]
+        trainings: list[Future[TrainOutcome]] = []
         try:
             with state.lock:
                 # Checked first: whoever ends the sequence from here on cancels the training too.
                 self._check_alive(sequence)
-                training = self._trainers.submit(task)
-                sequence.trainings.add(training)
-            try:
-                return training.result()
-            finally:
-                with state.lock:
-                    sequence.trainings.discard(training)
+                trainings += [self._trainers.submit(each) for each in tasks]
+                sequence.trainings.update(trainings)
+            return TrainOutcome.over([training.result() for training in trainings])
         except (CancelledError, RuntimeError) as exc:
             with state.lock:
                 self._check_alive(sequence)
             raise TrainingFailed("the store is shutting down") from exc
+        finally:
+            # Nobody else may have the slabs while a head is still at work on them.
+            wait([training for training in trainings if not training.cancel()])
+            with state.lock:
+                sequence.trainings.difference_update(trainings)
 
     def _check_alive(self, sequence: Sequence) -> None:
         """Raises NotFound once the sequence has ended, also when another has taken its name."""

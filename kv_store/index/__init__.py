@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kv_store.client.records import IndexParams, KMeansParams, PQParams
 from kv_store.index.base import ArraySpec, FitOptions, Index
-from kv_store.index.bound import IterationBound
+from kv_store.index.bound import FitCost, IterationBound
 from kv_store.index.kmeans import KMeansIndex
 from kv_store.index.pq import PQIndex
 
-__all__ = ["ArraySpec", "FitOptions", "Index", "IterationBound", "make_index"]
+__all__ = ["ArraySpec", "FitCost", "FitOptions", "Index", "IterationBound", "make_index"]
 
 
 def make_index(params: IndexParams) -> Index:

@@ -40,6 +40,15 @@ class FitOptions:
     max_points_per_centroid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One head's arrays in the order of `specs`, the iterations made, and the seconds that these took of the fit."""
+
+    arrays: tuple[Array, ...]
+    iterations: int = 0
+    iterating_seconds: float = 0.0
+
+
 class Index(ABC):
     """One kind of index with its parameters. Instances hold no state and are safe to share."""
 
@@ -50,11 +59,12 @@ class Index(ABC):
         """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
 
     @abstractmethod
-    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
-        """Fit one head's keys float32 [N, d]: its arrays in the order of `specs`, and the iterations made.
+    def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
+        """How many of so many rows an iteration goes over."""
 
-        The same keys, options and seed give the same arrays.
-        """
+    @abstractmethod
+    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
+        """Fit one head's keys float32 [N, d]. The same keys, options and seed give the same arrays."""
 
     @abstractmethod
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:

@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 _LEAST, _MOST = 3, 300
 _SMOOTHING = 0.25
+# Of what the trainers can do while a layer is computed. The rest is for what prefill itself asks of the cores, and
+# keeps the wait for the last layer, which nothing hides, to half of a layer's time.
+_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FitCost:
+    """What one fit of all heads took: seconds of one core, all of them and those within iterations.
+
+    num_tokens: all rows, which are read and assigned once. num_points: those that an iteration goes over.
+    """
+
+    num_tokens: int
+    num_points: int
+    iterations: int
+    seconds: float
+    iterating_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Seconds for a token beside the iterations, and for a point of an iteration."""
+
+    per_token: float
+    per_point: float
 
 
 class IterationBound:
-    """Learns the seconds of one iteration per token and fits as many as a layer's prefill leaves time for.
-
-    `num_trainers` layers train at once, so a fit may take as many layer prefills. Thread-safe.
-    """
+    """Learns what a fit costs and grants as many iterations as a layer's prefill leaves time for. Thread-safe."""
 
     def __init__(self, default_iterations: int, num_trainers: int) -> None:
         self._default = default_iterations
         self._num_trainers = num_trainers
-        self._seconds_per_token: dict[str, float] = {}
+        self._rates: dict[str, _Rates] = {}
         self._lock = threading.Lock()
 
-    def observe(self, kind: str, num_tokens: int, iterations: int, seconds: float) -> None:
-        """Note a finished fit of `kind`; fits without an iteration say nothing."""
-        if iterations < 1 or num_tokens < 1:
+    def observe(self, kind: str, cost: FitCost) -> None:
+        """Note a finished fit of `kind`; one without an iteration says nothing."""
+        if cost.iterations < 1 or cost.num_points < 1:
             return
-        measured = seconds / iterations / num_tokens
+        beside = max(0.0, cost.seconds - cost.iterating_seconds) / cost.num_tokens
+        within = cost.iterating_seconds / cost.iterations / cost.num_points
         with self._lock:
-            known = self._seconds_per_token.get(kind, measured)
-            self._seconds_per_token[kind] = known + _SMOOTHING * (measured - known)
+            known = self._rates.get(kind, _Rates(beside, within))
+            self._rates[kind] = _Rates(
+                known.per_token + _SMOOTHING * (beside - known.per_token),
+                known.per_point + _SMOOTHING * (within - known.per_point),
+            )
 
-    def iterations(self, kind: str, num_tokens: int, prefill_seconds: float) -> int:
-        """Iterations for a fit over `num_tokens` tokens; the default while either time is unknown (0)."""
+    def iterations(self, kind: str, num_tokens: int, num_points: int, prefill_seconds: float) -> int:
+        """Iterations for such a fit; the default while what they cost or the prefill's time is unknown (0)."""
         with self._lock:
-            per_token = self._seconds_per_token.get(kind, 0.0)
-        if prefill_seconds <= 0.0 or per_token <= 0.0:
+            rates = self._rates.get(kind)
+        if rates is None or prefill_seconds <= 0.0 or rates.per_point <= 0.0:
             return self._default
-        fitting = prefill_seconds * self._num_trainers / (per_token * num_tokens)
+        left = _SHARE * prefill_seconds * self._num_trainers - rates.per_token * num_tokens
+        fitting = left / (rates.per_point * num_points)
         return int(min(max(fitting, _LEAST), _MOST))

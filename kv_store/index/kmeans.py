@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import faiss
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ import numpy.typing as npt
 from kv_store.client.layout import Layout
 from kv_store.client.records import KMEANS_METRICS, KMeansParams
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, Keys
 from kv_store.topk import cluster_rows
 
 _MAX_CLUSTERS = 1 << 20
@@ -45,12 +47,15 @@ class KMeansIndex(Index):
             ArraySpec("labels", "int32", (heads, num_tokens)),
         )
 
-    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
+    def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
+        return min(num_rows, max_points_per_centroid * self._num_clusters or num_rows)
+
+    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
         num_rows = keys.shape[0]
         if num_rows <= self._num_clusters:
             filled = np.minimum(np.arange(self._num_clusters), num_rows - 1)
             labels = np.arange(num_rows, dtype=np.int32)
-            return (np.ascontiguousarray(keys[filled]), labels), 0
+            return Fit((np.ascontiguousarray(keys[filled]), labels))
         points = _unit(keys) if self._is_cosine else keys
         kmeans = faiss.Kmeans(
             keys.shape[1],
@@ -64,7 +69,9 @@ class KMeansIndex(Index):
         if not self._is_l2:
             # FAISS goes by it only where centroids are to be unit.
             kmeans.index = faiss.IndexFlatIP(keys.shape[1])
+        begun = time.perf_counter()
         kmeans.train(points)
+        seconds = time.perf_counter() - begun
         centroids = np.ascontiguousarray(kmeans.centroids)
         labels = self._assign(points, centroids)
         if self._is_cosine:
@@ -72,7 +79,7 @@ class KMeansIndex(Index):
             centroids, sizes = _means(keys, labels, centroids)
             members = np.flatnonzero(sizes)
             labels = members[self._assign(points, centroids[members])].astype(np.int32)
-        return (centroids, labels), options.max_iterations
+        return Fit((centroids, labels), options.max_iterations, seconds)
 
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
         centroids, labels = arrays

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import faiss
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ import numpy.typing as npt
 from kv_store.client.layout import Layout
 from kv_store.client.records import PQ_METRICS, PQParams
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, FitOptions, Index, Keys
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, Keys
 from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
@@ -47,7 +49,10 @@ class PQIndex(Index):
             specs.append(ArraySpec("max_square_norms", "float32", (heads, self._parts)))
         return tuple(specs)
 
-    def fit_head(self, keys: Keys, options: FitOptions) -> tuple[tuple[Array, ...], int]:
+    def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
+        return min(num_rows, (max_points_per_centroid << self._bits) or num_rows)
+
+    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
         num_rows, head_dim = keys.shape
         num_centroids = 1 << self._bits
         parts = keys.reshape(num_rows, self._parts, head_dim // self._parts).transpose(1, 0, 2)
@@ -58,10 +63,12 @@ class PQIndex(Index):
         if num_rows <= num_centroids:
             # Too few rows to fit: each row is its own centroid, the last one fills the rest.
             filled = np.minimum(np.arange(num_centroids), num_rows - 1)
-            codebooks, iterations = np.ascontiguousarray(parts[:, filled]), 0
+            codebooks, iterations, seconds = np.ascontiguousarray(parts[:, filled]), 0, 0.0
         else:
+            begun = time.perf_counter()
             codebooks, iterations = self._train(parts, options), options.max_iterations
-        return (codebooks, _encode(parts, codebooks), *extra), iterations
+            seconds = time.perf_counter() - begun
+        return Fit((codebooks, _encode(parts, codebooks), *extra), iterations, seconds)
 
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
         codebooks, codes = arrays[:2]
@@ -72,12 +79,17 @@ class PQIndex(Index):
 
     def _train(self, parts: Keys, options: FitOptions) -> Keys:
         num_parts, num_rows, width = parts.shape
+        num_points = self.num_points(num_rows, options.max_points_per_centroid)
+        if num_points < num_rows:
+            # FAISS would draw them from a copy of all rows.
+            drawn = np.random.default_rng(options.seed).choice(num_rows, num_points, replace=False)
+            parts = parts[:, np.sort(drawn)]
         quantizer = faiss.ProductQuantizer(num_parts * width, num_parts, self._bits)
         quantizer.cp.niter = options.max_iterations
         quantizer.cp.seed = options.seed & _SEED_MASK
         quantizer.cp.min_points_per_centroid = 1
-        quantizer.cp.max_points_per_centroid = options.max_points_per_centroid or _NO_LIMIT
-        quantizer.train(np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, num_parts * width))
+        quantizer.cp.max_points_per_centroid = _NO_LIMIT
+        quantizer.train(np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_points, num_parts * width))
         return faiss.vector_to_array(quantizer.centroids).reshape(num_parts, 1 << self._bits, width)
 
 

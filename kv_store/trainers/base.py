@@ -1,4 +1,4 @@
-"""Index training off the call threads: one task is one layer of one sequence."""
+"""Index training off the call threads: a task is some heads of one layer of one sequence."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,15 @@ from kv_store.index import FitOptions, make_index
 
 @dataclass(frozen=True, slots=True)
 class TrainTask:
-    """Offsets only. `slab_ids` are one layer's slabs that hold the tokens; the first `skip` tokens are not used."""
+    """Heads of one layer, offsets only. `slab_ids` are the layer's slabs that hold the tokens; the first `skip` tokens
+    are not used. heads: (first, end); `arrays` are of all heads."""
 
     layout: Layout
     slab_bytes: int
     slab_ids: tuple[int, ...]
     skip: int
     num_tokens: int
+    heads: tuple[int, int]
     params: IndexParams
     options: FitOptions
     arrays: tuple[ArrayRef, ...]
@@ -30,10 +33,20 @@ class TrainTask:
 
 @dataclass(frozen=True, slots=True)
 class TrainOutcome:
-    """Seconds of one CPU, and iterations made by the head that made most."""
+    """Seconds of one CPU, those of them within iterations, and iterations made by the head that made most."""
 
     seconds: float
     iterations: int
+    iterating_seconds: float = 0.0
+
+    @classmethod
+    def over(cls, parts: Sequence[TrainOutcome]) -> TrainOutcome:
+        """Of all heads, trained apart."""
+        return cls(
+            sum(part.seconds for part in parts),
+            max((part.iterations for part in parts), default=0),
+            sum(part.iterating_seconds for part in parts),
+        )
 
 
 def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
@@ -64,17 +77,18 @@ def read_keys(arena: npt.NDArray[np.uint8], task: TrainTask, head: int) -> npt.N
 
 
 def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
-    """Fit every head and write its arrays. Raises InvalidArgument when a key is not finite."""
+    """Fit the task's heads and write their arrays. Raises InvalidArgument when a key is not finite."""
     start = time.perf_counter()
     index = make_index(task.params)
     outputs = [view_array(arena, ref) for ref in task.arrays]
-    most = 0
-    for head in range(task.layout.num_kv_heads):
+    most, iterating_seconds = 0, 0.0
+    for head in range(*task.heads):
         keys = read_keys(arena, task, head)
         if not np.isfinite(keys).all():
             raise InvalidArgument(f"the keys of KV head {head} hold a NaN or an infinity")
-        arrays, iterations = index.fit_head(keys, task.options)
-        for output, array in zip(outputs, arrays, strict=True):
+        fit = index.fit_head(keys, task.options)
+        for output, array in zip(outputs, fit.arrays, strict=True):
             output[head] = array
-        most = max(most, iterations)
-    return TrainOutcome(time.perf_counter() - start, most)
+        most = max(most, fit.iterations)
+        iterating_seconds += fit.iterating_seconds
+    return TrainOutcome(time.perf_counter() - start, most, iterating_seconds)

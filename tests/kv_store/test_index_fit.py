@@ -5,7 +5,7 @@ import pytest
 
 from kv_store.client import KMeansParams, Layout, PQParams
 from kv_store.errors import InvalidArgument
-from kv_store.index import FitOptions, IterationBound, make_index
+from kv_store.index import FitCost, FitOptions, IterationBound, make_index
 
 OPTIONS = FitOptions(max_iterations=8, seed=3, max_points_per_centroid=0)
 
@@ -30,7 +30,8 @@ def cosines(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 def test_pq_codes_name_the_nearest_centroid(parts: int, bits: int, num_rows: int) -> None:
     keys = clustered(num_rows, 16, 20)
     index = make_index(PQParams(parts, bits))
-    (codebooks, codes), iterations = index.fit_head(keys, OPTIONS)
+    fit = index.fit_head(keys, OPTIONS)
+    (codebooks, codes), iterations = fit.arrays, fit.iterations
     assert iterations == 8
     assert codebooks.shape == (parts, 2**bits, 16 // parts)
     assert (codes.shape, codes.dtype) == ((num_rows, parts), np.uint8)
@@ -42,7 +43,7 @@ def test_pq_codes_name_the_nearest_centroid(parts: int, bits: int, num_rows: int
 
 def test_pq_fits_better_than_random_codebooks() -> None:
     keys = clustered(600, 16, 12)
-    (codebooks, codes), _ = make_index(PQParams(2, 5)).fit_head(keys, OPTIONS)
+    (codebooks, codes) = make_index(PQParams(2, 5)).fit_head(keys, OPTIONS).arrays
     rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
     assert ((keys - rebuilt) ** 2).mean() < 0.1 * keys.var()
 
@@ -54,16 +55,17 @@ def test_pq_fits_better_than_random_codebooks() -> None:
 def test_the_same_seed_gives_the_same_index(params: PQParams | KMeansParams) -> None:
     keys = clustered(400, 16, 15)
     index = make_index(params)
-    first, again = index.fit_head(keys, OPTIONS)[0], index.fit_head(keys.copy(), OPTIONS)[0]
+    first, again = index.fit_head(keys, OPTIONS).arrays, index.fit_head(keys.copy(), OPTIONS).arrays
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    other = index.fit_head(keys, FitOptions(8, 4, 0))[0]
+    other = index.fit_head(keys, FitOptions(8, 4, 0)).arrays
     assert not (first[0] == other[0]).all()
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
 def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
     keys = clustered(num_rows, 8, 5)
-    (codebooks, codes), iterations = make_index(PQParams(2, 4)).fit_head(keys, OPTIONS)
+    fit = make_index(PQParams(2, 4)).fit_head(keys, OPTIONS)
+    (codebooks, codes), iterations = fit.arrays, fit.iterations
     assert iterations == 0
     assert codebooks.shape == (2, 16, 4)
     rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
@@ -75,7 +77,7 @@ def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
 def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> None:
     rng = np.random.default_rng(1)
     keys = clustered(500, 16, 10) * rng.uniform(0.1, 10, (500, 1)).astype(np.float32)
-    (centroids, labels), _ = make_index(KMeansParams(10)).fit_head(keys, OPTIONS)
+    (centroids, labels) = make_index(KMeansParams(10)).fit_head(keys, OPTIONS).arrays
     assert (labels.dtype, centroids.dtype) == (np.int32, np.float32)
     similarity = cosines(keys, centroids)
     assert np.allclose(similarity[np.arange(500), labels], similarity.max(axis=1), atol=1e-5)
@@ -89,14 +91,14 @@ def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> 
 
 def test_l2_labels_are_the_nearest_centroid() -> None:
     keys = clustered(500, 16, 10)
-    (centroids, labels), _ = make_index(KMeansParams(10, "l2")).fit_head(keys, OPTIONS)
+    (centroids, labels) = make_index(KMeansParams(10, "l2")).fit_head(keys, OPTIONS).arrays
     distances = squared_distances(keys, centroids)
     assert np.allclose(distances[np.arange(500), labels], distances.min(axis=1), rtol=1e-4, atol=1e-4)
 
 
 def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
     keys = clustered(500, 16, 10)
-    (centroids, labels), _ = make_index(KMeansParams(10, "ip")).fit_head(keys, OPTIONS)
+    (centroids, labels) = make_index(KMeansParams(10, "ip")).fit_head(keys, OPTIONS).arrays
     products = keys @ centroids.T
     assert np.allclose(products[np.arange(500), labels], products.max(axis=1), rtol=1e-4, atol=1e-3)
     # By L2 or by cosine some keys would be elsewhere, and unit centroids would be shorter.
@@ -104,7 +106,7 @@ def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
     assert (cosines(keys, centroids).argmax(axis=1) != labels).any()
     assert np.linalg.norm(centroids, axis=1).max() > 2
     # Few clusters settle: each is the mean of those that are nearest to it by this metric, not by L2.
-    (centroids, labels), _ = make_index(KMeansParams(4, "ip")).fit_head(keys, FitOptions(40, 3, 0))
+    (centroids, labels) = make_index(KMeansParams(4, "ip")).fit_head(keys, FitOptions(40, 3, 0)).arrays
     means = np.stack([keys[labels == cluster].mean(axis=0) for cluster in range(4)])
     assert np.allclose(means, centroids, rtol=1e-3, atol=1e-3)
 
@@ -112,7 +114,7 @@ def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
 def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
     keys = np.array([[3, 4, 0, 1], [0, 1, 2, 0], [5, 0, 0, 0]], np.float32)
     index = make_index(PQParams(2, 2, 0, "ip"))
-    (codebooks, codes, norms), _ = index.fit_head(keys, OPTIONS)
+    (codebooks, codes, norms) = index.fit_head(keys, OPTIONS).arrays
     # As few rows as that are their own centroids, with sqrt(phi - |x|^2) behind them.
     assert norms.tolist() == [25, 4]
     assert np.allclose(codebooks[0, :3], [[3, 4, 0], [0, 1, 24**0.5], [5, 0, 0]])
@@ -127,7 +129,7 @@ def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
 def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> None:
     keys = clustered(500, 16, 20)
     index = make_index(PQParams(2, 4, 0, "ip"))
-    arrays, _ = index.fit_head(keys, OPTIONS)
+    arrays = index.fit_head(keys, OPTIONS).arrays
     specs = index.specs(Layout(1, 1, 16), 500)
     assert [spec.name for spec in specs] == ["codebooks", "codes", "max_square_norms"]
     for spec, array in zip(specs, arrays, strict=True):
@@ -149,7 +151,7 @@ def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> N
 def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     keys = clustered(6, 8, 3)
     index = make_index(KMeansParams(10, metric))
-    (centroids, labels), _ = index.fit_head(keys, OPTIONS)
+    (centroids, labels) = index.fit_head(keys, OPTIONS).arrays
     assert centroids.shape == (10, 8)
     assert np.bincount(labels, minlength=10).tolist() == [1] * 6 + [0] * 4
     assert index.select_head(keys[:1], (centroids, labels), 6).tolist() == list(range(6))
@@ -176,11 +178,37 @@ def test_parameters_out_of_range_are_refused(params: PQParams | KMeansParams) ->
 
 def test_the_bound_hides_training_under_prefill() -> None:
     bound = IterationBound(default_iterations=10, num_trainers=2)
-    assert bound.iterations("pq", 1000, 1.0) == 10
-    bound.observe("pq", 1000, 10, 1.0)  # 0.1 ms an iteration and token
-    assert bound.iterations("pq", 1000, 0.0) == 10
-    assert bound.iterations("pq", 1000, 1.0) == 20
-    assert bound.iterations("pq", 2000, 1.0) == 10
-    assert bound.iterations("pq", 1000, 1e-6) == 3
-    assert bound.iterations("pq", 1000, 1e6) == 300
-    assert bound.iterations("kmeans", 1000, 1.0) == 10
+    assert bound.iterations("pq", 1000, 500, 1.0) == 10
+    # 0.2 ms a token, and 0.1 ms an iteration and point
+    bound.observe("pq", FitCost(1000, 500, 10, seconds=0.7, iterating_seconds=0.5))
+    assert bound.iterations("pq", 1000, 500, 0.0) == 10
+    # Half of two trainers' second, less 0.2 s for the tokens: 0.8 s, at 50 ms an iteration.
+    assert bound.iterations("pq", 1000, 500, 1.0) == pytest.approx(16, abs=1)
+    assert bound.iterations("pq", 3000, 500, 1.0) == pytest.approx(8, abs=1)
+    assert bound.iterations("pq", 1000, 1000, 1.0) == pytest.approx(8, abs=1)
+    assert bound.iterations("pq", 1000, 500, 1e-6) == 3
+    assert bound.iterations("pq", 1000, 500, 1e6) == 300
+    assert bound.iterations("kmeans", 1000, 500, 1.0) == 10
+
+
+def test_a_fit_goes_over_no_more_points_than_it_may() -> None:
+    keys = clustered(3000, 8, 4)
+    index = make_index(PQParams(2, 4))
+    assert index.num_points(3000, 0) == 3000
+    assert index.num_points(3000, 100) == 1600
+    assert index.num_points(1500, 100) == 1500
+    few = index.fit_head(keys, FitOptions(8, 3, 100)).arrays
+    codebooks, codes = few
+    assert codes.shape == (3000, 2)
+    # Centroids of a part of the rows are about as near to all of them.
+    every = index.fit_head(keys, OPTIONS).arrays
+    errors = [
+        sum(
+            float(squared_distances(keys[:, 4 * part : 4 * part + 4], books[part]).min(1).sum())
+            for part in range(2)
+        )
+        for books in (codebooks, every[0])
+    ]
+    assert errors[0] == pytest.approx(errors[1], rel=0.3)
+    again = index.fit_head(keys, FitOptions(8, 3, 100)).arrays
+    assert all(np.array_equal(a, b) for a, b in zip(few, again, strict=True))

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from store_samples import LAYOUT, random_rows
 
 from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
+from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
 from kv_store.trainers.base import TrainerPool
 from kv_store.trainers.task import TrainOutcome, TrainTask
@@ -159,11 +160,13 @@ class StuckTrainers(TrainerPool):
 
     def __init__(self) -> None:
         self.futures: list[Future[TrainOutcome]] = []
+        self.heads: list[tuple[int, int]] = []
         self.asked = threading.Event()
 
     def submit(self, task: TrainTask) -> Future[TrainOutcome]:
         future: Future[TrainOutcome] = Future()
         self.futures.append(future)
+        self.heads.append(task.heads)
         self.asked.set()
         return future
 
@@ -212,6 +215,35 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         assert isinstance(begun.exception(10.0), NotInStore)
         assert client.stats().reserved_bytes == base
         assert client.stats().num_indexes == 0
+        client.close()
+
+
+def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = StuckTrainers()
+    monkeypatch.setattr("kv_store.server.make_trainers", lambda *arguments: trainers)
+    with LocalStore(256 * 4096, slab_bytes=4096) as running:
+        client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
+        client.open_sequence("a")
+        client.reserve("a", 40)
+        client.put("a", 0, 0, random_rows(LAYOUT, 40))
+        client.seal("a", 40)
+        base = client.stats().reserved_bytes
+        begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
+        assert trainers.asked.wait(5.0)
+        client.heartbeat()
+        assert trainers.heads == [(head, head + 1) for head in range(LAYOUT.num_kv_heads)]
+        first, *others = trainers.futures
+        for each in others:
+            each.set_running_or_notify_cancel()
+        first.set_exception(InvalidArgument("the keys hold a NaN"))
+        # The slabs are still being written.
+        with pytest.raises(TimeoutError):
+            begun.exception(0.1)
+        assert client.stats().reserved_bytes > base
+        for each in others:
+            each.set_result(TrainOutcome(0.1, 1))
+        assert isinstance(begun.exception(10.0), InvalidStoreRequest)
+        assert client.stats().reserved_bytes == base
         client.close()
 
 

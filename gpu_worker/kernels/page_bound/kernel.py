@@ -27,7 +27,7 @@ def page_bound(
     end: Tensor,
     num_pages: int,
 ) -> Tensor:
-    """See the reference. All on one CUDA device; views of the extremes are read where they lie if their last stride is 1."""
+    """See the reference. All on one CUDA device; views of extremes whose last stride is 1 are read in place."""
     _, num_kv_heads, _, head_dim = key_min.shape
     batch = query.shape[0]
     scores = torch.empty(batch, num_kv_heads, num_pages, dtype=torch.float32, device=query.device)
