@@ -82,6 +82,26 @@ def bars(
     _finish(path, figure, axes, y_label)
 
 
+def timeline(
+    path: Path,
+    x_label: str,
+    y_label: str,
+    spans: Sequence[tuple[int, float, float]],
+    events: Mapping[str, float],
+) -> None:
+    """A bar from begin to end in each row, of (row, begin, end), and a line at each event."""
+    figure, axes = _figure()
+    rows, begins, ends = zip(*spans, strict=True)
+    lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    axes.barh(rows, lengths, left=begins, height=0.7, label="asked for to ready")
+    for number, (name, place) in enumerate(events.items(), start=1):
+        axes.axvline(place, color=f"C{number}", label=name)
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(x_label)
+    _finish(path, figure, axes, y_label)
+
+
 def panels(path: Path, x_label: str, y_label: str, spots: Mapping[str, Sequence[Spot]]) -> None:
     """Shares in [0, 1] over a logarithmic x: a panel for each title, one legend. Writes nothing without points.
 

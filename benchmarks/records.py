@@ -148,11 +148,22 @@ class PrefillCase:
 
 
 @dataclass(frozen=True)
+class IndexSpan:
+    """From asking for a layer's index, once the layer is in the arena, until it was there: milliseconds after the
+    prompt was submitted."""
+
+    layer: int
+    asked_ms: float
+    ready_ms: float
+
+
+@dataclass(frozen=True)
 class PrefillFigures:
     """What a prompt cost: time to the first and to the second token (which waits for an index), and peak memory.
 
     own_ms: of its policy's own work on the device until the first token, compressing or indexing; None where there is
-    no policy that does any. own_share: its share of the time to the first token, prompt by prompt.
+    no policy that does any. own_share: its share of the time to the first token, prompt by prompt. indexes: that the
+    store trained for the last prompt, layer by layer; last_ms: when that prompt's first and second token came.
     """
 
     ttft_ms: Spread
@@ -161,6 +172,15 @@ class PrefillFigures:
     host_bytes: int = 0
     own_ms: Spread | None = None
     own_share: Spread | None = None
+    indexes: tuple[IndexSpan, ...] = ()
+    last_ms: tuple[float, float] | None = None
+
+    @property
+    def unhidden_ms(self) -> float | None:
+        """From the first token until the last index was there; 0 where it was there before."""
+        if not self.indexes or self.last_ms is None:
+            return None
+        return max(0.0, max(span.ready_ms for span in self.indexes) - self.last_ms[0])
 
     def __str__(self) -> str:
         return f"{self.ttft_ms.median:.1f} ms to the first token"
@@ -175,6 +195,8 @@ class PrefillFigures:
             max(one.host_bytes for one in rounds),
             _over_known(one.own_ms for one in rounds),
             _over_known(one.own_share for one in rounds),
+            rounds[-1].indexes,
+            rounds[-1].last_ms,
         )
 
 

@@ -78,6 +78,25 @@ SHAPES = {
     shape.name: shape
     for shape in (
         ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 500000.0, rope_factor=8.0),
+        # the same, and a smaller one whose cache of a million tokens fits most hosts, with positions for a million: the
+        # models' own end at 131072
+        ModelShape(
+            "llama-3.1-8b-1m", 32, 4096, 32, 8, 128, 14336, 128256, 1 << 20, 500000.0, rope_factor=8.0
+        ),
+        ModelShape(
+            "llama-3.2-1b-1m",
+            16,
+            2048,
+            32,
+            8,
+            64,
+            8192,
+            128256,
+            1 << 20,
+            500000.0,
+            rope_factor=32.0,
+            tie_word_embeddings=True,
+        ),
         # the bundled model's
         ModelShape("nano", 8, 384, 6, 2, 64, 1024, 8192, 32768, 1e6, tie_word_embeddings=True),
         # for tests

@@ -59,7 +59,9 @@ def number(value: float | None, digits: int) -> str:
 
 
 def tokens(count: int) -> str:
-    """131072 as 128K."""
+    """131072 as 128K, 1048576 as 1M."""
+    if count and count % (1 << 20) == 0:
+        return f"{count >> 20}M"
     return f"{count // 1024}K" if count >= 1024 and count % 1024 == 0 else str(count)
 
 

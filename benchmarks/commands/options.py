@@ -29,6 +29,8 @@ class Workload:
 
 DEFAULT_WORKLOADS = {
     "llama-3.1-8b": "32Kx1 32Kx8 32Kx24 128Kx1 128Kx6",
+    "llama-3.1-8b-1m": "512Kx1",
+    "llama-3.2-1b-1m": "1Mx1",
     "nano": "4Kx1 4Kx8",
     "tiny": "64x1 64x2",
 }
@@ -48,8 +50,9 @@ def workloads_of(options: argparse.Namespace) -> list[Workload]:
 
 
 def num_tokens(text: str) -> int:
-    """A number of tokens from 1 up: 131072 or 128K."""
-    digits, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    """A number of tokens from 1 up: 131072, 128K or 1M."""
+    factor = {"k": 1 << 10, "m": 1 << 20}.get(text[-1:].lower(), 1)
+    digits = text if factor == 1 else text[:-1]
     if not digits.isdigit() or int(digits) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, such as 131072 or 128K")
     return int(digits) * factor

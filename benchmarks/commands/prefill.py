@@ -27,7 +27,13 @@ from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
 from benchmarks.tables import Column
 
-DEFAULT_CONTEXTS = {"llama-3.1-8b": [8192, 32768, 131072], "nano": [1024, 4096], "tiny": [64, 128]}
+DEFAULT_CONTEXTS = {
+    "llama-3.1-8b": [8192, 32768, 131072],
+    "llama-3.1-8b-1m": [1 << 19],
+    "llama-3.2-1b-1m": [1 << 20],
+    "nano": [1024, 4096],
+    "tiny": [64, 128],
+}
 # where indexes are trained on the device, before the first token
 TRAINING = "carrel index on gpu"
 TRAINED = ("clusterkv", "pqcache")
@@ -60,6 +66,7 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
     Column("% of first", lambda row: _percent(row.figures.own_share) if row.figures else "-"),
     Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
     Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),
+    Column("unhidden, ms", lambda row: tables.number(row.figures.unhidden_ms if row.figures else None, 1)),
     Column("tokens/s", lambda row: tables.number(_rate(row), 0)),
     Column("GPU, GiB", lambda row: tables.gib(row.figures.device_bytes) if row.figures else "-"),
     Column("host, GiB", lambda row: tables.gib(row.figures.host_bytes) if row.figures else "-"),
@@ -189,6 +196,12 @@ def draw(rows: Sequence[PrefillRow], folder: Path) -> None:
                 own.setdefault(name, []).append((row.case.context, 100 * share.median))
     plots.lines(folder / "prefill_ttft.png", "context, tokens", "ms to the first token", first)
     plots.lines(folder / "prefill_memory.png", "context, tokens", "GPU memory, GiB", memory)
+    for row in rows:
+        if row.figures is not None and row.figures.indexes and row.figures.last_ms:
+            spans = [(span.layer, span.asked_ms, span.ready_ms) for span in row.figures.indexes]
+            events = dict(zip(("first token", "second token"), row.figures.last_ms, strict=True))
+            name = f"prefill_timeline_{row.case.policy}_{tables.tokens(row.case.context)}.png"
+            plots.timeline(folder / name, "ms after the prompt came", "layer", spans, events)
     plots.lines(folder / "prefill_own.png", "context, tokens", "own work, % of the first token's time", own)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from benchmarks.device import limited, peak_bytes
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import PrefillCase, PrefillFigures, Spread
+from benchmarks.records import IndexSpan, PrefillCase, PrefillFigures, Spread
 from benchmarks.rivals.bare_engine import (
     PREFILL_CHUNK,
     budget_of,
@@ -23,9 +22,9 @@ from benchmarks.rivals.bare_engine import (
 from benchmarks.rivals.decode_base import PrefillRival
 from benchmarks.rivals.engine_slots import House
 from benchmarks.rivals.own_work import WorkClock, timed
+from benchmarks.rivals.timeline import Timeline
 from benchmarks.shapes import ModelShape
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.records import ErrorEvent, Event, TokenEvent
 from gpu_worker.policies import Family, registry
 
@@ -44,11 +43,21 @@ def prefill_training_on_gpu(shape: ModelShape, device: torch.device) -> PrefillR
 
 @dataclass
 class _Times:
-    """Milliseconds of each prompt: to its first and to its second token, and its policy's own work until the first."""
+    """Milliseconds of each prompt: to its first and to its second token, and its policy's own work until the first;
+    and the indexes of the last."""
 
     first: list[float] = field(default_factory=list)
     second: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
+    indexes: tuple[IndexSpan, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """What goes on within a prompt."""
+
+    clock: WorkClock
+    timeline: Timeline
 
 
 class CarrelPrefill(PrefillRival):
@@ -71,18 +80,19 @@ class CarrelPrefill(PrefillRival):
         policy = policies[case.policy]
         capacity = case.context + 16
         house = House(self._model, policy, budget_of(case), 1, case.context, capacity, PREFILL_CHUNK)
-        times = _Times()
+        times, timeline = _Times(), Timeline()
         with running_engine(
             house,
             policies,
-            Prefill,
+            timeline.make_prefill,
             limit=case.gpu_memory_limit,
             trains_indexes=self._trains_indexes,
             num_trainers=max(1, (os.cpu_count() or 2) - 2),
         ) as engine:
-            self._answer(engine, _warm_up(case), 0, clock.take_ms, _Times())
+            watch = _Watch(clock, timeline)
+            self._answer(engine, _warm_up(case), 0, watch, _Times())
             for number in range(1, case.repeats + 1):
-                self._answer(engine, case, number, clock.take_ms, times)
+                self._answer(engine, case, number, watch, times)
             has_own = policy.family is not Family.DENSE
             shares = [own / first for own, first in zip(times.own, times.first, strict=True)]
             return PrefillFigures(
@@ -91,11 +101,11 @@ class CarrelPrefill(PrefillRival):
                 peak_bytes(self._device),
                 own_ms=Spread.of(times.own) if has_own else None,
                 own_share=Spread.of(shares) if has_own else None,
+                indexes=times.indexes,
+                last_ms=(times.first[-1], times.second[-1]),
             )
 
-    def _answer(
-        self, engine: Engine, case: PrefillCase, number: int, take_ms: Callable[[], float], times: _Times
-    ) -> None:
+    def _answer(self, engine: Engine, case: PrefillCase, number: int, watch: _Watch, times: _Times) -> None:
         """One prompt. Raises NotMeasurable when the engine refuses it."""
         rng = random.Random(number)
         prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(case.context))
@@ -107,7 +117,7 @@ class CarrelPrefill(PrefillRival):
                 at.append(time.perf_counter())
                 if len(at) == 1:
                     # The first token is known, so that all before it is done: this waits for nothing.
-                    times.own.append(take_ms())
+                    times.own.append(watch.clock.take_ms())
             elif isinstance(event, ErrorEvent):
                 failures.append(event.error)
 
@@ -119,6 +129,7 @@ class CarrelPrefill(PrefillRival):
             raise NotMeasurable(str(failures[0]))
         times.first.append(1e3 * (at[0] - begun))
         times.second.append(1e3 * (at[1] - begun))
+        times.indexes = watch.timeline.take(begun)
 
 
 def _warm_up(case: PrefillCase) -> PrefillCase:

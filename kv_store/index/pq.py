@@ -16,6 +16,8 @@ from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
+# Rows coded at a time: what is made of them stays in a core's cache.
+_ENCODED = 4096
 
 
 class PQIndex(Index):
@@ -108,7 +110,9 @@ def _encode(parts: Keys, codebooks: Keys) -> npt.NDArray[np.uint8]:
     """Nearest centroid of each part: parts [m, N, w], codebooks [m, 2**b, w]; uint8 [N, m]."""
     codes = np.empty((parts.shape[1], parts.shape[0]), np.uint8)
     for part in range(parts.shape[0]):
-        # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
-        _, nearest = faiss.knn(np.ascontiguousarray(parts[part]), codebooks[part], 1)
-        codes[:, part] = nearest[:, 0]
+        for begin in range(0, parts.shape[1], _ENCODED):
+            # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
+            rows = np.ascontiguousarray(parts[part, begin : begin + _ENCODED])
+            _, nearest = faiss.knn(rows, codebooks[part], 1)
+            codes[begin : begin + _ENCODED, part] = nearest[:, 0]
     return codes

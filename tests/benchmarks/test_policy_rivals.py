@@ -69,6 +69,24 @@ def test_every_policy_is_prefilled_and_its_work_is_a_part_of_it(name: str, train
     assert 0 < figures.own_share.low <= figures.own_share.high < 1
 
 
+def test_the_last_prompts_indexes_are_told_layer_by_layer() -> None:
+    figures = PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="pqcache"))
+    assert [span.layer for span in figures.indexes] == list(range(TINY.num_layers))
+    assert figures.last_ms is not None
+    assert figures.unhidden_ms is not None
+    first, second = figures.last_ms
+    assert all(0 < span.asked_ms < span.ready_ms < second for span in figures.indexes)
+    assert figures.indexes[-1].asked_ms < first
+    assert figures.unhidden_ms == max(0.0, max(span.ready_ms for span in figures.indexes) - first)
+    # A dense prompt has none.
+    dense = (
+        PREFILL.rivals["carrel"]
+        .load()(TINY, CPU)
+        .measure(replace(PREFILLED, policy="full", budget_tokens=None))
+    )
+    assert (dense.indexes, dense.unhidden_ms) == ((), None)
+
+
 def test_dense_attention_has_no_work_of_its_own(training: Any) -> None:
     figures = training.measure(replace(PREFILLED, policy="full", budget_tokens=None))
     assert figures.own_ms is None

@@ -1,0 +1,90 @@
+"""When a prompt's indexes were asked for and when they were there, beside its first and second token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.records import IndexSpan
+from gpu_worker.engine.caches import Cache
+from gpu_worker.engine.offload import Offloader, TrainedLayer
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.sequence import Sequence
+from gpu_worker.models import Decoder
+
+
+@dataclass(slots=True)
+class _Asked:
+    layer: int
+    asked: float
+    ready: float | None = None
+
+
+class Timeline:
+    """Notes the indexes of one prompt at a time, as a worker learns of them: `make_prefill` of an engine."""
+
+    def __init__(self) -> None:
+        self._asked: list[_Asked] = []
+        # Answers come in threads of their own.
+        self._lock = threading.Lock()
+
+    def make_prefill(
+        self,
+        sequence: Sequence,
+        decoder: Decoder,
+        caches: list[Cache],
+        offloader: Offloader,
+        chunk_size: int,
+        row_dtype: torch.dtype,
+        device: torch.device,
+    ) -> Prefill:
+        return WatchedPrefill(self, sequence, decoder, caches, offloader, chunk_size, row_dtype, device)
+
+    def note(self, trained: TrainedLayer) -> None:
+        """An index was asked for now."""
+        asked = _Asked(trained.layer, time.perf_counter())
+        with self._lock:
+            self._asked.append(asked)
+        trained.future.add_done_callback(lambda _: self._finish(asked))
+
+    def take(self, begun: float) -> tuple[IndexSpan, ...]:
+        """Those that were answered since it was last asked, in milliseconds after `begun`, and forget all."""
+        with self._lock:
+            asked, self._asked = self._asked, []
+            return tuple(
+                IndexSpan(one.layer, 1e3 * (one.asked - begun), 1e3 * (one.ready - begun))
+                for one in asked
+                if one.ready is not None
+            )
+
+    def _finish(self, asked: _Asked) -> None:
+        with self._lock:
+            asked.ready = time.perf_counter()
+
+
+class WatchedPrefill(Prefill):
+    """Tells a timeline of every index that was asked for in a quantum."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        sequence: Sequence,
+        decoder: Decoder,
+        caches: list[Cache],
+        offloader: Offloader,
+        chunk_size: int,
+        row_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(sequence, decoder, caches, offloader, chunk_size, row_dtype, device)
+        self._timeline = timeline
+        self._num_told = 0
+
+    def advance(self) -> None:
+        super().advance()
+        for trained in self.trained[self._num_told :]:
+            self._timeline.note(trained)
+        self._num_told = len(self.trained)
