@@ -150,11 +150,13 @@ class PrefillCase:
 @dataclass(frozen=True)
 class IndexSpan:
     """From asking for a layer's index, once the layer is in the arena, until it was there: milliseconds after the
-    prompt was submitted."""
+    prompt was submitted. core_ms: that the store's cores were at it, together."""
 
     layer: int
     asked_ms: float
     ready_ms: float
+    core_ms: float
+    iterations: int
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,16 @@ from gpu_worker.models import Decoder
 
 @dataclass(slots=True)
 class _Asked:
-    layer: int
+    trained: TrainedLayer
     asked: float
     ready: float | None = None
+
+    def span(self, begun: float) -> IndexSpan:
+        segment = self.trained.future.result(0)
+        assert self.ready is not None
+        asked_ms, ready_ms = (1e3 * (when - begun) for when in (self.asked, self.ready))
+        core_ms = 1e3 * segment.training_seconds
+        return IndexSpan(self.trained.layer, asked_ms, ready_ms, core_ms, segment.iterations)
 
 
 class Timeline:
@@ -45,7 +52,7 @@ class Timeline:
 
     def note(self, trained: TrainedLayer) -> None:
         """An index was asked for now."""
-        asked = _Asked(trained.layer, time.perf_counter())
+        asked = _Asked(trained, time.perf_counter())
         with self._lock:
             self._asked.append(asked)
         trained.future.add_done_callback(lambda _: self._finish(asked))
@@ -54,11 +61,7 @@ class Timeline:
         """Those that were answered since it was last asked, in milliseconds after `begun`, and forget all."""
         with self._lock:
             asked, self._asked = self._asked, []
-            return tuple(
-                IndexSpan(one.layer, 1e3 * (one.asked - begun), 1e3 * (one.ready - begun))
-                for one in asked
-                if one.ready is not None
-            )
+            return tuple(one.span(begun) for one in asked if one.ready is not None)
 
     def _finish(self, asked: _Asked) -> None:
         with self._lock:

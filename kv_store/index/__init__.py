@@ -5,10 +5,21 @@ from __future__ import annotations
 from kv_store.client.records import IndexParams, KMeansParams, PQParams
 from kv_store.index.base import ArraySpec, FitOptions, Index
 from kv_store.index.bound import FitCost, IterationBound
+from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource
 from kv_store.index.kmeans import KMeansIndex
 from kv_store.index.pq import PQIndex
 
-__all__ = ["ArraySpec", "FitCost", "FitOptions", "Index", "IterationBound", "make_index"]
+__all__ = [
+    "ArenaKeys",
+    "ArrayKeys",
+    "ArraySpec",
+    "FitCost",
+    "FitOptions",
+    "Index",
+    "IterationBound",
+    "KeySource",
+    "make_index",
+]
 
 
 def make_index(params: IndexParams) -> Index:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
+from kv_store.index.keys import Keys, KeySource
 
 Array = npt.NDArray[Any]
-Keys = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,9 @@ class Index(ABC):
         """How many of so many rows an iteration goes over."""
 
     @abstractmethod
-    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
-        """Fit one head's keys float32 [N, d]. The same keys, options and seed give the same arrays."""
+    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+        """Fit one head's keys. The same keys, options and seed give the same arrays. Raises InvalidArgument for a key
+        that is not finite."""
 
     @abstractmethod
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from kv_store.client.layout import Layout
 from kv_store.client.records import KMEANS_METRICS, KMeansParams
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, Keys
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.keys import Keys, KeySource
 from kv_store.topk import cluster_rows
 
 _MAX_CLUSTERS = 1 << 20
@@ -50,7 +51,10 @@ class KMeansIndex(Index):
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         return min(num_rows, max_points_per_centroid * self._num_clusters or num_rows)
 
-    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
+    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+        return self._fit(keys.all(), options)
+
+    def _fit(self, keys: Keys, options: FitOptions) -> Fit:
         num_rows = keys.shape[0]
         if num_rows <= self._num_clusters:
             filled = np.minimum(np.arange(self._num_clusters), num_rows - 1)

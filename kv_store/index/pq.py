@@ -11,19 +11,18 @@ import numpy.typing as npt
 from kv_store.client.layout import Layout
 from kv_store.client.records import PQ_METRICS, PQParams
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, Keys
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.keys import Keys, KeySource
 from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
-# Rows coded at a time: what is made of them stays in a core's cache.
-_ENCODED = 4096
 
 
 class PQIndex(Index):
     """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m].
 
-    By inner product keys are fitted and coded with a coordinate more in each part (`_augmented`, PQ-A4): centroids have
+    By inner product keys are fitted and coded with a coordinate more in each part (`_parts_of`, PQ-A4): centroids have
     it too, their last one, and what it was made with is a third array, max_square_norms float32 [H, m].
     """
 
@@ -54,23 +53,24 @@ class PQIndex(Index):
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         return min(num_rows, (max_points_per_centroid << self._bits) or num_rows)
 
-    def fit_head(self, keys: Keys, options: FitOptions) -> Fit:
-        num_rows, head_dim = keys.shape
-        num_centroids = 1 << self._bits
-        parts = keys.reshape(num_rows, self._parts, head_dim // self._parts).transpose(1, 0, 2)
-        extra: tuple[Array, ...] = ()
-        if self._is_ip:
-            parts, max_square_norms = _augmented(parts)
-            extra = (max_square_norms,)
+    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+        max_square_norms = self._max_square_norms(keys) if self._is_ip else None
+        num_rows, num_centroids = keys.num_rows, 1 << self._bits
         if num_rows <= num_centroids:
             # Too few rows to fit: each row is its own centroid, the last one fills the rest.
             filled = np.minimum(np.arange(num_centroids), num_rows - 1)
-            codebooks, iterations, seconds = np.ascontiguousarray(parts[:, filled]), 0, 0.0
+            codebooks = np.ascontiguousarray(self._parts_of(keys.all(), max_square_norms)[:, filled])
+            iterations, seconds = 0, 0.0
         else:
+            drawn = self._sample(keys, options)
             begun = time.perf_counter()
-            codebooks, iterations = self._train(parts, options), options.max_iterations
-            seconds = time.perf_counter() - begun
-        return Fit((codebooks, _encode(parts, codebooks), *extra), iterations, seconds)
+            codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
+            iterations, seconds = options.max_iterations, time.perf_counter() - begun
+        codes = np.empty((num_rows, self._parts), np.uint8)
+        for begin, rows in keys.spans():
+            codes[begin : begin + len(rows)] = _encode(self._parts_of(rows, max_square_norms), codebooks)
+        extra = () if max_square_norms is None else (max_square_norms,)
+        return Fit((codebooks, codes, *extra), iterations, seconds)
 
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
         codebooks, codes = arrays[:2]
@@ -79,13 +79,15 @@ class PQIndex(Index):
             pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes), k
         )
 
+    def _sample(self, keys: KeySource, options: FitOptions) -> Keys:
+        num_points = self.num_points(keys.num_rows, options.max_points_per_centroid)
+        if num_points == keys.num_rows:
+            return keys.all()
+        drawn = np.random.default_rng(options.seed).choice(keys.num_rows, num_points, replace=False)
+        return keys.rows(np.sort(drawn))
+
     def _train(self, parts: Keys, options: FitOptions) -> Keys:
-        num_parts, num_rows, width = parts.shape
-        num_points = self.num_points(num_rows, options.max_points_per_centroid)
-        if num_points < num_rows:
-            # FAISS would draw them from a copy of all rows.
-            drawn = np.random.default_rng(options.seed).choice(num_rows, num_points, replace=False)
-            parts = parts[:, np.sort(drawn)]
+        num_parts, num_points, width = parts.shape
         quantizer = faiss.ProductQuantizer(num_parts * width, num_parts, self._bits)
         quantizer.cp.niter = options.max_iterations
         quantizer.cp.seed = options.seed & _SEED_MASK
@@ -94,25 +96,34 @@ class PQIndex(Index):
         quantizer.train(np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_points, num_parts * width))
         return faiss.vector_to_array(quantizer.centroids).reshape(num_parts, 1 << self._bits, width)
 
+    def _parts_of(self, rows: Keys, max_square_norms: Keys | None) -> Keys:
+        """Rows [n, d] as parts [m, n, w]; by inner product with sqrt(phi - |x|^2) as a last coordinate.
 
-def _augmented(parts: Keys) -> tuple[Keys, Keys]:
-    """Parts [m, N, w] with sqrt(phi - |x|^2) as a last coordinate, and phi, the largest |x|^2 of each part: [m].
+        All rows of a part then are of one length: the nearest to a query is that of the largest product with it.
+        """
+        parts = self._split(rows)
+        if max_square_norms is None:
+            return parts
+        height = np.sqrt(np.maximum(max_square_norms[:, None] - _squares(parts), 0.0))
+        return np.concatenate([parts, height[..., None]], axis=2)
 
-    All rows of a part then are of one length, so that the nearest to a query is that of the largest product with it.
-    """
-    squares = np.einsum("mnw,mnw->mn", parts, parts)
-    max_square_norms = squares.max(axis=1)
-    height = np.sqrt(max_square_norms[:, None] - squares)
-    return np.concatenate([parts, height[..., None]], axis=2), max_square_norms
+    def _split(self, rows: Keys) -> Keys:
+        return rows.reshape(len(rows), self._parts, -1).transpose(1, 0, 2)
+
+    def _max_square_norms(self, keys: KeySource) -> Keys:
+        """phi, the largest |x|^2 of each part: float32 [m]."""
+        return np.max([_squares(self._split(rows)).max(axis=1) for _, rows in keys.spans()], axis=0)
+
+
+def _squares(parts: Keys) -> Keys:
+    return np.einsum("mnw,mnw->mn", parts, parts)
 
 
 def _encode(parts: Keys, codebooks: Keys) -> npt.NDArray[np.uint8]:
-    """Nearest centroid of each part: parts [m, N, w], codebooks [m, 2**b, w]; uint8 [N, m]."""
+    """Nearest centroid of each part: parts [m, n, w], codebooks [m, 2**b, w]; uint8 [n, m]."""
     codes = np.empty((parts.shape[1], parts.shape[0]), np.uint8)
     for part in range(parts.shape[0]):
-        for begin in range(0, parts.shape[1], _ENCODED):
-            # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
-            rows = np.ascontiguousarray(parts[part, begin : begin + _ENCODED])
-            _, nearest = faiss.knn(rows, codebooks[part], 1)
-            codes[begin : begin + _ENCODED, part] = nearest[:, 0]
+        # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
+        _, nearest = faiss.knn(np.ascontiguousarray(parts[part]), codebooks[part], 1)
+        codes[:, part] = nearest[:, 0]
     return codes

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument
-from kv_store.index import FitOptions, make_index
+from kv_store.index import ArenaKeys, FitOptions, make_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +60,16 @@ def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
     return arena[ref.offset : ref.offset + ref.num_bytes].view(dtype).reshape(ref.shape)
 
 
-def read_keys(arena: npt.NDArray[np.uint8], task: TrainTask, head: int) -> npt.NDArray[np.float32]:
-    """One head's keys as float32 [num_tokens, head_dim]."""
-    rows = SlabGeometry(task.layout, task.slab_bytes).rows(arena)
-    slab_ids = np.array(task.slab_ids, np.int64)
-    key_bytes = task.layout.row_bytes // 2
-    raw = rows[slab_ids, head, :, :key_bytes].reshape(-1, key_bytes)[task.skip : task.skip + task.num_tokens]
-    match task.layout.row_type:
-        case "fp32":
-            return np.ascontiguousarray(raw).view(np.float32)
-        case "fp16":
-            return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
-        case _:
-            # bf16 is the upper half of a float32.
-            return (np.ascontiguousarray(raw).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
 def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
     """Fit the task's heads and write their arrays. Raises InvalidArgument when a key is not finite."""
     start = time.perf_counter()
     index = make_index(task.params)
+    slabs = SlabGeometry(task.layout, task.slab_bytes).rows(arena)
+    slab_ids = np.array(task.slab_ids, np.int64)
     outputs = [view_array(arena, ref) for ref in task.arrays]
     most, iterating_seconds = 0, 0.0
     for head in range(*task.heads):
-        keys = read_keys(arena, task, head)
-        if not np.isfinite(keys).all():
-            raise InvalidArgument(f"the keys of KV head {head} hold a NaN or an infinity")
+        keys = ArenaKeys(slabs, task.layout, slab_ids, head, task.skip, task.num_tokens)
         fit = index.fit_head(keys, task.options)
         for output, array in zip(outputs, fit.arrays, strict=True):
             output[head] = array

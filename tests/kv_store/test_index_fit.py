@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from kv_store.client import KMeansParams, Layout, PQParams
+from kv_store.client.layout import SlabGeometry
 from kv_store.errors import InvalidArgument
-from kv_store.index import FitCost, FitOptions, IterationBound, make_index
+from kv_store.index import ArenaKeys, ArrayKeys, FitCost, FitOptions, IterationBound, make_index
+from kv_store.index import keys as keys_module
 
 OPTIONS = FitOptions(max_iterations=8, seed=3, max_points_per_centroid=0)
 
@@ -30,7 +32,7 @@ def cosines(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 def test_pq_codes_name_the_nearest_centroid(parts: int, bits: int, num_rows: int) -> None:
     keys = clustered(num_rows, 16, 20)
     index = make_index(PQParams(parts, bits))
-    fit = index.fit_head(keys, OPTIONS)
+    fit = index.fit_head(ArrayKeys(keys), OPTIONS)
     (codebooks, codes), iterations = fit.arrays, fit.iterations
     assert iterations == 8
     assert codebooks.shape == (parts, 2**bits, 16 // parts)
@@ -43,7 +45,7 @@ def test_pq_codes_name_the_nearest_centroid(parts: int, bits: int, num_rows: int
 
 def test_pq_fits_better_than_random_codebooks() -> None:
     keys = clustered(600, 16, 12)
-    (codebooks, codes) = make_index(PQParams(2, 5)).fit_head(keys, OPTIONS).arrays
+    (codebooks, codes) = make_index(PQParams(2, 5)).fit_head(ArrayKeys(keys), OPTIONS).arrays
     rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
     assert ((keys - rebuilt) ** 2).mean() < 0.1 * keys.var()
 
@@ -55,16 +57,19 @@ def test_pq_fits_better_than_random_codebooks() -> None:
 def test_the_same_seed_gives_the_same_index(params: PQParams | KMeansParams) -> None:
     keys = clustered(400, 16, 15)
     index = make_index(params)
-    first, again = index.fit_head(keys, OPTIONS).arrays, index.fit_head(keys.copy(), OPTIONS).arrays
+    first, again = (
+        index.fit_head(ArrayKeys(keys), OPTIONS).arrays,
+        index.fit_head(ArrayKeys(keys.copy()), OPTIONS).arrays,
+    )
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    other = index.fit_head(keys, FitOptions(8, 4, 0)).arrays
+    other = index.fit_head(ArrayKeys(keys), FitOptions(8, 4, 0)).arrays
     assert not (first[0] == other[0]).all()
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
 def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
     keys = clustered(num_rows, 8, 5)
-    fit = make_index(PQParams(2, 4)).fit_head(keys, OPTIONS)
+    fit = make_index(PQParams(2, 4)).fit_head(ArrayKeys(keys), OPTIONS)
     (codebooks, codes), iterations = fit.arrays, fit.iterations
     assert iterations == 0
     assert codebooks.shape == (2, 16, 4)
@@ -77,7 +82,7 @@ def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
 def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> None:
     rng = np.random.default_rng(1)
     keys = clustered(500, 16, 10) * rng.uniform(0.1, 10, (500, 1)).astype(np.float32)
-    (centroids, labels) = make_index(KMeansParams(10)).fit_head(keys, OPTIONS).arrays
+    (centroids, labels) = make_index(KMeansParams(10)).fit_head(ArrayKeys(keys), OPTIONS).arrays
     assert (labels.dtype, centroids.dtype) == (np.int32, np.float32)
     similarity = cosines(keys, centroids)
     assert np.allclose(similarity[np.arange(500), labels], similarity.max(axis=1), atol=1e-5)
@@ -91,14 +96,14 @@ def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> 
 
 def test_l2_labels_are_the_nearest_centroid() -> None:
     keys = clustered(500, 16, 10)
-    (centroids, labels) = make_index(KMeansParams(10, "l2")).fit_head(keys, OPTIONS).arrays
+    (centroids, labels) = make_index(KMeansParams(10, "l2")).fit_head(ArrayKeys(keys), OPTIONS).arrays
     distances = squared_distances(keys, centroids)
     assert np.allclose(distances[np.arange(500), labels], distances.min(axis=1), rtol=1e-4, atol=1e-4)
 
 
 def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
     keys = clustered(500, 16, 10)
-    (centroids, labels) = make_index(KMeansParams(10, "ip")).fit_head(keys, OPTIONS).arrays
+    (centroids, labels) = make_index(KMeansParams(10, "ip")).fit_head(ArrayKeys(keys), OPTIONS).arrays
     products = keys @ centroids.T
     assert np.allclose(products[np.arange(500), labels], products.max(axis=1), rtol=1e-4, atol=1e-3)
     # By L2 or by cosine some keys would be elsewhere, and unit centroids would be shorter.
@@ -106,7 +111,9 @@ def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
     assert (cosines(keys, centroids).argmax(axis=1) != labels).any()
     assert np.linalg.norm(centroids, axis=1).max() > 2
     # Few clusters settle: each is the mean of those that are nearest to it by this metric, not by L2.
-    (centroids, labels) = make_index(KMeansParams(4, "ip")).fit_head(keys, FitOptions(40, 3, 0)).arrays
+    (centroids, labels) = (
+        make_index(KMeansParams(4, "ip")).fit_head(ArrayKeys(keys), FitOptions(40, 3, 0)).arrays
+    )
     means = np.stack([keys[labels == cluster].mean(axis=0) for cluster in range(4)])
     assert np.allclose(means, centroids, rtol=1e-3, atol=1e-3)
 
@@ -114,7 +121,7 @@ def test_inner_product_labels_are_of_the_largest_product_with_a_mean() -> None:
 def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
     keys = np.array([[3, 4, 0, 1], [0, 1, 2, 0], [5, 0, 0, 0]], np.float32)
     index = make_index(PQParams(2, 2, 0, "ip"))
-    (codebooks, codes, norms) = index.fit_head(keys, OPTIONS).arrays
+    (codebooks, codes, norms) = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
     # As few rows as that are their own centroids, with sqrt(phi - |x|^2) behind them.
     assert norms.tolist() == [25, 4]
     assert np.allclose(codebooks[0, :3], [[3, 4, 0], [0, 1, 24**0.5], [5, 0, 0]])
@@ -129,7 +136,7 @@ def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
 def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> None:
     keys = clustered(500, 16, 20)
     index = make_index(PQParams(2, 4, 0, "ip"))
-    arrays = index.fit_head(keys, OPTIONS).arrays
+    arrays = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
     specs = index.specs(Layout(1, 1, 16), 500)
     assert [spec.name for spec in specs] == ["codebooks", "codes", "max_square_norms"]
     for spec, array in zip(specs, arrays, strict=True):
@@ -151,7 +158,7 @@ def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> N
 def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     keys = clustered(6, 8, 3)
     index = make_index(KMeansParams(10, metric))
-    (centroids, labels) = index.fit_head(keys, OPTIONS).arrays
+    (centroids, labels) = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
     assert centroids.shape == (10, 8)
     assert np.bincount(labels, minlength=10).tolist() == [1] * 6 + [0] * 4
     assert index.select_head(keys[:1], (centroids, labels), 6).tolist() == list(range(6))
@@ -197,11 +204,11 @@ def test_a_fit_goes_over_no_more_points_than_it_may() -> None:
     assert index.num_points(3000, 0) == 3000
     assert index.num_points(3000, 100) == 1600
     assert index.num_points(1500, 100) == 1500
-    few = index.fit_head(keys, FitOptions(8, 3, 100)).arrays
+    few = index.fit_head(ArrayKeys(keys), FitOptions(8, 3, 100)).arrays
     codebooks, codes = few
     assert codes.shape == (3000, 2)
     # Centroids of a part of the rows are about as near to all of them.
-    every = index.fit_head(keys, OPTIONS).arrays
+    every = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
     errors = [
         sum(
             float(squared_distances(keys[:, 4 * part : 4 * part + 4], books[part]).min(1).sum())
@@ -210,5 +217,50 @@ def test_a_fit_goes_over_no_more_points_than_it_may() -> None:
         for books in (codebooks, every[0])
     ]
     assert errors[0] == pytest.approx(errors[1], rel=0.3)
-    again = index.fit_head(keys, FitOptions(8, 3, 100)).arrays
+    again = index.fit_head(ArrayKeys(keys), FitOptions(8, 3, 100)).arrays
     assert all(np.array_equal(a, b) for a, b in zip(few, again, strict=True))
+
+
+@pytest.mark.parametrize("row_type", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("skip", [0, 3])
+def test_keys_in_slabs_are_read_in_order(row_type: str, skip: int) -> None:
+    rng = np.random.default_rng(0)
+    layout = Layout(1, 2, 8, row_type)
+    geometry = SlabGeometry(layout, 16 * layout.token_bytes)
+    keys = rng.integers(-4, 5, (41, 8)).astype(np.float32)
+    arena = np.frombuffer(rng.bytes(8 * geometry.slab_bytes), np.uint8).copy()
+    slab_ids = np.array([5, 2, 7], np.int64)
+    slabs = geometry.rows(arena)
+    for number, key in enumerate(keys):
+        slab, place = divmod(number + skip, geometry.tokens_per_slab)
+        if row_type == "bf16":
+            raw = (key.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            raw = key.astype(np.float16 if row_type == "fp16" else np.float32)
+        slabs[slab_ids[slab], 1, place, : layout.row_bytes // 2] = raw.view(np.uint8)
+    source = ArenaKeys(slabs, layout, slab_ids, 1, skip, 41)
+    assert (source.num_rows, source.head_dim) == (41, 8)
+    assert (source.all() == keys).all()
+    for begin, end in [(0, 1), (12, 14), (15, 33), (40, 41)]:
+        assert (source.span(begin, end) == keys[begin:end]).all()
+    numbers = np.array([40, 0, 13, 14])
+    assert (source.rows(numbers) == keys[numbers]).all()
+
+
+def test_a_long_head_is_fitted_some_rows_at_a_time() -> None:
+    """As it would be at once, to the bit."""
+    keys = clustered(2 * keys_module.SPAN_ROWS + 77, 8, 30)
+    for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip")):
+        fit = make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys_module, "SPAN_ROWS", 1 << 20)
+            whole = make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
+        assert all(np.array_equal(a, b) for a, b in zip(fit.arrays, whole.arrays, strict=True))
+
+
+def test_keys_that_are_not_finite_are_refused() -> None:
+    keys = clustered(600, 8, 5)
+    keys[599, 3] = np.inf
+    for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5)):
+        with pytest.raises(InvalidArgument, match="infinity"):
+            make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))

@@ -43,7 +43,7 @@ def pq_error(keys: Tensor, codebooks: Tensor, codes: Tensor) -> float:
 
 def test_pq_codes_are_nearest_and_the_error_is_faiss_like(device: torch.device) -> None:
     pytest.importorskip("faiss")
-    from kv_store.index.base import FitOptions
+    from kv_store.index import ArrayKeys, FitOptions
     from kv_store.index.pq import PQIndex
 
     keys, params = clustered_keys(3000, 32, 40, device), PQParams(2, 5, 12)
@@ -56,7 +56,9 @@ def test_pq_codes_are_nearest_and_the_error_is_faiss_like(device: torch.device) 
             distances = torch.cdist(keys[head, :, 16 * part : 16 * part + 16], codebooks[head, part])
             chosen = distances.gather(1, codes[head, :, part].long()[:, None])[:, 0]
             torch.testing.assert_close(chosen, distances.amin(dim=1), atol=2e-3, rtol=1e-3)
-    of_faiss = [PQIndex(params).fit_head(k.cpu().numpy(), FitOptions(12, 3, 256)).arrays for k in keys]
+    of_faiss = [
+        PQIndex(params).fit_head(ArrayKeys(k.cpu().numpy()), FitOptions(12, 3, 256)).arrays for k in keys
+    ]
     books = torch.from_numpy(np.stack([arrays[0] for arrays in of_faiss]))
     their_codes = torch.from_numpy(np.stack([arrays[1] for arrays in of_faiss]))
     assert pq_error(keys.cpu(), codebooks.cpu(), codes.cpu()) < 1.1 * pq_error(keys.cpu(), books, their_codes)
@@ -65,7 +67,7 @@ def test_pq_codes_are_nearest_and_the_error_is_faiss_like(device: torch.device) 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 def test_clusters_are_as_tight_as_faiss_ones(metric: str, device: torch.device) -> None:
     pytest.importorskip("faiss")
-    from kv_store.index.base import FitOptions
+    from kv_store.index import ArrayKeys, FitOptions
     from kv_store.index.kmeans import KMeansIndex
 
     keys, params = clustered_keys(2000, 24, 30, device), KMeansParams(25, metric, 15)
@@ -79,7 +81,9 @@ def test_clusters_are_as_tight_as_faiss_ones(metric: str, device: torch.device) 
             return float((1 - torch.cosine_similarity(keys, own, dim=-1)).sum())
         return float((keys - own).square().sum())
 
-    of_faiss = [KMeansIndex(params).fit_head(k.cpu().numpy(), FitOptions(15, 1, 256)).arrays for k in keys]
+    of_faiss = [
+        KMeansIndex(params).fit_head(ArrayKeys(k.cpu().numpy()), FitOptions(15, 1, 256)).arrays for k in keys
+    ]
     theirs = torch.from_numpy(np.stack([arrays[0] for arrays in of_faiss]))
     their_labels = torch.from_numpy(np.stack([arrays[1] for arrays in of_faiss])).long()
     mine = looseness(centroids, labels, keys.cpu())
@@ -107,12 +111,14 @@ def test_pq_by_inner_product_is_pq_of_augmented_keys(device: torch.device) -> No
 
 def test_pq_by_inner_product_is_faiss_like(device: torch.device) -> None:
     pytest.importorskip("faiss")
-    from kv_store.index.base import FitOptions
+    from kv_store.index import ArrayKeys, FitOptions
     from kv_store.index.pq import PQIndex
 
     keys, params = clustered_keys(2000, 16, 30, device), PQParams(2, 5, 12, "ip")
     arrays = train_index(keys, params, seed=3)
-    of_faiss = [PQIndex(params).fit_head(k.cpu().numpy(), FitOptions(12, 3, 256)).arrays for k in keys]
+    of_faiss = [
+        PQIndex(params).fit_head(ArrayKeys(k.cpu().numpy()), FitOptions(12, 3, 256)).arrays for k in keys
+    ]
     books, codes, norms = (
         torch.from_numpy(np.stack([arrays[place] for arrays in of_faiss])) for place in range(3)
     )
@@ -124,7 +130,7 @@ def test_pq_by_inner_product_is_faiss_like(device: torch.device) -> None:
 
 def test_by_inner_product_labels_are_of_the_largest_and_centroids_are_means(device: torch.device) -> None:
     pytest.importorskip("faiss")
-    from kv_store.index.base import FitOptions
+    from kv_store.index import ArrayKeys, FitOptions
     from kv_store.index.kmeans import KMeansIndex
 
     keys, params = clustered_keys(2000, 24, 30, device), KMeansParams(25, "ip", 15)
@@ -132,7 +138,9 @@ def test_by_inner_product_labels_are_of_the_largest_and_centroids_are_means(devi
     labels, keys = arrays["labels"].cpu().long(), keys.cpu()
     products = keys @ arrays["centroids"].cpu().mT
     torch.testing.assert_close(products.gather(2, labels[..., None])[..., 0], products.amax(-1))
-    of_faiss = [KMeansIndex(params).fit_head(k.numpy(), FitOptions(15, 1, 256)).arrays for k in keys]
+    of_faiss = [
+        KMeansIndex(params).fit_head(ArrayKeys(k.numpy()), FitOptions(15, 1, 256)).arrays for k in keys
+    ]
     theirs = torch.from_numpy(np.stack([arrays[0] for arrays in of_faiss]))
     assert float(products.amax(-1).sum()) > 0.9 * float((keys @ theirs.mT).amax(-1).sum())
     # Unit centroids, or those of unit keys, would be no longer than 1.
