@@ -18,6 +18,7 @@ from benchmarks.rivals.carrel_decode import CarrelDecode
 from benchmarks.rivals.engine_slots import House
 from benchmarks.rivals.once_compressed import once_compressed
 from benchmarks.rivals.own_work import WorkClock, timed
+from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
 from gpu_worker.engine.caches import recall
@@ -91,6 +92,26 @@ def test_dense_attention_has_no_work_of_its_own(training: Any) -> None:
     figures = training.measure(replace(PREFILLED, policy="full", budget_tokens=None))
     assert figures.own_ms is None
     assert figures.own_share is None
+
+
+def test_a_step_captured_while_the_house_fills_reads_what_is_replayed_later(
+    decoding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a step looks for its selection before anything is replayed, it must look ever after."""
+    looked: list[tuple[int, ...]] = []
+    select = ReplayedPQCache.select
+
+    def note(policy: ReplayedPQCache, *arguments: Any) -> torch.Tensor:
+        found = select(policy, *arguments)
+        looked.append((policy.traced.data_ptr(), found.untyped_storage().data_ptr()))
+        return found
+
+    monkeypatch.setattr(ReplayedPQCache, "select", note)
+    figures = decoding.measure(replace(DECODED, policy="pqcache", hit_rate=0.9))
+    # The first of two sequences decodes before the second is there, in every layer.
+    assert len(looked) > TINY.num_layers
+    assert len({*looked}) == 1
+    assert figures.hit_rate == 1.0
 
 
 @pytest.mark.parametrize("name", RETAINING)
