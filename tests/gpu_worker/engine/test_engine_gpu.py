@@ -69,10 +69,11 @@ def running(
 
 
 def prompts(lengths: list[int]) -> list[tuple[int, ...]]:
-    """Different pages of a book, as long as asked for; they may overlap."""
+    """Different pages of a book, as long as asked for; they may overlap, and a short book is read again."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(NANO / "tokenizer.json"))
     ids = tokenizer.encode(BOOK.read_text()).ids
+    ids *= 2 + max(lengths) // len(ids)
     stride = (len(ids) - max(lengths)) // len(lengths)
     pages = [tuple(ids[stride * n : stride * n + length]) for n, length in enumerate(lengths)]
     assert [len(page) for page in pages] == lengths
