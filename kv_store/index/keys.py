@@ -116,12 +116,12 @@ class ArenaKeys(KeySource):
         return self._layout.row_bytes // 2
 
     def _read(self, raw: npt.NDArray[np.uint8]) -> Keys:
-        keys = as_float32(np.ascontiguousarray(raw), self._layout.row_type)
+        keys = as_float32(raw, self._layout.row_type)
         return _finite(keys, f"the keys of KV head {self._head}")
 
 
 def as_float32(raw: npt.NDArray[np.uint8], row_type: str) -> Keys:
-    """Elements of a row type, uint8 [n, bytes] contiguous, as float32 [n, elements]."""
+    """Elements of a row type, uint8 [n, bytes] whose bytes are contiguous, as float32 [n, elements]."""
     match row_type:
         case "fp32":
             return raw.view(np.float32)
@@ -129,9 +129,7 @@ def as_float32(raw: npt.NDArray[np.uint8], row_type: str) -> Keys:
             return raw.view(np.float16).astype(np.float32)
         case _:
             # bf16 is the upper half of a float32.
-            wide = raw.view(np.uint16).astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32)
+            return np.left_shift(raw.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
 
 
 def _finite(keys: Keys, what: str) -> Keys:

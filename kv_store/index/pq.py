@@ -67,8 +67,9 @@ class PQIndex(Index):
             codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
             iterations, seconds = options.max_iterations, time.perf_counter() - begun
         codes = np.empty((num_rows, self._parts), np.uint8)
+        coder = _Coder(codebooks, self._bits)
         for begin, rows in keys.spans():
-            codes[begin : begin + len(rows)] = _encode(self._parts_of(rows, max_square_norms), codebooks)
+            codes[begin : begin + len(rows)] = coder.codes(self._parts_of(rows, max_square_norms))
         extra = () if max_square_norms is None else (max_square_norms,)
         return Fit((codebooks, codes, *extra), iterations, seconds)
 
@@ -119,11 +120,27 @@ def _squares(parts: Keys) -> Keys:
     return np.einsum("mnw,mnw->mn", parts, parts)
 
 
-def _encode(parts: Keys, codebooks: Keys) -> npt.NDArray[np.uint8]:
-    """Nearest centroid of each part: parts [m, n, w], codebooks [m, 2**b, w]; uint8 [n, m]."""
-    codes = np.empty((parts.shape[1], parts.shape[0]), np.uint8)
-    for part in range(parts.shape[0]):
-        # ProductQuantizer packs codes of fewer than 8 bits; kernels want one byte each.
-        _, nearest = faiss.knn(np.ascontiguousarray(parts[part]), codebooks[part], 1)
-        codes[:, part] = nearest[:, 0]
-    return codes
+class _Coder:
+    """Names the nearest centroid of each part, of codebooks float32 [m, 2**b, w]."""
+
+    def __init__(self, codebooks: Keys, num_bits: int) -> None:
+        self._num_parts, _, width = codebooks.shape
+        self._num_bits = num_bits
+        self._quantizer = faiss.ProductQuantizer(self._num_parts * width, self._num_parts, num_bits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), self._quantizer.centroids)
+
+    def codes(self, parts: Keys) -> npt.NDArray[np.uint8]:
+        """Of parts [m, n, w]: uint8 [n, m]."""
+        num_rows = parts.shape[1]
+        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, -1)
+        packed = self._quantizer.compute_codes(rows)
+        if self._num_bits == 8:
+            return packed
+        # FAISS packs codes of fewer than 8 bits, the first in the lowest; kernels want one byte each.
+        codes = np.empty((num_rows, self._num_parts), np.uint8)
+        wide = np.zeros((num_rows, packed.shape[1] + 1), np.uint16)
+        wide[:, :-1] = packed
+        for part in range(self._num_parts):
+            byte, shift = divmod(part * self._num_bits, 8)
+            codes[:, part] = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
+        return codes
