@@ -2,6 +2,7 @@
 
 KVStoreError
 ├── ConfigError           start-up: an option that cannot be used (exit code 2)
+├── VersionMismatch       the caller is of another edition
 ├── InvalidArgument       the caller's fault: a value out of range
 ├── NotFound              an unknown sequence, index or session
 ├── FailedPrecondition    a stale epoch, a lost lease, a layout that the arena does not hold
@@ -19,6 +20,10 @@ class KVStoreError(Exception):
 
 class ConfigError(KVStoreError):
     """A start-up option that cannot be used."""
+
+
+class VersionMismatch(KVStoreError):
+    """The caller is of another version; the text names both."""
 
 
 class InvalidArgument(KVStoreError):

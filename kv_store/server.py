@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kv_store.arena import Arena
+from kv_store.client.edition import own_edition
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader
@@ -31,13 +31,6 @@ from kv_store.v1 import kv_store_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVStore"].full_name
 _STOP_GRACE_SECONDS = 2.0
-
-
-def _version() -> str:
-    try:
-        return metadata.version("carrel")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 class StoreServer:
@@ -65,7 +58,7 @@ class StoreServer:
                 config.slab_bytes,
                 os.path.abspath(config.arena_socket),
                 config.lease_seconds,
-                _version(),
+                own_edition(),
                 config.max_pending_builds,
             )
             servicer = KVStoreServicer(endpoint, self.store, RowReader(state), RowWriter(state), builder)

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 
 from kv_store.client import wire
+from kv_store.client.edition import Edition
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
 from kv_store.errors import (
@@ -23,6 +24,7 @@ from kv_store.errors import (
     NotFound,
     OutOfSpace,
     Overloaded,
+    VersionMismatch,
 )
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 _STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (InvalidStoreRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (VersionMismatch, grpc.StatusCode.UNIMPLEMENTED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -51,7 +54,7 @@ class Endpoint:
     slab_bytes: int
     arena_socket: str
     lease_seconds: float
-    store_version: str
+    edition: Edition
     max_pending_builds: int
 
 
@@ -107,7 +110,13 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
     @_unary
+    def Hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
+        self._check(request.edition)
+        return pb.HelloResponse(edition=wire.edition_to_message(self._endpoint.edition))
+
+    @_unary
     def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
+        self._check(request.edition)
         layout = wire.layout_from_message(request.layout)
         attachment = self._store.attach(request.worker_id, layout, request.max_gather_rows)
         endpoint = self._endpoint
@@ -121,7 +130,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             response_offset=attachment.response_offset,
             response_bytes=attachment.response_bytes,
             lease_seconds=endpoint.lease_seconds,
-            store_version=endpoint.store_version,
+            edition=wire.edition_to_message(endpoint.edition),
         )
 
     @_unary
@@ -235,6 +244,11 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         self._store.heartbeat(request.epoch, request.worker_id)
         return pb.HeartbeatResponse()
+
+    def _check(self, caller: pb.Edition) -> None:
+        edition = wire.edition_from_message(caller)
+        if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
+            raise VersionMismatch(reason)
 
     @_unary
     def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from gpu_worker.edition import own_edition
 from gpu_worker.engine.records import (
     Budget,
     CompleteEvent,
@@ -17,8 +18,9 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.errors import PromptTooLong, RequestError
+from gpu_worker.errors import PromptTooLong, RequestError, VersionMismatch
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+from kv_store.client.edition import Edition
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
@@ -189,10 +191,19 @@ def write_complete(event: CompleteEvent) -> pb.GenerateResponse:
     )
 
 
-def write_info(info: EngineInfo, version: str) -> pb.GetInfoResponse:
+def check_edition(message: pb.GenerateRequest) -> None:
+    """Raises VersionMismatch for a caller of another edition; one that states none takes what it gets."""
+    if message.HasField("edition"):
+        caller = Edition(message.edition.version, message.edition.messages)
+        if reason := own_edition().refusal("this worker", "the caller", caller):
+            raise VersionMismatch(reason)
+
+
+def write_info(info: EngineInfo) -> pb.GetInfoResponse:
     values = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
     values["default_budget"] = write_budget(info.default_budget)
-    return pb.GetInfoResponse(version=version, **values)
+    edition = own_edition()
+    return pb.GetInfoResponse(version=edition.version, messages=edition.messages, **values)
 
 
 def write_budget(budget: Budget) -> pb.Budget:

@@ -11,6 +11,7 @@ from kv_store.client.errors import (
     StoreError,
     StoreFull,
     StoreUnreachable,
+    VersionMismatch,
 )
 from kv_store.client.layout import Layout
 from kv_store.client.records import (
@@ -25,6 +26,7 @@ from kv_store.client.records import (
     StoreStats,
     check_metric,
 )
+from kv_store.client.rpc import check_edition
 
 __all__ = [
     "KMEANS_METRICS",
@@ -45,5 +47,7 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnreachable",
+    "VersionMismatch",
+    "check_edition",
     "check_metric",
 ]

@@ -1,6 +1,7 @@
 """Every error that the client raises on purpose.
 
 StoreError
+├── VersionMismatch       store and client are not of one edition
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
@@ -17,6 +18,10 @@ from collections.abc import Iterator
 
 class StoreError(Exception):
     """Base of all; the text is fit to be shown to an operator."""
+
+
+class VersionMismatch(StoreError):
+    """Store and client are of different versions; the text names both and the remedy."""
 
 
 class StoreUnreachable(StoreError):

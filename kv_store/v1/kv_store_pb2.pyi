@@ -52,18 +52,40 @@ class Layout(_message.Message):
     row_type: RowType
     def __init__(self, version: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., row_type: _Optional[_Union[RowType, str]] = ...) -> None: ...
 
+class Edition(_message.Message):
+    __slots__ = ("version", "messages")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    messages: str
+    def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("edition",)
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
+
+class HelloResponse(_message.Message):
+    __slots__ = ("edition",)
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
-    __slots__ = ("worker_id", "layout", "max_gather_rows")
+    __slots__ = ("worker_id", "layout", "max_gather_rows", "edition")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MAX_GATHER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     layout: Layout
     max_gather_rows: int
-    def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ...) -> None: ...
+    edition: Edition
+    def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "store_version")
+    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "edition")
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +95,7 @@ class AttachResponse(_message.Message):
     RESPONSE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
     region_id: bytes
     epoch: int
     arena_bytes: int
@@ -83,8 +105,8 @@ class AttachResponse(_message.Message):
     response_offset: int
     response_bytes: int
     lease_seconds: float
-    store_version: str
-    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., store_version: _Optional[str] = ...) -> None: ...
+    edition: Edition
+    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class OpenSequenceRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "sequence_id")

@@ -34,6 +34,11 @@ class KVStoreStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Hello = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/Hello',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.FromString,
+                _registered_method=True)
         self.Attach = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Attach',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.SerializeToString,
@@ -118,6 +123,13 @@ class KVStoreStub(object):
 
 class KVStoreServicer(object):
     """Missing associated documentation comment in .proto file."""
+
+    def Hello(self, request, context):
+        """The first contact, before a model is loaded: each side says what it is, and refuses another edition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
         """Announces a worker, checks that both sides agree on the layout, and says where the arena is.
@@ -232,6 +244,11 @@ class KVStoreServicer(object):
 
 def add_KVStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Hello': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hello,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.SerializeToString,
+            ),
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.FromString,
@@ -322,6 +339,33 @@ def add_KVStoreServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KVStore(object):
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Hello(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/Hello',
+            kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Attach(request,

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from gateway_stack import Stack, running_stack, write_tokenizer
 
+from gateway.edition import own_edition
 from gateway.rest.middleware import UNGUARDED_PATHS
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -318,6 +320,34 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
     assert error_of(http.get("/ready"))["code"] == "worker_unavailable"
+
+
+def test_a_worker_of_another_version_is_refused_until_ours_comes(http: httpx.Client, stack: Stack) -> None:
+    script = stack.say("the fox", version="9.9.9")
+    stack.service.status.forget()
+    for _ in range(2):
+        error = error_of(http.post(CHAT, json={"messages": HELLO}))
+        assert error["code"] == "version_mismatch"
+        assert "9.9.9" in error["message"]
+        assert own_edition().version in error["message"]
+        assert "docs/deployment.md" in error["message"]
+    reply = http.get("/ready")
+    assert reply.status_code == 503
+    assert "9.9.9" in error_of(reply)["message"]
+    assert script.requests == []
+    stack.say("the fox")
+    assert http.get("/ready").status_code == 200
+    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+    assert stack.script.requests[0].edition == own_edition()
+
+
+def test_a_worker_that_was_replaced_by_another_version_meanwhile(http: httpx.Client, stack: Stack) -> None:
+    refusal = (grpc.StatusCode.FAILED_PRECONDITION, "this worker is Carrel 9.9.9", ())
+    stack.say("the fox", fail_at=0, fail_with=refusal)
+    error = error_of(http.post(CHAT, json={"messages": HELLO}))
+    assert (error["code"], error["message"]) == ("version_mismatch", "this worker is Carrel 9.9.9")
+    stack.say("the fox", version="9.9.9")
+    assert "9.9.9" in error_of(http.get("/ready"))["message"]
 
 
 def test_unexpected_error_is_sanitised(

@@ -10,6 +10,7 @@ from eventually import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gpu_worker.edition import own_edition
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -239,6 +240,19 @@ async def test_info_and_stats(worker):
     call.cancel()
 
 
+@pytest.mark.parametrize("version", ["9.9.9", ""])
+async def test_a_caller_of_another_version_is_refused_with_both_named(worker, version):
+    message = request()
+    message.edition.CopyFrom(pb.Edition(version=version, messages=own_edition().messages))
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert version in error.details()
+    assert str(own_edition()) in error.details()
+    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT)
+    message.edition.CopyFrom(pb.Edition(version=info.version, messages=info.messages))
+    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+
+
 async def test_health_follows_the_server(worker):
     stub = health_pb2_grpc.HealthStub(worker.channel)
     for name in ("", SERVICE):
@@ -270,7 +284,7 @@ async def test_random_bytes_are_refused_and_the_server_lives_on(worker):
     generate = worker.channel.unary_stream(GENERATE)
     others = [worker.channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Abort", "GetInfo", "Stats")]
     valid = request(logit_bias={1: 2.0}, stop_token_ids=[1]).SerializeToString()
-    allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OK}
+    allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OK}
     for _ in range(150):
         blob = rng.randbytes(rng.randrange(1, 60))
         call = generate(blob, timeout=TIMEOUT)
