@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
-from kv_store.arena import available_bytes
 from kv_store.config import RUNTIMES, StoreConfig, idle_cores
 from kv_store.errors import ConfigError, KVStoreError
 from kv_store.events import Events, JsonEvents, TextEvents
+from kv_store.memory import available_bytes
 from kv_store.runtimes import load_runtime
 
 _WATCH_SECONDS = 0.3

@@ -21,6 +21,7 @@ from kv_store.gather import RowReader
 from kv_store.handoff import HandoffServer, claim_socket_path
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
+from kv_store.memory import check_room
 from kv_store.put_rows import RowWriter
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState
@@ -43,6 +44,7 @@ class StoreServer:
         self.config = config
         with contextlib.ExitStack() as stack:
             self._prepare_folders()
+            check_room(config.arena_bytes, config.slab_bytes)
             arena = Arena(config.arena_bytes)
             stack.callback(arena.close)
             stack.callback(HandoffServer(arena, config.arena_socket).close)
