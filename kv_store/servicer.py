@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import numpy as np
 
 from kv_store.client import wire
 from kv_store.client.edition import Edition
-from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
-from kv_store.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    KVStoreError,
-    NotFound,
-    OutOfSpace,
-    Overloaded,
-    VersionMismatch,
-)
+from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
+from kv_store.moves import PrefixPuller
 from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.statuses import abort
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
-
-_log = logging.getLogger(__name__)
-
-_STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (InvalidStoreRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
-    (VersionMismatch, grpc.StatusCode.UNIMPLEMENTED),
-    (NotFound, grpc.StatusCode.NOT_FOUND),
-    (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
-    (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +38,13 @@ class Endpoint:
     max_pending_builds: int
 
 
-def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
-    for kind, status in _STATUSES:
-        if isinstance(error, kind):
-            context.abort(status, str(error))
-    if isinstance(error, KVStoreError):
-        context.abort(grpc.StatusCode.INTERNAL, str(error))
-    # The caller learns nothing of our insides; the operator finds them in the log.
-    _log.error("%s failed", method, exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, f"{method} failed in the store; its log says why")
-    raise error
-
-
 def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
     @functools.wraps(method)
     def call(self: KVStoreServicer, request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return method(self, request)
         except Exception as exc:
-            _abort(context, method.__name__, exc)
+            abort(context, method.__name__, exc)
 
     return call
 
@@ -90,7 +58,7 @@ def _streaming(
             for data in method(self, request):
                 yield pb.RowsChunk(data=data)
         except Exception as exc:
-            _abort(context, method.__name__, exc)
+            abort(context, method.__name__, exc)
 
     return call
 
@@ -99,13 +67,20 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     """`carrel.kv_store.v1.KVStore` over the store's parts."""
 
     def __init__(
-        self, endpoint: Endpoint, store: Store, reader: RowReader, writer: RowWriter, builder: IndexBuilder
+        self,
+        endpoint: Endpoint,
+        store: Store,
+        reader: RowReader,
+        writer: RowWriter,
+        builder: IndexBuilder,
+        puller: PrefixPuller,
     ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._reader = reader
         self._writer = writer
         self._builder = builder
+        self._puller = puller
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
@@ -239,6 +214,24 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     def DropSession(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
         self._store.drop_session(request.epoch, request.session_id)
         return pb.DropSessionResponse()
+
+    def PullPrefix(
+        self, request: pb.PullPrefixRequest, context: grpc.ServicerContext
+    ) -> pb.PullPrefixResponse:
+        try:
+            pulled = self._puller.pull(
+                request.epoch,
+                request.worker_id,
+                request.source,
+                tuple(request.prefix_hashes),
+                request.timeout_seconds,
+                context.add_callback,
+            )
+        except Exception as exc:
+            abort(context, "PullPrefix", exc)
+        return pb.PullPrefixResponse(
+            num_tokens=pulled.num_tokens, moved_tokens=pulled.moved_tokens, moved_bytes=pulled.moved_bytes
+        )
 
     @_unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -28,6 +28,7 @@ class Attachment:
     """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped."""
 
     epoch: int
+    worker_id: str
     geometry: SlabGeometry
     rpc: StoreRpc
     transport: Transport
@@ -39,6 +40,12 @@ class Attachment:
         """Call the store. Raises StoreError; a StaleEpoch ends the lease too."""
         with self.noting_loss():
             return self.rpc.call(method, request, timeout_seconds)
+
+    def ask(self, method: str, *, call_seconds: float | None = None, **fields: Any) -> Any:
+        """The reply to a method of this name, asked with these fields by this worker. Raises StoreError."""
+        with refusing_odd_fields():
+            request = getattr(pb, f"{method}Request")(epoch=self.epoch, worker_id=self.worker_id, **fields)
+        return self.call(getattr(self.rpc.stub, method), request, call_seconds)
 
     @contextlib.contextmanager
     def noting_loss(self) -> Iterator[None]:
@@ -89,7 +96,7 @@ def attach(
         raise
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
-    return Attachment(reply.epoch, geometry, rpc, mapped, lease)
+    return Attachment(reply.epoch, worker_id, geometry, rpc, mapped, lease)
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:

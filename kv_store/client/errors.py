@@ -5,6 +5,7 @@ StoreError
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
+├── MoveFailed            another store did not give the prefix; this one is as before
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
 ├── NotInStore            an unknown sequence, index or session
 └── HandoffRefused        what came over the arena socket is not the arena that was promised
@@ -34,6 +35,10 @@ class StaleEpoch(StoreError):
 
 class StoreFull(StoreError):
     """The store has no room even after eviction; the text names the missing bytes."""
+
+
+class MoveFailed(StoreError):
+    """Another store did not answer, refused, or sent broken bytes; this store is as it was before."""
 
 
 class InvalidStoreRequest(StoreError):

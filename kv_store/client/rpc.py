@@ -12,6 +12,7 @@ from kv_store.client import wire
 from kv_store.client.edition import Edition, own_edition
 from kv_store.client.errors import (
     InvalidStoreRequest,
+    MoveFailed,
     NotInStore,
     StaleEpoch,
     StoreError,
@@ -44,6 +45,7 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
     grpc.StatusCode.NOT_FOUND: NotInStore,
+    grpc.StatusCode.ABORTED: MoveFailed,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
 }
 

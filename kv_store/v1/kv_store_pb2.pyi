@@ -392,6 +392,76 @@ class DropSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PullPrefixRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "source", "prefix_hashes", "timeout_seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    source: str
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    timeout_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., source: _Optional[str] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class PullPrefixResponse(_message.Message):
+    __slots__ = ("num_tokens", "moved_tokens", "moved_bytes")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    moved_tokens: int
+    moved_bytes: int
+    def __init__(self, num_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadPrefixRequest(_message.Message):
+    __slots__ = ("edition", "layout", "tokens_per_slab", "prefix_hashes", "num_known")
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SLAB_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    layout: Layout
+    tokens_per_slab: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    num_known: int
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., tokens_per_slab: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., num_known: _Optional[int] = ...) -> None: ...
+
+class PrefixPart(_message.Message):
+    __slots__ = ("header", "chunk", "trailer")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TRAILER_FIELD_NUMBER: _ClassVar[int]
+    header: PrefixHeader
+    chunk: PrefixChunk
+    trailer: PrefixTrailer
+    def __init__(self, header: _Optional[_Union[PrefixHeader, _Mapping]] = ..., chunk: _Optional[_Union[PrefixChunk, _Mapping]] = ..., trailer: _Optional[_Union[PrefixTrailer, _Mapping]] = ...) -> None: ...
+
+class PrefixHeader(_message.Message):
+    __slots__ = ("num_found", "num_bytes")
+    NUM_FOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_found: int
+    num_bytes: int
+    def __init__(self, num_found: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class PrefixChunk(_message.Message):
+    __slots__ = ("data", "checksum")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    checksum: int
+    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class PrefixTrailer(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
     __slots__ = ("epoch", "worker_id")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
