@@ -55,8 +55,8 @@ def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain |
 def model_root(model: LoadedModel) -> bytes:
     """Equal for the same files of weights computed in the same type; a directory that was written to is another.
 
-    On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes and
-    times.
+    On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes
+    and times.
     """
     directory = Path(model.source)
     files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
