@@ -24,6 +24,7 @@ from kv_store.client.edition import Edition
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
+MAX_SOURCE_LENGTH = 256
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
@@ -61,6 +62,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         num_prefill_tokens=message.num_prefill_tokens,
         measure=message.measure,
         prefix_salt=_read_salt(message.prefix_salt),
+        prefix_source=_read_source(message.prefix_source),
     )
 
 
@@ -68,6 +70,14 @@ def _read_salt(salt: bytes) -> bytes:
     if len(salt) > MAX_SALT_BYTES:
         raise RequestError(f"prefix_salt has {len(salt)} bytes; give at most {MAX_SALT_BYTES}", "prefix_salt")
     return salt
+
+
+def _read_source(source: str) -> str:
+    if len(source) > MAX_SOURCE_LENGTH:
+        raise RequestError(
+            f"prefix_source has {len(source)} characters; give at most {MAX_SOURCE_LENGTH}", "prefix_source"
+        )
+    return source
 
 
 def read_request_id(request_id: str) -> str:
