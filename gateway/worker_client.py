@@ -157,6 +157,7 @@ def write_request(request: WorkerRequest) -> pb.GenerateRequest:
         policy=carrel.policy or "",
         prefix_salt=request.caller,
         edition=own_edition(),
+        session_id=request.session_id,
     )
     if carrel.budget is not None:
         message.budget.CopyFrom(pb.Budget(share=carrel.budget.share, tokens=carrel.budget.tokens))

@@ -25,6 +25,7 @@ from kv_store.client.edition import Edition
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
 MAX_SOURCE_LENGTH = 256
+MAX_SESSION_LENGTH = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
@@ -62,7 +63,8 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         num_prefill_tokens=message.num_prefill_tokens,
         measure=message.measure,
         prefix_salt=_read_salt(message.prefix_salt),
-        prefix_source=_read_source(message.prefix_source),
+        prefix_source=_read_text("prefix_source", message.prefix_source, MAX_SOURCE_LENGTH),
+        session_id=_read_text("session_id", message.session_id, MAX_SESSION_LENGTH),
     )
 
 
@@ -72,12 +74,10 @@ def _read_salt(salt: bytes) -> bytes:
     return salt
 
 
-def _read_source(source: str) -> str:
-    if len(source) > MAX_SOURCE_LENGTH:
-        raise RequestError(
-            f"prefix_source has {len(source)} characters; give at most {MAX_SOURCE_LENGTH}", "prefix_source"
-        )
-    return source
+def _read_text(param: str, text: str, limit: int) -> str:
+    if len(text) > limit:
+        raise RequestError(f"{param} has {len(text)} characters; give at most {limit}", param)
+    return text
 
 
 def read_request_id(request_id: str) -> str:

@@ -221,7 +221,8 @@ class KVStoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PinSession(self, request, context):
-        """Keeps a released sequence's sealed slabs recallable under a session name.
+        """Keeps a sequence's sealed slabs under a session name, instead of those that the session kept before, until all else
+        is evicted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -131,6 +131,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"n": -1}, "n"),
     ({"n": 2**31}, "n"),
     ({"seed": 2**70}, "seed"),
+    ({"session_id": ""}, "session_id"),
+    ({"session_id": "x" * 129}, "session_id"),
+    ({"session_id": "a\x00b"}, "session_id"),
+    ({"session_id": 7}, "session_id"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": [5]}, "stop"),
@@ -275,6 +279,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     extras = {
         "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
         "stop_token_ids": [9], "logit_bias": {"11": -5}, "top_p": 0.5, "temperature": 0, "max_tokens": 8,
+        "session_id": "un café",
     }  # fmt: skip
     assert http.post(CHAT, json={"messages": HELLO, **extras}).status_code == 200
     sampling = script.requests[0].sampling
@@ -282,6 +287,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     assert (sampling.min_tokens, sampling.ignore_eos, list(sampling.stop_token_ids)) == (2, True, [9])
     assert (dict(sampling.logit_bias), sampling.top_p) == ({11: -5}, 0.5)
     assert (sampling.temperature, sampling.max_tokens) == (0, 8)
+    assert script.requests[0].session_id == "un café"
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:

@@ -94,7 +94,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
-    message.prefix_salt = b"salt"
+    message.prefix_salt, message.session_id = b"salt", "a chat"
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
@@ -105,6 +105,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     assert (first.policy, first.budget.share) == ("pqcache", 0.1)
     assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
     assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
+    assert (first.session_id, second.session_id) == ("", "a chat")
 
 
 async def test_a_cancelled_call_aborts_its_request(worker):
@@ -277,9 +278,12 @@ async def test_a_known_beginning_is_fetched_before_the_request_is_queued(worker)
     error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "prefix_source" in error.details()
+    message.prefix_source, message.session_id = "", "x" * 129
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert "session_id" in error.details()
     # An engine that shares nothing takes it as it is.
     worker.engine.prefix_mover = None
-    message.prefix_source = "10.0.0.2:7000"
+    message.prefix_source, message.session_id = "10.0.0.2:7000", ""
     assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
 
 
