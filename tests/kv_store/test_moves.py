@@ -200,6 +200,9 @@ def test_only_what_is_missing_is_moved(pair: Pair) -> None:
     assert (again.num_tokens, again.moved_tokens) == (NUM_SLABS * PER_SLAB, 3 * PER_SLAB)
     assert same(found(pair.taking), pair.rows, NUM_SLABS * PER_SLAB)
     assert pair.taking.pull_prefix(pair.giver.target, HASHES).moved_bytes == 0
+    # What was here before is held no longer than the moves took.
+    pair.taking.open_sequence("large")
+    pair.taking.reserve("large", 128 * PER_SLAB)
 
 
 def test_whoever_does_not_know_the_hashes_gets_nothing(pair: Pair) -> None:
@@ -299,7 +302,8 @@ class Gate:
         for number, part in enumerate(parts):
             if number == 4:
                 self.reached.set()
-                assert self.opened.wait(TIMEOUT)
+                # Longer than anybody waits for the consequences.
+                assert self.opened.wait(3 * TIMEOUT)
             yield part
 
 
