@@ -161,3 +161,16 @@ def test_a_model_of_the_hub_is_known_by_its_content_wherever_its_cache_lies(tmp_
     # A file that is no blob of a cache is known by its place and time only.
     (tmp_path / "a/snapshots/1/other.safetensors").write_text("1")
     assert model_root(replace(model, source=str(tmp_path / "a/snapshots/1"))) != roots[0]
+
+
+@pytest.mark.parametrize("policy", RECALL)
+def test_what_was_generated_is_computed_anew_in_the_next_turn(policy: str) -> None:
+    """Its rows are those of steps that attended a part of the context: other ones than a cold run's."""
+    rig = reusing()
+    first = request("first", policy, 0.25, prompt=DOCUMENT[:128], max_tokens=150)
+    answer = rig.tokens(first)
+    turn = (*DOCUMENT[:128], *answer, *random_prompt(30, seed=5))
+    second = asked("second", policy, turn)
+    warm = rig.run(second)[0]
+    assert warm.usage.cached_tokens == (0 if policy in READS_ALL_QUERIES else 128)
+    assert warm.tokens == Rig(policies=every_small_policy()).tokens(second)
