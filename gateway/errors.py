@@ -12,6 +12,7 @@ GatewayError
     ├── Overloaded             no room: try again later
     ├── ShuttingDown           draining: try again elsewhere or later
     ├── WorkerUnavailable      the worker, or the store behind it, cannot be reached
+    │   └── VersionMismatch    the worker is of another version
     ├── RequestTimeout         the request's deadline passed
     └── GenerationFailed       the worker gave up on this one request
 """
@@ -125,6 +126,14 @@ class WorkerUnavailable(ServiceError):
 
     def __init__(self, message: str = "The model worker cannot be reached.") -> None:
         super().__init__(message, code="worker_unavailable", retry_after_s=2)
+
+
+class VersionMismatch(WorkerUnavailable):
+    """The worker is of another version; the text names both."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = "version_mismatch"
 
 
 class RequestTimeout(ServiceError):

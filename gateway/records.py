@@ -54,6 +54,8 @@ class GenerationOptions:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     carrel: CarrelOptions = CarrelOptions()
+    # of the conversation whose turn it is
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
     """One prompt for the worker. `timeout_s` is the call's deadline. `caller`: see `KeyRing.caller`; what is computed
-    of prompts is shared among the requests of one."""
+    of prompts is shared among the requests of one. `session_id`: "" for none."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -106,6 +108,7 @@ class WorkerRequest:
     carrel: CarrelOptions
     timeout_s: float
     caller: bytes = b""
+    session_id: str = ""
 
 
 class FinishReason(enum.Enum):

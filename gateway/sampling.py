@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 512
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
+MAX_SESSION_CHARS = 128
 INT64 = 2**63
 
 
@@ -37,6 +38,10 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> No
 
 def check_options(options: GenerationOptions, info: WorkerInfo) -> None:
     """Check every range that needs no prompt. Raises InvalidRequest that names the field."""
+    if options.session_id is not None:
+        check_text(options.session_id, "session_id")
+        if not 0 < len(options.session_id) <= MAX_SESSION_CHARS:
+            raise InvalidRequest(f"A session_id must have 1 to {MAX_SESSION_CHARS} characters.", "session_id")
     _within("n", options.n, 1, MAX_CHOICES_PER_PROMPT)
     _within("max_tokens", options.max_tokens, 1, INT64)
     _within("temperature", options.temperature, 0, 2)

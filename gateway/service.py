@@ -241,7 +241,13 @@ class ChatService:
         if timeout_s <= 0:
             raise RequestTimeout(self._config.request_timeout_s)
         request = WorkerRequest(
-            internal_id(plan.request_id, number), prompt, sampling, options.carrel, timeout_s, plan.caller
+            internal_id(plan.request_id, number),
+            prompt,
+            sampling,
+            options.carrel,
+            timeout_s,
+            plan.caller,
+            options.session_id or "",
         )
         return Choice(number, request, options.stop, plan.lead, self._tokenizer, self._worker, self._metrics)
 

@@ -9,12 +9,14 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.edition import check_edition, own_edition
 from gateway.errors import (
     GenerationFailed,
     InvalidRequest,
     Overloaded,
     RequestTimeout,
     ServiceError,
+    VersionMismatch,
     WorkerUnavailable,
 )
 from gateway.records import (
@@ -52,7 +54,8 @@ class WorkerClient(Protocol):
     async def abort(self, request_id: str) -> None:
         """End a request, which then still sends its WorkerComplete."""
 
-    async def info(self) -> WorkerInfo: ...
+    async def info(self) -> WorkerInfo:
+        """What it is. Raises VersionMismatch for a worker of another version."""
 
     async def stats(self) -> WorkerStats: ...
 
@@ -95,6 +98,7 @@ class GRPCWorkerClient:
     async def info(self) -> WorkerInfo:
         async with _translated(CONTROL_TIMEOUT_S):
             info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+        check_edition(pb.Edition(version=info.version, messages=info.messages))
         return WorkerInfo(
             version=info.version,
             model=info.model,
@@ -152,6 +156,8 @@ def write_request(request: WorkerRequest) -> pb.GenerateRequest:
         ),
         policy=carrel.policy or "",
         prefix_salt=request.caller,
+        edition=own_edition(),
+        session_id=request.session_id,
     )
     if carrel.budget is not None:
         message.budget.CopyFrom(pb.Budget(share=carrel.budget.share, tokens=carrel.budget.tokens))
@@ -190,6 +196,8 @@ def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:
             return InvalidRequest(details, trailing.get(PARAM_KEY), trailing.get(CODE_KEY))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(details)
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return VersionMismatch(details)
         case grpc.StatusCode.UNAVAILABLE:
             return WorkerUnavailable()
         case grpc.StatusCode.DEADLINE_EXCEEDED:

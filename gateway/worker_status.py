@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from gateway.admission import Admission
-from gateway.errors import ServiceError
+from gateway.errors import ServiceError, VersionMismatch
 from gateway.records import WorkerInfo, WorkerStats
 from gateway.worker_client import WorkerClient
+
+log = logging.getLogger(__name__)
 
 
 class WorkerStatus:
@@ -15,11 +19,19 @@ class WorkerStatus:
         self._worker = worker
         self._admission = admission
         self._info: WorkerInfo | None = None
+        self._logged = ""
 
     async def info(self) -> WorkerInfo:
-        """What the worker says of itself. Raises WorkerUnavailable."""
+        """What the worker says of itself. Raises WorkerUnavailable, VersionMismatch, which is logged."""
         if self._info is None:
-            self._info = await self._worker.info()
+            try:
+                self._info = await self._worker.info()
+            except VersionMismatch as error:
+                # once, although probes come every few seconds
+                if error.message != self._logged:
+                    log.error("%s", error.message)
+                self._logged = error.message
+                raise
         return self._info
 
     def forget(self) -> None:

@@ -5,6 +5,7 @@ WorkerError
 ├── ModelError             start-up: a model directory that is missing, corrupt or of an unknown family
 ├── RequestError           the caller's fault: `param` names the field
 │   └── PromptTooLong      more tokens than the model's maximum length
+├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
 ├── SlowConsumer           the reader of a stream fell too far behind
@@ -45,6 +46,10 @@ class PromptTooLong(RequestError):
             "Please reduce the length of the input prompt or the number of requested output tokens.",
             param="prompt",
         )
+
+
+class VersionMismatch(WorkerError):
+    """A caller of another version; the text names both and the remedy."""
 
 
 class CapacityError(WorkerError):

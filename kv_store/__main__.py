@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
-from kv_store.arena import available_bytes
 from kv_store.config import RUNTIMES, StoreConfig, idle_cores
 from kv_store.errors import ConfigError, KVStoreError
 from kv_store.events import Events, JsonEvents, TextEvents
+from kv_store.memory import available_bytes
 from kv_store.runtimes import load_runtime
 
 _WATCH_SECONDS = 0.3
@@ -45,6 +45,9 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     option("--lease-seconds", float, 30.0, metavar="S")
     option("--default-iterations", int, 10, metavar="N")
     option("--max-points-per-centroid", int, 128, "0: all rows", metavar="N")
+    option("--peer-listen", str, "", "HOST:PORT for other stores; with CARREL_PEER_TOKEN", metavar="ADDRESS")
+    # A secret: never on a command line.
+    parser.set_defaults(peer_token=environment.get("CARREL_PEER_TOKEN", ""))
     parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
     return parser
 
@@ -66,6 +69,8 @@ def _config(options: argparse.Namespace) -> StoreConfig:
         lease_seconds=options.lease_seconds,
         default_iterations=options.default_iterations,
         max_points_per_centroid=options.max_points_per_centroid,
+        peer_listen=options.peer_listen,
+        peer_token=options.peer_token,
     )
 
 

@@ -55,8 +55,13 @@ class PrefixDirectory:
         self._touch(hashes[: len(found)])
         return found
 
-    def num_evictable_slabs(self) -> int:
-        return sum(slabs.size for slabs in self._entries.values() if self._is_unleased(slabs))
+    def num_evictable_slabs(self, waived: npt.NDArray[np.int32] | None = None) -> int:
+        """Slabs that nobody else holds. waived: int32 [num_slabs], references of each slab that do not count."""
+        entries = self._entries.values()
+        if waived is None:
+            return sum(slabs.size for slabs in entries if self._is_unleased(slabs))
+        references = self._allocator.references
+        return sum(slabs.size for slabs in entries if (references(slabs) - waived[slabs]).max() == 1)
 
     def evict_one(self) -> bool:
         """Drop the least recently used entry that nobody leases; False when there is none."""

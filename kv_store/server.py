@@ -8,19 +8,23 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kv_store.arena import Arena
+from kv_store.client.edition import own_edition
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader
 from kv_store.handoff import HandoffServer, claim_socket_path
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
+from kv_store.memory import check_room
+from kv_store.moves import PrefixPuller, PrefixSource
+from kv_store.moves.server import PeerServer
+from kv_store.moves.servicer import PrefixSourceServicer
 from kv_store.put_rows import RowWriter
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState
@@ -30,26 +34,22 @@ from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVStore"].full_name
+SOURCE_NAME = pb.DESCRIPTOR.services_by_name["PrefixSource"].full_name
 _STOP_GRACE_SECONDS = 2.0
-
-
-def _version() -> str:
-    try:
-        return metadata.version("carrel")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 class StoreServer:
     """A running store: serving when constructed, until `close`.
 
-    Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
+    peer_port: that of `peer_listen`, 0 without. Raises ConfigError when the arena, a socket or the trainers cannot be
+    had; nothing is left then.
     """
 
     def __init__(self, config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         with contextlib.ExitStack() as stack:
             self._prepare_folders()
+            check_room(config.arena_bytes, config.slab_bytes)
             arena = Arena(config.arena_bytes)
             stack.callback(arena.close)
             stack.callback(HandoffServer(arena, config.arena_socket).close)
@@ -60,16 +60,25 @@ class StoreServer:
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)
             builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
+            edition = own_edition()
             endpoint = Endpoint(
                 arena.handle,
                 config.slab_bytes,
                 os.path.abspath(config.arena_socket),
                 config.lease_seconds,
-                _version(),
+                edition,
                 config.max_pending_builds,
             )
-            servicer = KVStoreServicer(endpoint, self.store, RowReader(state), RowWriter(state), builder)
-            self._start_serving(stack, servicer)
+            reader, writer = RowReader(state), RowWriter(state)
+            puller, source = PrefixPuller(state, edition, config.peer_token), PrefixSource(state)
+            servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, puller)
+            self._start_serving(stack, servicer, PrefixSourceServicer(edition, source))
+            self.peer_port = 0
+            if config.peer_listen:
+                guarded = PrefixSourceServicer(edition, source, config.peer_token)
+                peers = PeerServer(config.peer_listen, guarded)
+                stack.callback(peers.close)
+                self.peer_port = peers.port
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -98,7 +107,9 @@ class StoreServer:
         stack.callback(thread.join, 5.0)
         stack.callback(closing.set)
 
-    def _start_serving(self, stack: contextlib.ExitStack, servicer: KVStoreServicer) -> None:
+    def _start_serving(
+        self, stack: contextlib.ExitStack, servicer: KVStoreServicer, source: PrefixSourceServicer
+    ) -> None:
         config = self.config
         threads = ThreadPoolExecutor(
             config.num_call_threads + config.max_pending_builds, thread_name_prefix="call"
@@ -114,8 +125,9 @@ class StoreServer:
         )
         health_servicer = health.HealthServicer()
         kv_store_pb2_grpc.add_KVStoreServicer_to_server(servicer, server)
+        kv_store_pb2_grpc.add_PrefixSourceServicer_to_server(source, server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE_NAME, SOURCE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         path = config.socket_path
         if path is not None:

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import numpy as np
 
 from kv_store.client import wire
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.edition import Edition
 from kv_store.client.handoff import ArenaHandle
-from kv_store.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    KVStoreError,
-    NotFound,
-    OutOfSpace,
-    Overloaded,
-)
+from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
+from kv_store.moves import PrefixPuller
 from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.statuses import abort
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
-
-_log = logging.getLogger(__name__)
-
-_STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (InvalidStoreRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
-    (NotFound, grpc.StatusCode.NOT_FOUND),
-    (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
-    (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +34,8 @@ class Endpoint:
     slab_bytes: int
     arena_socket: str
     lease_seconds: float
-    store_version: str
+    edition: Edition
     max_pending_builds: int
-
-
-def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
-    for kind, status in _STATUSES:
-        if isinstance(error, kind):
-            context.abort(status, str(error))
-    if isinstance(error, KVStoreError):
-        context.abort(grpc.StatusCode.INTERNAL, str(error))
-    # The caller learns nothing of our insides; the operator finds them in the log.
-    _log.error("%s failed", method, exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, f"{method} failed in the store; its log says why")
-    raise error
 
 
 def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
@@ -73,7 +44,7 @@ def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.Servic
         try:
             return method(self, request)
         except Exception as exc:
-            _abort(context, method.__name__, exc)
+            abort(context, method.__name__, exc)
 
     return call
 
@@ -87,7 +58,7 @@ def _streaming(
             for data in method(self, request):
                 yield pb.RowsChunk(data=data)
         except Exception as exc:
-            _abort(context, method.__name__, exc)
+            abort(context, method.__name__, exc)
 
     return call
 
@@ -96,18 +67,31 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     """`carrel.kv_store.v1.KVStore` over the store's parts."""
 
     def __init__(
-        self, endpoint: Endpoint, store: Store, reader: RowReader, writer: RowWriter, builder: IndexBuilder
+        self,
+        endpoint: Endpoint,
+        store: Store,
+        reader: RowReader,
+        writer: RowWriter,
+        builder: IndexBuilder,
+        puller: PrefixPuller,
     ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._reader = reader
         self._writer = writer
         self._builder = builder
+        self._puller = puller
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
     @_unary
+    def Hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
+        self._check(request.edition)
+        return pb.HelloResponse(edition=wire.edition_to_message(self._endpoint.edition))
+
+    @_unary
     def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
+        self._check(request.edition)
         layout = wire.layout_from_message(request.layout)
         attachment = self._store.attach(request.worker_id, layout, request.max_gather_rows)
         endpoint = self._endpoint
@@ -121,7 +105,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             response_offset=attachment.response_offset,
             response_bytes=attachment.response_bytes,
             lease_seconds=endpoint.lease_seconds,
-            store_version=endpoint.store_version,
+            edition=wire.edition_to_message(endpoint.edition),
         )
 
     @_unary
@@ -231,10 +215,33 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         self._store.drop_session(request.epoch, request.session_id)
         return pb.DropSessionResponse()
 
+    def PullPrefix(
+        self, request: pb.PullPrefixRequest, context: grpc.ServicerContext
+    ) -> pb.PullPrefixResponse:
+        try:
+            pulled = self._puller.pull(
+                request.epoch,
+                request.worker_id,
+                request.source,
+                tuple(request.prefix_hashes),
+                request.timeout_seconds,
+                context.add_callback,
+            )
+        except Exception as exc:
+            abort(context, "PullPrefix", exc)
+        return pb.PullPrefixResponse(
+            num_tokens=pulled.num_tokens, moved_tokens=pulled.moved_tokens, moved_bytes=pulled.moved_bytes
+        )
+
     @_unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         self._store.heartbeat(request.epoch, request.worker_id)
         return pb.HeartbeatResponse()
+
+    def _check(self, caller: pb.Edition) -> None:
+        edition = wire.edition_from_message(caller)
+        if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
+            raise VersionMismatch(reason)
 
     @_unary
     def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:

@@ -1,6 +1,8 @@
-"""Sessions: names that keep prefix slabs from eviction between two turns."""
+"""Sessions: names whose prefix slabs are the last to be evicted."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +10,21 @@ import numpy.typing as npt
 from kv_store.errors import NotFound
 from kv_store.slabs import SlabAllocator
 
+MAX_SESSIONS = 4096
+
 
 class SessionDirectory:
-    """Holds one reference to each slab of each session until it is dropped or pinned anew."""
+    """Holds one reference to each slab of each session until it is dropped, pinned anew, or the room is needed.
 
-    def __init__(self, allocator: SlabAllocator) -> None:
+    counts: int32 [num_slabs], how many sessions hold each slab.
+    """
+
+    def __init__(self, allocator: SlabAllocator, max_sessions: int = MAX_SESSIONS) -> None:
         self._allocator = allocator
-        self._slabs: dict[str, npt.NDArray[np.int32]] = {}
+        self._max_sessions = max_sessions
+        # the one that was pinned longest ago first
+        self._slabs: OrderedDict[str, npt.NDArray[np.int32]] = OrderedDict()
+        self.counts: npt.NDArray[np.int32] = np.zeros(allocator.num_slabs, np.int32)
 
     def __len__(self) -> int:
         return len(self._slabs)
@@ -22,17 +32,31 @@ class SessionDirectory:
     def pin(self, session_id: str, slabs: npt.NDArray[np.int32]) -> None:
         """Let the session hold `slabs` (distinct, sealed) instead of what it held before."""
         self._allocator.retain(slabs)
-        earlier = self._slabs.get(session_id)
+        self.counts[slabs] += 1
+        earlier = self._slabs.pop(session_id, None)
         self._slabs[session_id] = slabs
         if earlier is not None:
-            self._allocator.release(earlier)
+            self._let_go(earlier)
+        if len(self._slabs) > self._max_sessions:
+            self.drop_oldest()
 
     def drop(self, session_id: str) -> None:
         """Raises NotFound."""
         if session_id not in self._slabs:
             raise NotFound(f"no session {session_id!r}")
-        self._allocator.release(self._slabs.pop(session_id))
+        self._let_go(self._slabs.pop(session_id))
+
+    def drop_oldest(self) -> bool:
+        """Drop the session that was pinned longest ago; False when there is none."""
+        if not self._slabs:
+            return False
+        self._let_go(self._slabs.popitem(last=False)[1])
+        return True
 
     def clear(self) -> None:
-        for session_id in list(self._slabs):
-            self.drop(session_id)
+        while self.drop_oldest():
+            pass
+
+    def _let_go(self, slabs: npt.NDArray[np.int32]) -> None:
+        self.counts[slabs] -= 1
+        self._allocator.release(slabs)

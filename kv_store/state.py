@@ -87,14 +87,15 @@ class StoreState:
         return self.workers.renew(worker_id)
 
     def make_room(self, num_slabs: int, what: str) -> None:
-        """Evict until `num_slabs` are free. Raises OutOfSpace, without evicting, when that cannot work."""
+        """Evict until `num_slabs` are free, what is in no session first. Raises OutOfSpace, without evicting, when that
+        cannot work."""
         allocator = self.allocator
         if num_slabs <= allocator.num_free:
             return
-        missing = num_slabs - allocator.num_free - self.prefixes.num_evictable_slabs()
+        missing = num_slabs - allocator.num_free - self.prefixes.num_evictable_slabs(self.sessions.counts)
         if missing > 0:
             raise OutOfSpace(what, missing * self.slab_bytes)
-        while num_slabs > allocator.num_free and self.prefixes.evict_one():
+        while num_slabs > allocator.num_free and self._evict():
             pass
 
     def allocate_segment(self, num_bytes: int, what: str) -> range:
@@ -104,10 +105,14 @@ class StoreState:
             return range(0)
         self.make_room(count, what)
         while (slabs := self.allocator.allocate_run(count)) is None:
-            if not self.prefixes.evict_one():
+            if not self._evict():
                 missing = count - self.allocator.longest_run
                 raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
         return slabs
+
+    def _evict(self) -> bool:
+        """Give up the least recently used prefix, or the oldest session where all that is left is in one."""
+        return self.prefixes.evict_one() or self.sessions.drop_oldest()
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
+from gpu_worker.edition import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
@@ -47,7 +48,12 @@ class PacedWorker(pb_grpc.GPUWorkerServicer):
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
-            model="paced", vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, policies=("full",)
+            version=own_edition().version,
+            messages=own_edition().messages,
+            model="paced",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            policies=("full",),
         )
 
     async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:

@@ -111,4 +111,5 @@ def _read_options(body: GenerationBody, max_tokens: int | None, logprobs: int | 
         logprobs=logprobs,
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         carrel=CarrelOptions(carrel.policy, carrel.budget) if carrel else CarrelOptions(),
+        session_id=body.session_id,
     )

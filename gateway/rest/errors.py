@@ -20,6 +20,7 @@ from gateway.errors import (
     TooLarge,
     Unauthorized,
     UnknownModel,
+    VersionMismatch,
     WorkerUnavailable,
 )
 
@@ -34,6 +35,7 @@ STATUSES: dict[type[ServiceError], int] = {
     Overloaded: 503,
     ShuttingDown: 503,
     WorkerUnavailable: 503,
+    VersionMismatch: 503,
     RequestTimeout: 504,
 }
 

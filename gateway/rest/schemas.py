@@ -72,6 +72,7 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    session_id: str | None = None
     carrel: CarrelBody | None = None
 
     @field_validator("logit_bias")

@@ -41,6 +41,7 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
             frequency_penalty=message.frequency_penalty,
             repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
             carrel=CarrelOptions(message.carrel.policy or None, _read_budget(message.carrel)),
+            session_id=message.session_id or None,
         ),
         request_id=message.request_id or None,
         caller=caller,

@@ -16,6 +16,7 @@ from gateway.errors import (
     TooLarge,
     Unauthorized,
     UnknownModel,
+    VersionMismatch,
     WorkerUnavailable,
 )
 from gateway.rest.errors import STATUSES, TYPES
@@ -36,6 +37,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    VersionMismatch: grpc.StatusCode.UNAVAILABLE,
     GenerationFailed: grpc.StatusCode.INTERNAL,
 }
 

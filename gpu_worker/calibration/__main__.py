@@ -14,11 +14,11 @@ from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
 from gpu_worker.arguments import Parser
 from gpu_worker.calibration import ModelFacts, Observation, observe, write_calibration
 from gpu_worker.config import DTYPES, find_device, find_dtype
+from gpu_worker.edition import own_edition
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.retain.outlier_scan import most_outlying
 from gpu_worker.service.process_events import JsonEvents, PlainEvents, ProcessEvents
-from gpu_worker.service.server import package_version
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             "num_tokens": str(sum(map(len, samples))),
             "threshold": str(arguments.threshold),
             "dtype": str(dtype).removeprefix("torch."),
-            "carrel_version": package_version(),
+            "carrel_version": own_edition().version,
             "torch_version": str(torch.__version__),
         }
         write_calibration(arguments.out, ModelFacts.of(model.config), observation, about)

@@ -21,6 +21,7 @@ from gpu_worker.engine.intake import Intake, usual_fixed
 from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefix_mover import PrefixMover
 from gpu_worker.engine.prefixes import PrefixChain, model_root
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.records import Budget, EngineInfo
@@ -112,12 +113,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     return assemble(model, client, options)
 
 
-def connect_store(
-    target: str,
-    model: ModelConfig,
-    dtype_name: str,
-    config: WorkerConfig,
-) -> StoreClient:
+def connect_store(target: str, model: ModelConfig, dtype_name: str, config: WorkerConfig) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
     layout = Layout(model.num_layers, model.num_kv_heads, model.head_dim, row_type(dtype_name))
     try:
@@ -179,16 +175,18 @@ def assemble(
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)
-    return Engine(
+    intake = Intake(
+        options.policies,
+        config.vocab_size,
+        options.max_model_len,
+        config.eos_token_ids,
+        options.seed,
+        options.max_full_tokens,
+    )
+    prefixes = PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None
+    engine = Engine(
         info=info,
-        intake=Intake(
-            options.policies,
-            config.vocab_size,
-            options.max_model_len,
-            config.eos_token_ids,
-            options.seed,
-            options.max_full_tokens,
-        ),
+        intake=intake,
         decoder=decoder,
         pool=pool,
         caches=caches,
@@ -196,8 +194,11 @@ def assemble(
         decode=DecodeStep(decoder, caches, offloader, pool),
         prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
-        prefixes=PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None,
+        prefixes=prefixes,
     )
+    if prefixes is not None:
+        engine.prefix_mover = PrefixMover(client, intake, prefixes)
+    return engine
 
 
 def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:

@@ -13,6 +13,8 @@ from gpu_worker.engine.arena import ArenaView, map_arena
 from gpu_worker.engine.host_registration import RegistrationFailed
 from gpu_worker.engine.layer_writer import LayerWriter
 from gpu_worker.engine.marks import Mark
+from gpu_worker.engine.memlock import allow_locking, too_low
+from gpu_worker.errors import ConfigError
 from kv_store.client import StoreClient
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 class DeviceArena:
     """view: None where rows must go through the host: another transport than zero_copy, no seats, or memory that CUDA
-    does not take, which is said once. What is asked of it then does nothing."""
+    does not take, which is said once. What is asked of it then does nothing.
+
+    Made at the start, where it raises ConfigError if memory is refused and the memlock limit is too low for it."""
 
     def __init__(self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device) -> None:
         self._client = client
@@ -31,6 +35,8 @@ class DeviceArena:
         self.view: ArenaView | None = None
         self._writer: LayerWriter | None = None
         self.map()
+        if self._is_refused and num_seats and (reason := too_low(client.arena.nbytes)):
+            raise ConfigError(f"the arena of the KV store cannot be given to the device: {reason}")
 
     @property
     def copies_aside(self) -> bool:
@@ -41,6 +47,7 @@ class DeviceArena:
         """Take a view of what the client is attached to."""
         if self._is_refused or self._client.transport != "zero_copy":
             return
+        allow_locking(self._client.arena.nbytes)
         try:
             self.view = map_arena(self._client, self._num_seats, self._max_model_len, self._device)
         except RegistrationFailed as error:
@@ -50,7 +57,12 @@ class DeviceArena:
             self._writer = LayerWriter(self.view, self._device)
 
     def _refuse(self, error: RegistrationFailed) -> None:
-        logger.warning("rows of the KV store go through the host, which is slower: %s", error)
+        reason = too_low(self._client.arena.nbytes)
+        logger.warning(
+            "rows of the KV store go through the host, which is slower: %s%s",
+            error,
+            f"; {reason}" if reason else "",
+        )
         self._is_refused = True
         self.close()
 

@@ -13,6 +13,7 @@ from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill, no_room
+from gpu_worker.engine.prefix_mover import PrefixMover
 from gpu_worker.engine.prefixes import PrefixChain, open_sequence
 from gpu_worker.engine.records import (
     CompleteEvent,
@@ -72,6 +73,7 @@ class Engine:
         self._indexing = Indexing(caches.recall)
         # Since somebody was last given what others left.
         self._has_freed = False
+        self.prefix_mover: PrefixMover | None = None
         self._stats = EngineStats(slots_total=pool.num_blocks * BLOCK_SIZE)
 
     def validate(self, request: GenerationRequest) -> None:

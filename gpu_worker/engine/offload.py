@@ -15,6 +15,7 @@ from gpu_worker.engine.host_rows import host_bytes, in_calls
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.sequence import Sequence
+from gpu_worker.engine.session_names import session_name
 from gpu_worker.engine.store_link import StoreLink
 from gpu_worker.errors import StoreUnavailable, WorkerError
 from gpu_worker.policies.recall.base import IndexJob
@@ -153,6 +154,8 @@ class Offloader:
                 prefix_hashes=hashes,
             )
         )
+        if hashes and (name := session_name(sequence.request)):
+            self._call(lambda: self._client.pin_session(sequence.sequence_id, name))
         extent.written = extent.sealed = num_tokens
         self.offloaded_bytes += (num_tokens - extent.shared) * self._client.layout.token_bytes
 

@@ -6,12 +6,16 @@ A hash covers all that decides a slab's rows: the model, who may share them, and
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from pathlib import Path
 
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.models import LoadedModel
+
+# The hub's cache names a large file by the SHA-256 of what is in it.
+_CONTENT_NAME = re.compile("[0-9a-f]{64}")
 
 
 class PrefixChain:
@@ -49,12 +53,21 @@ def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain |
 
 
 def model_root(model: LoadedModel) -> bytes:
-    """Equal for the same files of weights computed in the same type; a directory that was written to is another."""
+    """Equal for the same files of weights computed in the same type; a directory that was written to is another.
+
+    On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes
+    and times.
+    """
     directory = Path(model.source)
     files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
-    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    blobs = [(file.name, file.resolve().name) for file in files]
+    if files and all(_CONTENT_NAME.fullmatch(blob) for _, blob in blobs):
+        weights = repr(blobs)
+    else:
+        stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        weights = repr((model.source, stamps))
     decoder = model.decoder
-    facts = (model.source, model.config, str(decoder.dtype), decoder.device.type, stamps)
+    facts = (weights, model.config, str(decoder.dtype), decoder.device.type)
     return _digest(b"carrel", repr(facts).encode())
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from gpu_worker.edition import own_edition
 from gpu_worker.engine.records import (
     Budget,
     CompleteEvent,
@@ -17,11 +18,14 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.errors import PromptTooLong, RequestError
+from gpu_worker.errors import PromptTooLong, RequestError, VersionMismatch
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+from kv_store.client.edition import Edition
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
+MAX_SOURCE_LENGTH = 256
+MAX_SESSION_LENGTH = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
@@ -59,6 +63,8 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         num_prefill_tokens=message.num_prefill_tokens,
         measure=message.measure,
         prefix_salt=_read_salt(message.prefix_salt),
+        prefix_source=_read_text("prefix_source", message.prefix_source, MAX_SOURCE_LENGTH),
+        session_id=_read_text("session_id", message.session_id, MAX_SESSION_LENGTH),
     )
 
 
@@ -66,6 +72,12 @@ def _read_salt(salt: bytes) -> bytes:
     if len(salt) > MAX_SALT_BYTES:
         raise RequestError(f"prefix_salt has {len(salt)} bytes; give at most {MAX_SALT_BYTES}", "prefix_salt")
     return salt
+
+
+def _read_text(param: str, text: str, limit: int) -> str:
+    if len(text) > limit:
+        raise RequestError(f"{param} has {len(text)} characters; give at most {limit}", param)
+    return text
 
 
 def read_request_id(request_id: str) -> str:
@@ -189,10 +201,19 @@ def write_complete(event: CompleteEvent) -> pb.GenerateResponse:
     )
 
 
-def write_info(info: EngineInfo, version: str) -> pb.GetInfoResponse:
+def check_edition(message: pb.GenerateRequest) -> None:
+    """Raises VersionMismatch for a caller of another edition; one that states none takes what it gets."""
+    if message.HasField("edition"):
+        caller = Edition(message.edition.version, message.edition.messages)
+        if reason := own_edition().refusal("this worker", "the caller", caller):
+            raise VersionMismatch(reason)
+
+
+def write_info(info: EngineInfo) -> pb.GetInfoResponse:
     values = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
     values["default_budget"] = write_budget(info.default_budget)
-    return pb.GetInfoResponse(version=version, **values)
+    edition = own_edition()
+    return pb.GetInfoResponse(version=edition.version, messages=edition.messages, **values)
 
 
 def write_budget(budget: Budget) -> pb.Budget:

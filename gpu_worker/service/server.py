@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class WorkerServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ),
         )
-        servicer = GPUWorkerServicer(engine, package_version(), max_pending)
+        servicer = GPUWorkerServicer(engine, max_pending)
         gpu_worker_pb2_grpc.add_GPUWorkerServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -107,14 +106,6 @@ def prepare_address(listen: str) -> None:
         raise ConfigError(
             f"--listen {listen!r} is served by another process; stop it or choose another address."
         )
-
-
-def package_version() -> str:
-    """Version of the installed distribution; "unknown" in a checkout that is not installed."""
-    try:
-        return metadata.version("carrel")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _socket_path(listen: str) -> Path | None:

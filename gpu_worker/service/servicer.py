@@ -16,16 +16,18 @@ from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Raises worker errors; BoundaryInterceptor makes them statuses."""
 
-    def __init__(self, engine: EnginePort, version: str, max_pending: int = MAX_PENDING_EVENTS) -> None:
+    def __init__(self, engine: EnginePort, max_pending: int = MAX_PENDING_EVENTS) -> None:
         self._engine = engine
-        self._version = version
         self._max_pending = max_pending
 
     async def Generate(
         self, request: gpu_worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
+        converters.check_edition(request)
         generation = converters.read_request(request, self._engine.info)
         request_id = generation.request_id
+        if generation.prefix_source:
+            await asyncio.to_thread(self._engine.fetch_prefix, generation)
         stream = EventStream(
             asyncio.get_running_loop(), lambda: self._engine.abort(request_id), self._max_pending
         )
@@ -59,7 +61,7 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     async def GetInfo(
         self, request: gpu_worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> gpu_worker_pb2.GetInfoResponse:
-        return converters.write_info(self._engine.info, self._version)
+        return converters.write_info(self._engine.info)
 
     async def Stats(
         self, request: gpu_worker_pb2.StatsRequest, context: grpc.aio.ServicerContext

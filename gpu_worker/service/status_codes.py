@@ -13,6 +13,7 @@ from gpu_worker.errors import (
     RequestError,
     SlowConsumer,
     StoreUnavailable,
+    VersionMismatch,
     WorkerError,
 )
 
@@ -22,6 +23,7 @@ CODE_KEY = "carrel-code"
 _CODES: dict[type[WorkerError], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     SlowConsumer: grpc.StatusCode.ABORTED,

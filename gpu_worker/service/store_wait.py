@@ -8,13 +8,25 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpu_worker.errors import StoreUnavailable
+from kv_store.client import StoreError, check_edition
 
 RETRY_SECONDS = 0.2
 CALL_SECONDS = 2.0
 
 
 def wait_for_store(store: str, timeout_seconds: float) -> None:
-    """Return once the store at `store` reports SERVING; raises StoreUnavailable when it does not in time."""
+    """Return once the store at `store` reports SERVING and is of our version, before a model is loaded in vain.
+
+    Raises StoreUnavailable when it does not in time, or is of another version.
+    """
+    _wait_until_serving(store, timeout_seconds)
+    try:
+        check_edition(store, CALL_SECONDS)
+    except StoreError as error:
+        raise StoreUnavailable(str(error)) from error
+
+
+def _wait_until_serving(store: str, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     # a short first reconnect: gRPC's own back-off would wait a second and more
     options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))

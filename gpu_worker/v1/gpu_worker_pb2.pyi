@@ -65,8 +65,16 @@ class Budget(_message.Message):
     tokens: int
     def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
+class Edition(_message.Message):
+    __slots__ = ("version", "messages")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    messages: str
+    def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "prefix_source", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +83,9 @@ class GenerateRequest(_message.Message):
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -83,7 +94,10 @@ class GenerateRequest(_message.Message):
     num_prefill_tokens: int
     measure: bool
     prefix_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ...) -> None: ...
+    edition: Edition
+    prefix_source: str
+    session_id: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., prefix_source: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -186,7 +200,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport")
+    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport", "messages")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +216,7 @@ class GetInfoResponse(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SLOT_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     model_type: str
@@ -217,7 +232,8 @@ class GetInfoResponse(_message.Message):
     num_parameters: int
     slot_capacity_tokens: int
     transport: str
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    messages: str
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

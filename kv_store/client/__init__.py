@@ -6,11 +6,13 @@ from kv_store.client.client import StoreClient
 from kv_store.client.errors import (
     HandoffRefused,
     InvalidStoreRequest,
+    MoveFailed,
     NotInStore,
     StaleEpoch,
     StoreError,
     StoreFull,
     StoreUnreachable,
+    VersionMismatch,
 )
 from kv_store.client.layout import Layout
 from kv_store.client.records import (
@@ -20,11 +22,13 @@ from kv_store.client.records import (
     KMeansParams,
     PQParams,
     PrefixMatch,
+    PulledPrefix,
     RowsWanted,
     SequenceStats,
     StoreStats,
     check_metric,
 )
+from kv_store.client.rpc import check_edition
 
 __all__ = [
     "KMEANS_METRICS",
@@ -34,9 +38,11 @@ __all__ = [
     "InvalidStoreRequest",
     "KMeansParams",
     "Layout",
+    "MoveFailed",
     "NotInStore",
     "PQParams",
     "PrefixMatch",
+    "PulledPrefix",
     "RowsWanted",
     "SequenceStats",
     "StaleEpoch",
@@ -45,5 +51,7 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnreachable",
+    "VersionMismatch",
+    "check_edition",
     "check_metric",
 ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from kv_store.client import wire
+from kv_store.client.edition import own_edition
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
@@ -27,6 +28,7 @@ class Attachment:
     """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped."""
 
     epoch: int
+    worker_id: str
     geometry: SlabGeometry
     rpc: StoreRpc
     transport: Transport
@@ -38,6 +40,12 @@ class Attachment:
         """Call the store. Raises StoreError; a StaleEpoch ends the lease too."""
         with self.noting_loss():
             return self.rpc.call(method, request, timeout_seconds)
+
+    def ask(self, method: str, *, call_seconds: float | None = None, **fields: Any) -> Any:
+        """The reply to a method of this name, asked with these fields by this worker. Raises StoreError."""
+        with refusing_odd_fields():
+            request = getattr(pb, f"{method}Request")(epoch=self.epoch, worker_id=self.worker_id, **fields)
+        return self.call(getattr(self.rpc.stub, method), request, call_seconds)
 
     @contextlib.contextmanager
     def noting_loss(self) -> Iterator[None]:
@@ -73,6 +81,7 @@ def attach(
                 worker_id=worker_id,
                 layout=wire.layout_to_message(layout),
                 max_gather_rows=transport.response_rows(max_gather_rows),
+                edition=wire.edition_to_message(own_edition()),
             )
         reply = rpc.attach(request)
         geometry = SlabGeometry(layout, reply.slab_bytes)
@@ -87,7 +96,7 @@ def attach(
         raise
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
-    return Attachment(reply.epoch, geometry, rpc, mapped, lease)
+    return Attachment(reply.epoch, worker_id, geometry, rpc, mapped, lease)
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:

@@ -13,7 +13,15 @@ from kv_store.client import requests, wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
 from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.layout import Layout
-from kv_store.client.records import IndexParams, IndexSegment, PrefixMatch, RowsWanted, StoreStats, count_rows
+from kv_store.client.records import (
+    IndexParams,
+    IndexSegment,
+    PrefixMatch,
+    PulledPrefix,
+    RowsWanted,
+    StoreStats,
+    count_rows,
+)
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
@@ -97,11 +105,7 @@ class StoreClient:
     def open_sequence(self, sequence_id: str) -> None:
         """Start an empty sequence; nothing changes when this worker has it open."""
         attached = self._attached
-        with refusing_odd_fields():
-            request = pb.OpenSequenceRequest(
-                epoch=attached.epoch, worker_id=self._worker_id, sequence_id=sequence_id
-            )
-        attached.call(attached.rpc.stub.OpenSequence, request)
+        attached.ask("OpenSequence", sequence_id=sequence_id)
         self._tables.open(sequence_id)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -111,14 +115,7 @@ class StoreClient:
         """
         attached = self._attached
         table = self._tables.get(sequence_id)
-        with refusing_odd_fields():
-            request = pb.ReserveRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                sequence_id=sequence_id,
-                num_tokens=num_tokens,
-            )
-        reply = attached.call(attached.rpc.stub.Reserve, request)
+        reply = attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
         table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
         return table.table
 
@@ -162,18 +159,28 @@ class StoreClient:
         """
         attached = self._attached
         table = self._tables.get(sequence_id)
-        with refusing_odd_fields():
-            request = pb.LookupPrefixRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                sequence_id=sequence_id,
-                prefix_hashes=prefix_hashes,
-            )
-        reply = attached.call(attached.rpc.stub.LookupPrefix, request)
+        reply = attached.ask("LookupPrefix", sequence_id=sequence_id, prefix_hashes=prefix_hashes)
         if reply.num_tokens and not table.capacity:
             table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
             table.sealed = [reply.num_tokens] * self._layout.num_layers
         return PrefixMatch(reply.num_tokens, table.table[:, : reply.slabs_per_layer])
+
+    def pull_prefix(
+        self, source: str, prefix_hashes: Sequence[bytes], timeout_seconds: float = 60.0
+    ) -> PulledPrefix:
+        """Have the store fetch what it lacks of a prefix from the store at `source` (unix:/PATH or HOST:PORT).
+
+        Raises MoveFailed when that one fails; then, and when this one is full (StoreFull), nothing has changed.
+        """
+        attached = self._attached
+        reply = attached.ask(
+            "PullPrefix",
+            source=source,
+            prefix_hashes=prefix_hashes,
+            timeout_seconds=timeout_seconds,
+            call_seconds=requests.pull_seconds(timeout_seconds),
+        )
+        return PulledPrefix(reply.num_tokens, reply.moved_tokens, reply.moved_bytes)
 
     def build_index(
         self,
@@ -231,23 +238,12 @@ class StoreClient:
         """End a sequence; its private slabs and indexes are free at once. Unknown ids are harmless."""
         attached = self._attached
         self._tables.forget(sequence_id)
-        with refusing_odd_fields():
-            request = pb.ReleaseRequest(
-                epoch=attached.epoch, worker_id=self._worker_id, sequence_id=sequence_id
-            )
-        attached.call(attached.rpc.stub.Release, request)
+        attached.ask("Release", sequence_id=sequence_id)
 
     def pin_session(self, sequence_id: str, session_id: str) -> None:
         """Keep the sequence's full slabs that were sealed with hashes; call it before `release`."""
         attached = self._attached
-        with refusing_odd_fields():
-            request = pb.PinSessionRequest(
-                epoch=attached.epoch,
-                worker_id=self._worker_id,
-                sequence_id=sequence_id,
-                session_id=session_id,
-            )
-        attached.call(attached.rpc.stub.PinSession, request)
+        attached.ask("PinSession", sequence_id=sequence_id, session_id=session_id)
 
     def drop_session(self, session_id: str) -> None:
         """Let the session's slabs be evicted. Raises NotInStore."""
@@ -264,8 +260,7 @@ class StoreClient:
     def heartbeat(self) -> None:
         """Renew the lease now; a background thread does so three times a lease anyway."""
         attached = self._attached
-        request = pb.HeartbeatRequest(epoch=attached.epoch, worker_id=self._worker_id)
-        attached.call(attached.rpc.stub.Heartbeat, request)
+        attached.ask("Heartbeat")
 
     @property
     def is_answering(self) -> bool:

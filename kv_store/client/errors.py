@@ -1,9 +1,11 @@
 """Every error that the client raises on purpose.
 
 StoreError
+├── VersionMismatch       store and client are not of one edition
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
+├── MoveFailed            another store did not give the prefix; this one is as before
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
 ├── NotInStore            an unknown sequence, index or session
 └── HandoffRefused        what came over the arena socket is not the arena that was promised
@@ -19,6 +21,10 @@ class StoreError(Exception):
     """Base of all; the text is fit to be shown to an operator."""
 
 
+class VersionMismatch(StoreError):
+    """Store and client are of different versions; the text names both and the remedy."""
+
+
 class StoreUnreachable(StoreError):
     """The store did not answer within the deadline, or its process is gone."""
 
@@ -29,6 +35,10 @@ class StaleEpoch(StoreError):
 
 class StoreFull(StoreError):
     """The store has no room even after eviction; the text names the missing bytes."""
+
+
+class MoveFailed(StoreError):
+    """Another store did not answer, refused, or sent broken bytes; this store is as it was before."""
 
 
 class InvalidStoreRequest(StoreError):

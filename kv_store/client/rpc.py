@@ -8,13 +8,17 @@ from typing import Any, TypeVar
 
 import grpc
 
+from kv_store.client import wire
+from kv_store.client.edition import Edition, own_edition
 from kv_store.client.errors import (
     InvalidStoreRequest,
+    MoveFailed,
     NotInStore,
     StaleEpoch,
     StoreError,
     StoreFull,
     StoreUnreachable,
+    VersionMismatch,
 )
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
@@ -22,6 +26,8 @@ from kv_store.v1 import kv_store_pb2_grpc
 Reply = TypeVar("Reply")
 
 MAX_MESSAGE_BYTES = 16 << 20
+# gRPC's own words for a method that the other side does not have.
+_UNKNOWN_METHOD = "Method not found!"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -39,7 +45,14 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
     grpc.StatusCode.NOT_FOUND: NotInStore,
+    grpc.StatusCode.ABORTED: MoveFailed,
+    grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
 }
+
+
+def refusal(store: Edition) -> str | None:
+    """Why we must not talk to a store of this edition; None where we may."""
+    return own_edition().refusal("this client", "the store", store)
 
 
 @contextlib.contextmanager
@@ -49,6 +62,8 @@ def translated(target: str) -> Iterator[None]:
         yield
     except grpc.RpcError as exc:
         status, details = exc.code(), exc.details()
+        if status is grpc.StatusCode.UNIMPLEMENTED and details == _UNKNOWN_METHOD:
+            details = refusal(Edition("", ""))
         kind = _ERRORS.get(status, StoreError)
         raise kind(f"KV store at {target}: {details or status.name}") from exc
     except ValueError as exc:
@@ -65,13 +80,26 @@ class StoreRpc:
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self.stub = kv_store_pb2_grpc.KVStoreStub(self._channel)
 
+    def hello(self) -> None:
+        """Compare editions with the store. Raises VersionMismatch."""
+        reply = self.call(self.stub.Hello, pb.HelloRequest(edition=wire.edition_to_message(own_edition())))
+        self.check(reply.edition)
+
+    def check(self, edition: pb.Edition) -> None:
+        """Raises VersionMismatch for another edition than ours."""
+        if reason := refusal(wire.edition_from_message(edition)):
+            raise VersionMismatch(f"KV store at {self.target}: {reason}")
+
     def attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
-        """Waits for the store to come up. A layout that the store does not hold is InvalidStoreRequest."""
+        """Waits for the store to come up. A layout that the store does not hold is InvalidStoreRequest; raises
+        VersionMismatch."""
         try:
             with translated(self.target):
-                return self.stub.Attach(request, timeout=self.timeout_seconds, wait_for_ready=True)
+                reply = self.stub.Attach(request, timeout=self.timeout_seconds, wait_for_ready=True)
         except StaleEpoch as exc:
             raise InvalidStoreRequest(str(exc)) from exc
+        self.check(reply.edition)
+        return reply
 
     def call(self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None) -> Reply:
         with translated(self.target):
@@ -95,3 +123,12 @@ class StoreRpc:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def check_edition(target: str, timeout_seconds: float) -> None:
+    """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable."""
+    rpc = StoreRpc(target, timeout_seconds)
+    try:
+        rpc.hello()
+    finally:
+        rpc.close()

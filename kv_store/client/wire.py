@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kv_store.client.edition import Edition
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.records import ArrayRef, IndexParams, KMeansParams, PQParams, SequenceStats, StoreStats
@@ -33,6 +34,14 @@ def layout_from_message(message: pb.Layout) -> Layout:
         )
     row_type = _ROW_NAMES.get(message.row_type, f"number {message.row_type}")
     return Layout(message.num_layers, message.num_kv_heads, message.head_dim, row_type)
+
+
+def edition_to_message(edition: Edition) -> pb.Edition:
+    return pb.Edition(version=edition.version, messages=edition.messages)
+
+
+def edition_from_message(message: pb.Edition) -> Edition:
+    return Edition(message.version, message.messages)
 
 
 def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:

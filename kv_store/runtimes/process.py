@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kv_store.arena import check_room
 from kv_store.config import StoreConfig
 from kv_store.events import Events
+from kv_store.memory import check_room
 from kv_store.runtimes.base import Runtime
 from kv_store.server import StoreServer
 
@@ -13,7 +13,7 @@ class ProcessRuntime(Runtime):
     """Nothing can die but the process itself."""
 
     def __init__(self, config: StoreConfig, events: Events) -> None:
-        check_room(config.arena_bytes)
+        check_room(config.arena_bytes, config.slab_bytes)
         events.progress("map the arena", 0, 1)
         self._server = StoreServer(config)
         events.progress("map the arena", 1, 1)

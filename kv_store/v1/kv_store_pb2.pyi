@@ -52,18 +52,40 @@ class Layout(_message.Message):
     row_type: RowType
     def __init__(self, version: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., row_type: _Optional[_Union[RowType, str]] = ...) -> None: ...
 
+class Edition(_message.Message):
+    __slots__ = ("version", "messages")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    messages: str
+    def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("edition",)
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
+
+class HelloResponse(_message.Message):
+    __slots__ = ("edition",)
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
-    __slots__ = ("worker_id", "layout", "max_gather_rows")
+    __slots__ = ("worker_id", "layout", "max_gather_rows", "edition")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MAX_GATHER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     layout: Layout
     max_gather_rows: int
-    def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ...) -> None: ...
+    edition: Edition
+    def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "store_version")
+    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "edition")
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +95,7 @@ class AttachResponse(_message.Message):
     RESPONSE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EDITION_FIELD_NUMBER: _ClassVar[int]
     region_id: bytes
     epoch: int
     arena_bytes: int
@@ -83,8 +105,8 @@ class AttachResponse(_message.Message):
     response_offset: int
     response_bytes: int
     lease_seconds: float
-    store_version: str
-    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., store_version: _Optional[str] = ...) -> None: ...
+    edition: Edition
+    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class OpenSequenceRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "sequence_id")
@@ -369,6 +391,76 @@ class DropSessionRequest(_message.Message):
 class DropSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PullPrefixRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "source", "prefix_hashes", "timeout_seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    source: str
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    timeout_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., source: _Optional[str] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class PullPrefixResponse(_message.Message):
+    __slots__ = ("num_tokens", "moved_tokens", "moved_bytes")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    moved_tokens: int
+    moved_bytes: int
+    def __init__(self, num_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadPrefixRequest(_message.Message):
+    __slots__ = ("edition", "layout", "tokens_per_slab", "prefix_hashes", "num_known")
+    EDITION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SLAB_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    edition: Edition
+    layout: Layout
+    tokens_per_slab: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    num_known: int
+    def __init__(self, edition: _Optional[_Union[Edition, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., tokens_per_slab: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., num_known: _Optional[int] = ...) -> None: ...
+
+class PrefixPart(_message.Message):
+    __slots__ = ("header", "chunk", "trailer")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TRAILER_FIELD_NUMBER: _ClassVar[int]
+    header: PrefixHeader
+    chunk: PrefixChunk
+    trailer: PrefixTrailer
+    def __init__(self, header: _Optional[_Union[PrefixHeader, _Mapping]] = ..., chunk: _Optional[_Union[PrefixChunk, _Mapping]] = ..., trailer: _Optional[_Union[PrefixTrailer, _Mapping]] = ...) -> None: ...
+
+class PrefixHeader(_message.Message):
+    __slots__ = ("num_found", "num_bytes")
+    NUM_FOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_found: int
+    num_bytes: int
+    def __init__(self, num_found: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class PrefixChunk(_message.Message):
+    __slots__ = ("data", "checksum")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    checksum: int
+    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class PrefixTrailer(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("epoch", "worker_id")

@@ -34,6 +34,11 @@ class KVStoreStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Hello = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/Hello',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.FromString,
+                _registered_method=True)
         self.Attach = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Attach',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.SerializeToString,
@@ -104,6 +109,11 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.FromString,
                 _registered_method=True)
+        self.PullPrefix = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/PullPrefix',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Heartbeat',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.HeartbeatRequest.SerializeToString,
@@ -118,6 +128,13 @@ class KVStoreStub(object):
 
 class KVStoreServicer(object):
     """Missing associated documentation comment in .proto file."""
+
+    def Hello(self, request, context):
+        """The first contact, before a model is loaded: each side says what it is, and refuses another edition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
         """Announces a worker, checks that both sides agree on the layout, and says where the arena is.
@@ -204,7 +221,8 @@ class KVStoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PinSession(self, request, context):
-        """Keeps a released sequence's sealed slabs recallable under a session name.
+        """Keeps a sequence's sealed slabs under a session name, instead of those that the session kept before, until all else
+        is evicted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +230,13 @@ class KVStoreServicer(object):
 
     def DropSession(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullPrefix(self, request, context):
+        """Fetches from another store what this one lacks of a prefix, and lists it for reuse. All or nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -232,6 +257,11 @@ class KVStoreServicer(object):
 
 def add_KVStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Hello': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hello,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.SerializeToString,
+            ),
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.FromString,
@@ -302,6 +332,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.SerializeToString,
             ),
+            'PullPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullPrefix,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.SerializeToString,
+            ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.HeartbeatRequest.FromString,
@@ -322,6 +357,33 @@ def add_KVStoreServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KVStore(object):
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Hello(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/Hello',
+            kv__store_dot_v1_dot_kv__store__pb2.HelloRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.HelloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Attach(request,
@@ -702,6 +764,33 @@ class KVStore(object):
             _registered_method=True)
 
     @staticmethod
+    def PullPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/PullPrefix',
+            kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Heartbeat(request,
             target,
             options=(),
@@ -745,6 +834,82 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/Stats',
             kv__store_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class PrefixSourceStub(object):
+    """What a store gives to other stores, and to nobody who does not know the hashes.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ReadPrefix = channel.unary_stream(
+                '/carrel.kv_store.v1.PrefixSource/ReadPrefix',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.FromString,
+                _registered_method=True)
+
+
+class PrefixSourceServicer(object):
+    """What a store gives to other stores, and to nobody who does not know the hashes.
+    """
+
+    def ReadPrefix(self, request, context):
+        """The slabs of the longest known prefix, behind those that the caller has. Needs a deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PrefixSourceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ReadPrefix': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadPrefix,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'carrel.kv_store.v1.PrefixSource', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('carrel.kv_store.v1.PrefixSource', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PrefixSource(object):
+    """What a store gives to other stores, and to nobody who does not know the hashes.
+    """
+
+    @staticmethod
+    def ReadPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/carrel.kv_store.v1.PrefixSource/ReadPrefix',
+            kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.FromString,
             options,
             channel_credentials,
             insecure,

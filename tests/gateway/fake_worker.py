@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
+from gateway.edition import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
@@ -25,6 +26,7 @@ class Script:
     silent_s: float = 0.0
     token_s: float = 0.0
     store_reachable: bool = True
+    version: str = field(default_factory=lambda: own_edition().version)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     num_cancelled: int = 0
     aborted: list[str] = field(default_factory=list)
@@ -81,9 +83,10 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         return pb.AbortResponse()
 
     async def GetInfo(self, request, context):
-        policies = ("full", "pqcache")
+        policies, script = ("full", "pqcache"), self._script()
         return pb.GetInfoResponse(
-            version="1",
+            version=script.version,
+            messages=own_edition().messages,
             model="tiny",
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,

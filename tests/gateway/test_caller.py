@@ -42,11 +42,12 @@ def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack)
         assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
         assert http.post("/v1/completions", json={"prompt": ["one", "two"]}).status_code == 200
     with grpc.insecure_channel(locked_stack.grpc_target) as channel:
-        request = pb.ChatRequest(messages=[pb.Message(role="user", content="hello")])
+        request = pb.ChatRequest(messages=[pb.Message(role="user", content="hello")], session_id="a chat")
         assert list(
             chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=20, metadata=(("authorization", KEY),))
         )
     assert len(script.requests) == 4
+    assert [one.session_id for one in script.requests] == ["", "", "", "a chat"]
     assert {one.prefix_salt for one in script.requests} == {KeyRing(["right-key"]).caller(KEY)}
 
 

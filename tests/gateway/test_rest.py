@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from gateway_stack import Stack, running_stack, write_tokenizer
 
+from gateway.edition import own_edition
 from gateway.rest.middleware import UNGUARDED_PATHS
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -129,6 +131,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"n": -1}, "n"),
     ({"n": 2**31}, "n"),
     ({"seed": 2**70}, "seed"),
+    ({"session_id": ""}, "session_id"),
+    ({"session_id": "x" * 129}, "session_id"),
+    ({"session_id": "a\x00b"}, "session_id"),
+    ({"session_id": 7}, "session_id"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": [5]}, "stop"),
@@ -273,6 +279,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     extras = {
         "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
         "stop_token_ids": [9], "logit_bias": {"11": -5}, "top_p": 0.5, "temperature": 0, "max_tokens": 8,
+        "session_id": "un café",
     }  # fmt: skip
     assert http.post(CHAT, json={"messages": HELLO, **extras}).status_code == 200
     sampling = script.requests[0].sampling
@@ -280,6 +287,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     assert (sampling.min_tokens, sampling.ignore_eos, list(sampling.stop_token_ids)) == (2, True, [9])
     assert (dict(sampling.logit_bias), sampling.top_p) == ({11: -5}, 0.5)
     assert (sampling.temperature, sampling.max_tokens) == (0, 8)
+    assert script.requests[0].session_id == "un café"
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:
@@ -318,6 +326,34 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
     assert error_of(http.get("/ready"))["code"] == "worker_unavailable"
+
+
+def test_a_worker_of_another_version_is_refused_until_ours_comes(http: httpx.Client, stack: Stack) -> None:
+    script = stack.say("the fox", version="9.9.9")
+    stack.service.status.forget()
+    for _ in range(2):
+        error = error_of(http.post(CHAT, json={"messages": HELLO}))
+        assert error["code"] == "version_mismatch"
+        assert "9.9.9" in error["message"]
+        assert own_edition().version in error["message"]
+        assert "docs/deployment.md" in error["message"]
+    reply = http.get("/ready")
+    assert reply.status_code == 503
+    assert "9.9.9" in error_of(reply)["message"]
+    assert script.requests == []
+    stack.say("the fox")
+    assert http.get("/ready").status_code == 200
+    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+    assert stack.script.requests[0].edition == own_edition()
+
+
+def test_a_worker_that_was_replaced_by_another_version_meanwhile(http: httpx.Client, stack: Stack) -> None:
+    refusal = (grpc.StatusCode.FAILED_PRECONDITION, "this worker is Carrel 9.9.9", ())
+    stack.say("the fox", fail_at=0, fail_with=refusal)
+    error = error_of(http.post(CHAT, json={"messages": HELLO}))
+    assert (error["code"], error["message"]) == ("version_mismatch", "this worker is Carrel 9.9.9")
+    stack.say("the fox", version="9.9.9")
+    assert "9.9.9" in error_of(http.get("/ready"))["message"]
 
 
 def test_unexpected_error_is_sanitised(

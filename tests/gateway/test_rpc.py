@@ -93,6 +93,11 @@ def test_reflection_lists_chat(channel: grpc.Channel) -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             "messages",
         ),
+        (
+            pb.ChatRequest(messages=MESSAGES, session_id="x" * 129),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "session_id",
+        ),
         *[
             (pb.ChatRequest(messages=MESSAGES, carrel=carrel), grpc.StatusCode.INVALID_ARGUMENT, param)
             for carrel, param in [

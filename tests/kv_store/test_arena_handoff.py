@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kv_store import arena as arena_module
 from kv_store.arena import Arena
 from kv_store.client.errors import HandoffRefused, StoreUnreachable
 from kv_store.client.handoff import SEALS, ArenaHandle, receive_arena
@@ -148,14 +147,6 @@ def test_a_silent_or_missing_giver_is_unreachable(tmp_path: Path) -> None:
         with pytest.raises(StoreUnreachable):
             receive_arena(path, HANDLE, 0.2)
         done.set()
-
-
-def test_an_arena_beyond_the_machine_names_the_missing_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "available_bytes", lambda: 3 << 20)
-    with pytest.raises(
-        ConfigError, match=r"--arena-bytes 8388608: 5242880 bytes more .* --arena-bytes 3145728"
-    ):
-        Arena(8 << 20)
 
 
 def test_a_second_store_does_not_take_a_live_socket(tmp_path: Path) -> None:

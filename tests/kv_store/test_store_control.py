@@ -12,6 +12,7 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
 from kv_store.gather import GatherItem, RowReader
 from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.sessions import SessionDirectory
 from kv_store.state import StoreState
 from kv_store.store import Store
 
@@ -273,7 +274,77 @@ def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     assert store.lookup_prefix(epoch, "w", "v", leased)[0] == 8 * TOKENS
 
 
-def test_a_session_protects_its_prefix(store: Store, state: StoreState) -> None:
+def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch, chains = state.epoch, [chain(8, name) for name in ("s0", "s1", "loose")]
+    # 16 slabs each, of 64.
+    for number, hashes in enumerate(chains):
+        open_with(store, epoch, "a", 8 * TOKENS)
+        store.seal(epoch, "w", "a", 8 * TOKENS, 0, 2, hashes)
+        if number < 2:
+            store.pin_session(epoch, "w", "a", f"s{number}")
+        store.release(epoch, "w", "a")
+    store.open_sequence(epoch, "w", "big")
+
+    def known() -> list[int]:
+        found = []
+        for hashes in chains:
+            store.open_sequence(epoch, "w", "look")
+            found.append(store.lookup_prefix(epoch, "w", "look", hashes)[0] // TOKENS)
+            store.release(epoch, "w", "look")
+        return found
+
+    assert known() == [8, 8, 8]
+    store.reserve(epoch, "w", "big", 16 * TOKENS)
+    # The one that was used last, but is in no session.
+    assert known() == [8, 8, 0]
+    store.reserve(epoch, "w", "big", 20 * TOKENS)
+    assert known() == [4, 8, 0]
+    assert state.sessions.counts.sum() == 16
+    with pytest.raises(OutOfSpace, match=str(2 * SLAB_BYTES)):
+        store.reserve(epoch, "w", "big", 33 * TOKENS)
+    # A refusal costs no session anything.
+    assert known() == [4, 8, 0]
+    assert store.stats().num_sessions == 1
+    store.reserve(epoch, "w", "big", 32 * TOKENS)
+    assert known() == [0, 0, 0]
+    assert (len(state.sessions), int(state.sessions.counts.sum())) == (0, 0)
+
+
+def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch, hashes = state.epoch, chain(8, "turns")
+    for length in (4, 8):
+        store.open_sequence(epoch, "w", "a")
+        store.lookup_prefix(epoch, "w", "a", hashes[:length])
+        store.reserve(epoch, "w", "a", length * TOKENS)
+        store.seal(epoch, "w", "a", length * TOKENS, 0, 2, hashes[:length])
+        store.pin_session(epoch, "w", "a", "s")
+        store.release(epoch, "w", "a")
+    assert int(state.sessions.counts.sum()) == 16
+    assert state.sessions.counts.max() == 1
+    store.drop_session(epoch, "s")
+    assert int(state.sessions.counts.sum()) == 0
+
+
+def test_there_are_only_so_many_sessions(state: StoreState) -> None:
+    sessions = SessionDirectory(state.allocator, max_sessions=3)
+    slabs = np.array(state.allocator.allocate(2), np.int32)
+    for number in range(5):
+        sessions.pin(f"s{number}", slabs)
+    assert len(sessions) == 3
+    with pytest.raises(NotFound):
+        sessions.drop("s1")
+    sessions.drop("s2")
+    sessions.clear()
+    assert state.allocator.references(slabs).tolist() == [1, 1]
+
+
+def test_a_session_keeps_its_prefix_until_it_is_dropped_or_room_is_needed(
+    store: Store, state: StoreState
+) -> None:
     store.attach("w", LAYOUT, 0)
     epoch = state.epoch
     hashes = chain(8, "turn")
@@ -285,8 +356,8 @@ def test_a_session_protects_its_prefix(store: Store, state: StoreState) -> None:
     store.pin_session(epoch, "w", "a", "s")
     store.release(epoch, "w", "a")
     store.open_sequence(epoch, "w", "b")
-    with pytest.raises(OutOfSpace, match=str(16 * SLAB_BYTES)):
-        store.reserve(epoch, "w", "b", 32 * TOKENS)
+    store.reserve(epoch, "w", "b", 24 * TOKENS)
+    assert store.stats().num_sessions == 1
     store.drop_session(epoch, "s")
     store.reserve(epoch, "w", "b", 32 * TOKENS)
     with pytest.raises(NotFound):

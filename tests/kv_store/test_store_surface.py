@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from store_samples import LAYOUT, random_rows
 
 from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
+from kv_store.client.edition import own_edition
 from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
 from kv_store.trainers.base import TrainerPool
@@ -21,6 +22,7 @@ from kv_store.trainers.task import TrainOutcome, TrainTask
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
 
+EDITION = wire.edition_to_message(own_edition())
 SERVICE = "carrel.kv_store.v1.KVStore"
 
 
@@ -32,7 +34,8 @@ def channel(local_store: LocalStore) -> Iterator[grpc.Channel]:
 
 def attach(stub: kv_store_pb2_grpc.KVStoreStub, worker_id: str = "w", rows: int = 8) -> pb.AttachResponse:
     layout = wire.layout_to_message(LAYOUT)
-    return stub.Attach(pb.AttachRequest(worker_id=worker_id, layout=layout, max_gather_rows=rows), timeout=5)
+    request = pb.AttachRequest(worker_id=worker_id, layout=layout, max_gather_rows=rows, edition=EDITION)
+    return stub.Attach(request, timeout=5)
 
 
 def status_of(call: Callable[..., Any], request: object) -> tuple[grpc.StatusCode, str]:
@@ -78,12 +81,20 @@ def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> Non
     bad_type = pb.Layout(version=1, num_layers=1, num_kv_heads=1, head_dim=1, row_type=77)
     huge = wire.layout_to_message(LAYOUT)
     cases = [
-        (stub.Attach, pb.AttachRequest(), grpc.StatusCode.INVALID_ARGUMENT),
-        (stub.Attach, pb.AttachRequest(worker_id="v", layout=bad_layout), grpc.StatusCode.INVALID_ARGUMENT),
-        (stub.Attach, pb.AttachRequest(worker_id="v", layout=bad_type), grpc.StatusCode.INVALID_ARGUMENT),
+        (stub.Attach, pb.AttachRequest(edition=EDITION), grpc.StatusCode.INVALID_ARGUMENT),
         (
             stub.Attach,
-            pb.AttachRequest(worker_id="v", layout=huge, max_gather_rows=2**64 - 1),
+            pb.AttachRequest(edition=EDITION, worker_id="v", layout=bad_layout),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            stub.Attach,
+            pb.AttachRequest(edition=EDITION, worker_id="v", layout=bad_type),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            stub.Attach,
+            pb.AttachRequest(edition=EDITION, worker_id="v", layout=huge, max_gather_rows=2**64 - 1),
             grpc.StatusCode.RESOURCE_EXHAUSTED,
         ),
         (stub.Reserve, reserve(epoch=epoch + 1), grpc.StatusCode.FAILED_PRECONDITION),
@@ -131,6 +142,7 @@ def test_random_bytes_in_every_method_leave_the_store_alive(channel: grpc.Channe
                 grpc.StatusCode.INTERNAL,  # gRPC's own answer to bytes that are no message
                 grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.UNIMPLEMENTED,  # another edition
                 grpc.StatusCode.UNKNOWN,
             }, method.name
             assert "Traceback" not in caught.value.details()

@@ -145,3 +145,32 @@ def test_a_model_is_known_by_its_files_and_its_type(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"12")
     assert model_root(replace(nano, source=str(tmp_path))) != one
     assert model_root(make_model()) != model_root(nano)
+
+
+def test_a_model_of_the_hub_is_known_by_its_content_wherever_its_cache_lies(tmp_path: Path) -> None:
+    model, roots = make_model(), []
+    for host, blob in (("a", "0a" * 32), ("b", "0a" * 32), ("c", "0b" * 32)):
+        snapshot, blobs = tmp_path / host / "snapshots" / "1", tmp_path / host / "blobs"
+        snapshot.mkdir(parents=True)
+        blobs.mkdir()
+        (blobs / blob).write_text("1")
+        (snapshot / "model.safetensors").symlink_to(blobs / blob)
+        roots.append(model_root(replace(model, source=str(snapshot))))
+    assert roots[0] == roots[1]
+    assert roots[0] != roots[2]
+    # A file that is no blob of a cache is known by its place and time only.
+    (tmp_path / "a/snapshots/1/other.safetensors").write_text("1")
+    assert model_root(replace(model, source=str(tmp_path / "a/snapshots/1"))) != roots[0]
+
+
+@pytest.mark.parametrize("policy", RECALL)
+def test_what_was_generated_is_computed_anew_in_the_next_turn(policy: str) -> None:
+    """Its rows are those of steps that attended a part of the context: other ones than a cold run's."""
+    rig = reusing()
+    first = request("first", policy, 0.25, prompt=DOCUMENT[:128], max_tokens=150)
+    answer = rig.tokens(first)
+    turn = (*DOCUMENT[:128], *answer, *random_prompt(30, seed=5))
+    second = asked("second", policy, turn)
+    warm = rig.run(second)[0]
+    assert warm.usage.cached_tokens == (0 if policy in READS_ALL_QUERIES else 128)
+    assert warm.tokens == Rig(policies=every_small_policy()).tokens(second)

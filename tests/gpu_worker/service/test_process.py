@@ -18,19 +18,37 @@ from gpu_worker.errors import StoreUnavailable
 from gpu_worker.service.store_wait import wait_for_store
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
+from kv_store.client.edition import Edition, own_edition
+from kv_store.client.wire import edition_to_message
+from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TIMEOUT = 30
 
 
+class FakeStore(kv_store_pb2_grpc.KVStoreServicer):
+    """Says what it is, and nothing else."""
+
+    edition = own_edition()
+
+    def Hello(self, request, context):
+        return kv_store_pb2.HelloResponse(edition=edition_to_message(self.edition))
+
+
 @pytest.fixture
-def store(tmp_path):
-    """Target of a server that is nothing but healthy."""
+def fake_store():
+    return FakeStore()
+
+
+@pytest.fixture
+def store(tmp_path, fake_store):
+    """Target of a store that is healthy, and says what it is."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    kv_store_pb2_grpc.add_KVStoreServicer_to_server(fake_store, server)
     target = f"unix:{tmp_path}/s.sock"
     server.add_insecure_port(target)
     server.start()
@@ -164,6 +182,17 @@ def test_a_missing_store_ends_it_with_2_and_one_line(tmp_path):
     assert status == 2
     assert stderr.count("\n") == 1
     assert "none.sock" in stderr
+
+
+def test_a_store_of_another_version_ends_it_with_2_before_a_model_is_loaded(start, fake_store):
+    fake_store.edition = Edition("0.0.1", own_edition().messages)
+    process, _ = start("loads")
+    status, stderr = process.finish()
+    assert status == 2
+    assert stderr.count("\n") == 1
+    assert "0.0.1" in stderr
+    assert str(own_edition()) in stderr
+    assert "docs/deployment.md" in stderr
 
 
 def test_it_dies_with_its_parent(start, tmp_path, store):

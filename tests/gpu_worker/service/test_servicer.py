@@ -10,6 +10,7 @@ from eventually import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gpu_worker.edition import own_edition
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -93,7 +94,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
-    message.prefix_salt = b"salt"
+    message.prefix_salt, message.session_id = b"salt", "a chat"
     await collect(worker.stub.Generate(message, timeout=TIMEOUT))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
@@ -104,6 +105,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     assert (first.policy, first.budget.share) == ("pqcache", 0.1)
     assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
     assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
+    assert (first.session_id, second.session_id) == ("", "a chat")
 
 
 async def test_a_cancelled_call_aborts_its_request(worker):
@@ -239,6 +241,52 @@ async def test_info_and_stats(worker):
     call.cancel()
 
 
+@pytest.mark.parametrize("version", ["9.9.9", ""])
+async def test_a_caller_of_another_version_is_refused_with_both_named(worker, version):
+    message = request()
+    message.edition.CopyFrom(pb.Edition(version=version, messages=own_edition().messages))
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert version in error.details()
+    assert str(own_edition()) in error.details()
+    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT)
+    message.edition.CopyFrom(pb.Edition(version=info.version, messages=info.messages))
+    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+
+
+class FakeMover:
+    """Notes who asks, and how many requests the engine had by then."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.asked = []
+
+    def fetch(self, request):
+        self.asked.append((request.prefix_source, len(self.engine.requests)))
+        return 0
+
+
+async def test_a_known_beginning_is_fetched_before_the_request_is_queued(worker):
+    worker.engine.prefix_mover = mover = FakeMover(worker.engine)
+    message = request()
+    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    message.prefix_source = "10.0.0.2:7000"
+    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    assert mover.asked == [("10.0.0.2:7000", 1)]
+    assert len(worker.engine.requests) == 2
+    message.prefix_source = "x" * 300
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "prefix_source" in error.details()
+    message.prefix_source, message.session_id = "", "x" * 129
+    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    assert "session_id" in error.details()
+    # An engine that shares nothing takes it as it is.
+    worker.engine.prefix_mover = None
+    message.prefix_source, message.session_id = "10.0.0.2:7000", ""
+    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+
+
 async def test_health_follows_the_server(worker):
     stub = health_pb2_grpc.HealthStub(worker.channel)
     for name in ("", SERVICE):
@@ -270,7 +318,7 @@ async def test_random_bytes_are_refused_and_the_server_lives_on(worker):
     generate = worker.channel.unary_stream(GENERATE)
     others = [worker.channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Abort", "GetInfo", "Stats")]
     valid = request(logit_bias={1: 2.0}, stop_token_ids=[1]).SerializeToString()
-    allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OK}
+    allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OK}
     for _ in range(150):
         blob = rng.randbytes(rng.randrange(1, 60))
         call = generate(blob, timeout=TIMEOUT)
