@@ -122,6 +122,8 @@ def test_an_installed_store_of_another_version_is_known_by_it(tmp_path: Path) ->
     with start_store() as store:
         found = subprocess.run(
             [sys.executable, "-c", code, store.target],
+            # Not the checkout: what is installed from it may say its version there.
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
             capture_output=True,
             text=True,
