@@ -102,7 +102,7 @@ class IndexBuilder:
         try:
             outcome = self._train(sequence, task)
             with state.lock:
-                self._bound.observe(index.kind, self._cost(index, task.num_tokens, outcome))
+                self._bound.observe(index.costs_like, self._cost(index, task.num_tokens, outcome))
                 state.training_seconds += outcome.seconds
                 self._check_alive(sequence)
                 index_id = next(self._ids)
@@ -189,7 +189,7 @@ class IndexBuilder:
         num_tokens = request.token_end - request.token_begin
         num_points = index.num_points(num_tokens, self._max_points_per_centroid)
         iterations = request.params.max_iterations or self._bound.iterations(
-            index.kind, num_tokens, num_points, request.prefill_seconds
+            index.costs_like, num_tokens, num_points, request.prefill_seconds
         )
         return FitOptions(iterations, request.seed, self._max_points_per_centroid)
 

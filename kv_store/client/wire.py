@@ -55,6 +55,7 @@ def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:
                         num_bits=params.num_bits,
                         max_iterations=params.max_iterations,
                         metric=_metric_to_message(params.metric),
+                        codebooks_only=params.codebooks_only,
                     )
                 )
             case KMeansParams():
@@ -75,7 +76,7 @@ def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
         case "pq":
             pq = request.pq
             metric = _metric_from_message(pq.metric or pb.METRIC_L2)
-            return PQParams(pq.num_subvectors, pq.num_bits, pq.max_iterations, metric)
+            return PQParams(pq.num_subvectors, pq.num_bits, pq.max_iterations, metric, pq.codebooks_only)
         case "kmeans":
             kmeans = request.kmeans
             metric = _metric_from_message(kmeans.metric)

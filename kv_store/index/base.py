@@ -58,6 +58,11 @@ class Index(ABC):
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
 
+    @property
+    def costs_like(self) -> str:
+        """Indexes of one name take alike for as many tokens, points and iterations."""
+        return self.kind
+
     @abstractmethod
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         """How many of so many rows an iteration goes over."""

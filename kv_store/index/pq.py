@@ -20,7 +20,7 @@ _NO_LIMIT = 1 << 30
 
 
 class PQIndex(Index):
-    """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m].
+    """Arrays: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m] unless `codebooks_only`.
 
     By inner product keys are fitted and coded with a coordinate more in each part (`_parts_of`, PQ-A4): centroids have
     it too, their last one, and what it was made with is a third array, max_square_norms float32 [H, m].
@@ -36,19 +36,23 @@ class PQIndex(Index):
         self._parts = params.num_subvectors
         self._bits = params.num_bits
         self._is_ip = params.metric == "ip"
+        self._assigns = not params.codebooks_only
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if self._parts < 1 or layout.head_dim % self._parts:
             raise InvalidArgument(f"num_subvectors {self._parts} does not divide head_dim {layout.head_dim}")
         heads = layout.num_kv_heads
         width = layout.head_dim // self._parts + self._is_ip
-        specs = [
-            ArraySpec("codebooks", "float32", (heads, self._parts, 1 << self._bits, width)),
-            ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)),
-        ]
+        specs = [ArraySpec("codebooks", "float32", (heads, self._parts, 1 << self._bits, width))]
+        if self._assigns:
+            specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)))
         if self._is_ip:
             specs.append(ArraySpec("max_square_norms", "float32", (heads, self._parts)))
         return tuple(specs)
+
+    @property
+    def costs_like(self) -> str:
+        return self.kind if self._assigns else "pq codebooks"
 
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         return min(num_rows, (max_points_per_centroid << self._bits) or num_rows)
@@ -66,14 +70,22 @@ class PQIndex(Index):
             begun = time.perf_counter()
             codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
             iterations, seconds = options.max_iterations, time.perf_counter() - begun
-        codes = np.empty((num_rows, self._parts), np.uint8)
-        coder = _Coder(codebooks, self._bits)
+        arrays = [codebooks]
+        if self._assigns:
+            arrays.append(self._codes(keys, codebooks, max_square_norms))
+        if max_square_norms is not None:
+            arrays.append(max_square_norms)
+        return Fit(tuple(arrays), iterations, seconds)
+
+    def _codes(self, keys: KeySource, codebooks: Keys, max_square_norms: Keys | None) -> Array:
+        codes, coder = np.empty((keys.num_rows, self._parts), np.uint8), _Coder(codebooks, self._bits)
         for begin, rows in keys.spans():
             codes[begin : begin + len(rows)] = coder.codes(self._parts_of(rows, max_square_norms))
-        extra = () if max_square_norms is None else (max_square_norms,)
-        return Fit((codebooks, codes, *extra), iterations, seconds)
+        return codes
 
     def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
+        if not self._assigns:
+            raise InvalidArgument("an index of codebooks only has no codes to search: build it with them")
         codebooks, codes = arrays[:2]
         # A query's added coordinate would be 0.
         return top_k_positions(

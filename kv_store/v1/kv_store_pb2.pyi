@@ -187,16 +187,18 @@ class LookupPrefixResponse(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class PQParams(_message.Message):
-    __slots__ = ("num_subvectors", "num_bits", "max_iterations", "metric")
+    __slots__ = ("num_subvectors", "num_bits", "max_iterations", "metric", "codebooks_only")
     NUM_SUBVECTORS_FIELD_NUMBER: _ClassVar[int]
     NUM_BITS_FIELD_NUMBER: _ClassVar[int]
     MAX_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
+    CODEBOOKS_ONLY_FIELD_NUMBER: _ClassVar[int]
     num_subvectors: int
     num_bits: int
     max_iterations: int
     metric: Metric
-    def __init__(self, num_subvectors: _Optional[int] = ..., num_bits: _Optional[int] = ..., max_iterations: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ...) -> None: ...
+    codebooks_only: bool
+    def __init__(self, num_subvectors: _Optional[int] = ..., num_bits: _Optional[int] = ..., max_iterations: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ..., codebooks_only: bool = ...) -> None: ...
 
 class KMeansParams(_message.Message):
     __slots__ = ("num_clusters", "metric", "max_iterations")

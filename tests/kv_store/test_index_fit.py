@@ -1,5 +1,7 @@
 """PQ and K-means against plain numpy; bounds of the adaptive rule."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,19 @@ def test_the_same_seed_gives_the_same_index(params: PQParams | KMeansParams) -> 
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     other = index.fit_head(ArrayKeys(keys), FitOptions(8, 4, 0)).arrays
     assert not (first[0] == other[0]).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_codebooks_alone_are_those_that_come_with_codes(metric: str) -> None:
+    keys, params = clustered(600, 16, 12), PQParams(2, 4, 0, metric)
+    whole = make_index(params).fit_head(ArrayKeys(keys), OPTIONS).arrays
+    alone = make_index(replace(params, codebooks_only=True))
+    found = alone.fit_head(ArrayKeys(keys), OPTIONS).arrays
+    assert all(np.array_equal(a, b) for a, b in zip(found, (whole[0], *whole[2:]), strict=True))
+    specs = alone.specs(Layout(1, 1, 16), 600)
+    assert [(spec.shape[1:], spec.dtype) for spec in specs] == [(a.shape, a.dtype.name) for a in found]
+    with pytest.raises(InvalidArgument, match="codebooks only"):
+        alone.select_head(keys[:1], found, 5)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 16])

@@ -261,7 +261,12 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
 
 @pytest.mark.parametrize(
     "params",
-    [PQParams(4, 5, 7), PQParams(2, 6, 0, "ip"), *(KMeansParams(9, m, 3) for m in ("cosine", "l2", "ip"))],
+    [
+        PQParams(4, 5, 7),
+        PQParams(2, 6, 0, "ip"),
+        PQParams(2, 6, 0, "l2", True),
+        *(KMeansParams(9, m, 3) for m in ("cosine", "l2", "ip")),
+    ],
 )
 def test_index_parameters_come_back_from_their_message(params: PQParams | KMeansParams) -> None:
     request = pb.BuildIndexRequest()
