@@ -80,6 +80,7 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         Quest(),
         InfiniGen(),
         SparQ(),
+        SparQ(mean_value=True),
         InfLLM(),
         StreamingLLM(),
         H2OCompensated(),

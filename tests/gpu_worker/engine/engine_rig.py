@@ -113,6 +113,7 @@ def every_small_policy() -> dict[str, Policy]:
         *small_policies_alone(),
         Quest(page_size=4),
         SparQ(num_sink=4, num_channels=2),
+        SparQ(num_sink=4, num_channels=2, mean_value=True),
         InfiniGen(),
         InfLLM(block_size=8, repr_topk=2, num_sink=4),
         H2OCompensated(num_sink=4),
