@@ -27,7 +27,7 @@ from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
+from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies import Policy, registry
 from gpu_worker.policies.base import CacheShape
 from kv_store.client import Layout, StoreClient, StoreError
@@ -175,7 +175,7 @@ def assemble(
         options.trains_indexes,
         usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
     )
-    retain = RetainCache(shape, pool, tables, probe, options.full_layers)
+    retain = RetainCache(shape, pool, tables, probe, KeyShift.of(config.rope, device), options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)

@@ -83,6 +83,7 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         SparQ(mean_value=True),
         InfLLM(),
         StreamingLLM(),
+        StreamingLLM(shift_positions=True),
         H2OCompensated(),
         Scissorhands(),
         PyramidKV(),

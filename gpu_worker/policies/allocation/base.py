@@ -33,6 +33,10 @@ class AllocationPolicy(RetainPolicy):
     def has_degrees(self) -> bool:  # type: ignore[override]
         return self.inner.has_degrees
 
+    @property
+    def num_shifted(self) -> int:  # type: ignore[override]
+        return self.inner.num_shifted
+
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return self.inner.plan(num_prompt_tokens, budget_tokens)
 

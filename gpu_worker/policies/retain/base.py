@@ -152,6 +152,9 @@ class RetainPolicy(Policy):
     gives: ClassVar[bool] = False
     # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
     has_degrees: ClassVar[bool] = False
+    # So many of the sinks, if there are as many, are turned on at every step by as many positions as are missing
+    # behind them: the query finds all that is kept at neighbouring positions.
+    num_shifted: ClassVar[int] = 0
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         # Where nothing is evicted, all that is decoded stays with the prompt's last tokens.

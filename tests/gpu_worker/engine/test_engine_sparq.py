@@ -7,6 +7,7 @@ from engine_rig import HEAD_DIM, Rig, make_model, random_prompt, request, small_
 from naive_decoder import first_best, greedy
 from torch import Tensor
 
+from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.policies import SparQ
 from gpu_worker.policies.base import Policy
@@ -59,7 +60,9 @@ def test_what_is_not_attended_counts_as_the_mean_value(hot_cache: HotCacheSize, 
 
 def test_the_mean_is_of_this_request_alone(expected: list[int]) -> None:
     """A seat that another had before, beside others, with padding in between."""
-    rig = Rig(policies=policies(), max_num_seqs=3)
+    rig = Rig(policies=policies(), max_num_seqs=4)
+    # As on a GPU: three sequences in four rows.
+    rig.engine._caches._buckets = Buckets(is_exact=False)
     rig.run(request("before", "sparq+mean", BUDGET, prompt=200, max_tokens=20))
     records = rig.run(
         request("short", "sparq+mean", BUDGET, prompt=60, max_tokens=9),
