@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -63,6 +63,10 @@ class Plan:
     @property
     def selects(self) -> bool:
         return self.num_selected is not None
+
+    def of_layer(self, budget: int) -> Plan:
+        """The plan of a layer whose heads keep so many tokens each, in the mean; sinks and window are the same."""
+        return replace(self, budget_tokens=budget, num_selected=budget - self.num_sink - self.num_recent)
 
 
 class Policy(ABC):

@@ -210,12 +210,11 @@ class ScoredPolicy(RetainPolicy):
 
     @abstractmethod
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        """Of every row; what sinks and window score is not read."""
+        """Of every row; what sinks and window score is not read. plan: the layer's, by its own budget."""
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        num_kv_heads = rows.keys.shape[0]
-        num_selected = budget - plan.num_sink - plan.num_recent
-        counts = torch.full((num_kv_heads,), num_selected, device=rows.keys.device)
+        plan = plan.of_layer(budget)
+        counts = torch.full((rows.keys.shape[0],), plan.num_selected or 0, device=rows.keys.device)
         return keep_best(rows, plan, self.score(rows, plan), counts)
 
 
