@@ -133,7 +133,7 @@ class KeptSlots:
         at_layer = self.scores[:, layer, :, : weights.shape[2]]
         before = at_layer[rows.seats]
         after = before.clone()
-        policy.observe(after, weights, rows.positions + 1)
+        policy.observe(after, weights, rows.marks)
         at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
 
 

@@ -58,6 +58,9 @@ class AllocationPolicy(RetainPolicy):
     def interval(self, plan: Plan) -> int:
         return self.inner.interval(plan)
 
+    def mark(self, plan: Plan, num_left: int) -> int:
+        return self.inner.mark(plan, num_left)
+
     def room(self, plan: Plan, num_decoded: int) -> int:
         return self.inner.room(plan, num_decoded)
 
@@ -70,5 +73,5 @@ class AllocationPolicy(RetainPolicy):
     def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
         return self.inner.give(slots, evicted)
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
-        self.inner.observe(scores, weights, num_tokens)
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+        self.inner.observe(scores, weights, marks)
