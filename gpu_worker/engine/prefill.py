@@ -64,6 +64,7 @@ class Prefill:
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
         self._queries = self._query_buffer()
+        self._sparse = sequence.prompt_attention(decoder.attention_scale)
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
@@ -139,12 +140,15 @@ class Prefill:
         if end > first_kept:
             kept = max(begin, first_kept)
             self._queries[kept - first_kept : end - first_kept] = query[kept - begin :]
-        if layer == decoder.config.num_layers - 1:
-            # Nothing reads the last layer's output but the next token.
-            if end < self._num_tokens:
-                return
-            begin, query = end - 1, query[-1:]
-        attention = attend_chunk(query, rows, begin, decoder.attention_scale)
+        if self._sparse is not None and not self._caches[layer].is_dense:
+            attention = self._sparse.attend(query, rows, begin)
+        else:
+            if layer == decoder.config.num_layers - 1:
+                # Nothing reads the last layer's output but the next token.
+                if end < self._num_tokens:
+                    return
+                begin, query = end - 1, query[-1:]
+            attention = attend_chunk(query, rows, begin, decoder.attention_scale)
         computed = slice(begin - self._first, end - self._first)
         self._hidden[computed] = decoder.finish_layer(layer, self._hidden[computed], attention)
 

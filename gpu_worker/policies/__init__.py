@@ -82,6 +82,7 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         SparQ(),
         SparQ(mean_value=True),
         InfLLM(),
+        InfLLM(sparse_prefill=True),
         StreamingLLM(),
         StreamingLLM(shift_positions=True),
         H2OCompensated(),

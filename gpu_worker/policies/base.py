@@ -69,6 +69,17 @@ class Plan:
         return replace(self, budget_tokens=budget, num_selected=budget - self.num_sink - self.num_recent)
 
 
+class PromptAttention(ABC):
+    """How one prompt's queries attend what is before them, where that is not all."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, rows: Tensor, begin: int) -> Tensor:
+        """Attention of the tokens at `begin`, `begin` + 1, ... of one layer: query [T, H_q, d] to the same shape.
+
+        rows: [H_kv, n, 2d], K then V, of which the first begin + T are there. Asked from 0 on in order, layer by layer.
+        """
+
+
 class Policy(ABC):
     """A method by name. Its dataclass fields are the paper's hyper-parameters with the paper's defaults."""
 
@@ -86,6 +97,10 @@ class Policy(ABC):
     def num_queries(self, plan: Plan) -> int:
         """How many of the prompt's last queries the policy reads of every prefilled layer."""
         return 0
+
+    def prompt_attention(self, plan: Plan, scale: float) -> PromptAttention | None:
+        """For a prompt that is not attended densely; its rows are then of use to nobody else. scale: of attention."""
+        return None
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.

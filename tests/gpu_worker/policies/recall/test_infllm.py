@@ -10,8 +10,9 @@ from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, 
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.recall import infllm
-from gpu_worker.policies.recall.infllm import InfLLM, local_attention
+from gpu_worker.policies.recall import infllm_blocks
+from gpu_worker.policies.recall.infllm import InfLLM
+from gpu_worker.policies.recall.infllm_blocks import local_attention
 
 POLICY = InfLLM(block_size=16, repr_topk=2, num_sink=4)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
@@ -53,7 +54,7 @@ def exact_local_attention(queries: Tensor, keys: Tensor, num_sink: int, width: i
 def test_attention_is_received_from_queries_within_the_window(
     group: int, max_weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(infllm, "MAX_WEIGHTS", max_weights)
+    monkeypatch.setattr(infllm_blocks, "MAX_WEIGHTS", max_weights)
     tokens = Tokens.random(40, group, replace(SHAPE, group_size=group))
     plan = Plan(40, 25, num_sink=4, num_recent=7, num_selected=14)
     received = local_attention(tokens.queries[0], tokens.keys[0], plan, SHAPE.scale)
