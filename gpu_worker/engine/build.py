@@ -175,7 +175,7 @@ def assemble(
         options.trains_indexes,
         usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
     )
-    retain = RetainCache(shape, pool, tables, probe, KeyShift.of(config.rope, device), options.full_layers)
+    retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
     info = _info(model, options, num_blocks, client.transport)
@@ -259,6 +259,7 @@ def _cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> C
         scale=decoder.attention_scale,
         device=decoder.device,
         dtype=decoder.dtype,
+        key_shift=KeyShift.of(config.rope, decoder.device),
     )
 
 

@@ -16,7 +16,8 @@ from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.prefill_attention import attend_chunk
-from gpu_worker.models import Decoder
+from gpu_worker.models import Decoder, KeyShift
+from gpu_worker.policies.base import PromptAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,11 @@ class Prefill:
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
         self._queries = self._query_buffer()
-        self._sparse = sequence.prompt_attention(decoder.attention_scale)
+        self._sparse: PromptAttention | None = None
+        if sequence.prefills_sparsely:
+            shift = KeyShift.of(config.rope, device)
+            policy, plan = sequence.policy, sequence.plan
+            self._sparse = policy.prompt_attention(plan, decoder.attention_scale, shift)
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0

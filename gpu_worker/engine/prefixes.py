@@ -44,7 +44,7 @@ def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain |
     `Offloader.open` raises."""
     room = sequence.num_prefill + 1
     # Rows of a prompt that is attended in part depend on the policy and the budget.
-    if chain is None or sequence.prompt_attention(1.0) is not None:
+    if chain is None or sequence.prefills_sparsely:
         return offloader.open(sequence, room)
     return offloader.open(sequence, room, chain.hashes(sequence), chain.num_reusable(sequence))
 

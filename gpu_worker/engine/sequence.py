@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gpu_worker.engine.records import EventSink, GenerationRequest, Usage
-from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
+from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.sampling import SamplerState
 
 
@@ -93,9 +93,10 @@ class Sequence:
     def sequence_id(self) -> str:
         return self.request.request_id
 
-    def prompt_attention(self, scale: float) -> PromptAttention | None:
-        """Of its prompt, where that is not attended densely."""
-        return self.policy.prompt_attention(self.plan, scale) if self.plan.selects else None
+    @property
+    def prefills_sparsely(self) -> bool:
+        """Whether its prompt is not attended densely."""
+        return self.policy.sparse_prefill and self.plan.selects
 
     @property
     def can_miss(self) -> bool:

@@ -83,6 +83,7 @@ def registry(*policies: Policy) -> dict[str, Policy]:
         SparQ(mean_value=True),
         InfLLM(),
         InfLLM(sparse_prefill=True),
+        InfLLM(sparse_prefill=True, clamp_distance=True),
         StreamingLLM(),
         StreamingLLM(shift_positions=True),
         H2OCompensated(),

@@ -15,6 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gpu_worker.models import KeyShift
+
 
 class Family(enum.Enum):
     """Where the attended rows come from: slots of every token, slots of what a policy keeps of the prompt, or the arena
@@ -27,7 +29,8 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
+    """Sizes that every piece of KV state is built from. dtype: of the model's keys. key_shift: by its rotation; None
+    where nobody moves keys."""
 
     max_num_seqs: int
     num_layers: int
@@ -38,6 +41,7 @@ class CacheShape:
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
+    key_shift: KeyShift | None = None
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""
@@ -84,6 +88,8 @@ class Policy(ABC):
     """A method by name. Its dataclass fields are the paper's hyper-parameters with the paper's defaults."""
 
     family: ClassVar[Family]
+    # Prompts of which it selects are not attended densely (`prompt_attention`); their rows are of use to nobody else.
+    sparse_prefill: bool = False
 
     @property
     @abstractmethod
@@ -98,9 +104,9 @@ class Policy(ABC):
         """How many of the prompt's last queries the policy reads of every prefilled layer."""
         return 0
 
-    def prompt_attention(self, plan: Plan, scale: float) -> PromptAttention | None:
-        """For a prompt that is not attended densely; its rows are then of use to nobody else. scale: of attention."""
-        return None
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        """For a policy with a `sparse_prefill`. scale: of the model's attention, key_shift: by its rotation."""
+        raise NotImplementedError(f"{self.name} attends prompts densely")
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.

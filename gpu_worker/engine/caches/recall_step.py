@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Group
 from gpu_worker.engine.caches.base import GroupStep
+from gpu_worker.engine.caches.clamped import attend_clamped
 from gpu_worker.engine.caches.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.index_book import IndexBook
@@ -62,8 +63,12 @@ class RecallStep(GroupStep):
         if self._measured:
             self._seen.append((query, self._newest(layer)[..., : query.shape[-1]], positions))
         selected = self._resident(layer, positions)
-        fixed = parts.fixed.at(layer, shape.num_fixed)
-        attended = attend_slots(query, parts.pool.rows, fixed, rows.seats, selected, parts.shape.scale)
+        fixed, pool, scale = parts.fixed.at(layer, shape.num_fixed), parts.pool.rows, parts.shape.scale
+        if self._policy.clamp_distance:
+            assert parts.shape.key_shift is not None, "the engine's shape has the model's rotation"
+            own = fixed[rows.seats]
+            return attend_clamped(query, pool, own, selected, positions, rows, parts.shape.key_shift, scale)
+        attended = attend_slots(query, pool, fixed, rows.seats, selected, scale)
         if not self._policy.mixes_mean:
             return attended
         values = self._newest(layer)[..., query.shape[-1] :]

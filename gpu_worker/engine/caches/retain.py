@@ -22,7 +22,6 @@ from gpu_worker.engine.slot_pool import (
     physical_slots,
 )
 from gpu_worker.errors import CapacityError, RequestError
-from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
@@ -37,21 +36,15 @@ class RetainCache(Cache):
     what it will need is its own from admission on."""
 
     def __init__(
-        self,
-        shape: CacheShape,
-        pool: SlotPool,
-        block_tables: BlockTables,
-        probe: Probe,
-        key_shift: KeyShift,
-        first_layer: int,
+        self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe, first_layer: int
     ) -> None:
-        """key_shift: of the model's rotation. first_layer: the layers before it are dense."""
+        """first_layer: the layers before it are dense."""
         self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
         self._first_layer = first_layer
         self._kept = KeptSlots(shape)
-        self._parts = RetainParts(shape, pool, block_tables, self._kept, probe, key_shift)
+        self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
         # Who waits is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
 

@@ -15,7 +15,6 @@ from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.kernels.attention import attend_blocks
 from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.kernels.slot_weights import slot_weights
-from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.policies.retain.base import StepSlots
@@ -30,7 +29,6 @@ class RetainParts:
     block_tables: BlockTables
     kept: KeptSlots
     probe: Probe
-    key_shift: KeyShift
 
 
 class RetainStep(GroupStep):
@@ -97,10 +95,12 @@ class RetainStep(GroupStep):
     def _shift_sinks(self) -> None:
         """Turn the sinks' keys on to where the window begins: by as many positions as are gone."""
         rows, pool, kept = self.group.rows, self._parts.pool.rows, self._parts.kept.sink_keys
+        key_shift = self._parts.shape.key_shift
         assert kept is not None, "room for sinks is made when a layer is kept"
+        assert key_shift is not None, "the engine's shape has the model's rotation"
         keys = kept[:, self._layers.start : self._layers.stop][rows.seats]
         gone = rows.positions[:, None, None] + 1 - self._lengths
-        turned = self._parts.key_shift.apply(keys, gone[..., None])
+        turned = key_shift.apply(keys, gone[..., None])
         # Where a row has fewer sinks its first one is written again, and in place of padding the first row's are, which
         # is never padding: to write elsewhere what lies there would race with who writes there.
         every = torch.arange(keys.shape[3], device=keys.device)

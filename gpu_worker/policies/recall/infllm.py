@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, RecallPolicy
 from gpu_worker.policies.recall.infllm_blocks import local_attention, representatives
@@ -18,12 +19,13 @@ from gpu_worker.policies.recall.quest import by_token
 class InfLLMIndex:
     """keys: float32 [seats, L, H_kv, P, d], the mean of a block's representatives. counts: int32 [seats, L, H_kv, P],
     how many they are. num_prompt_tokens: int64 [seats]; what leaves the window before that is indexed already. scale:
-    of the model's attention."""
+    of the model's attention. key_shift: by the model's rotation, where `keys` are without it; else None."""
 
     keys: Tensor
     counts: Tensor
     num_prompt_tokens: Tensor
     scale: float
+    key_shift: KeyShift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,12 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the share of the rest of the budget
     that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
     else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
-    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; such
-    a policy bears the name `infllm+sparse`. Else every query of the prompt attends all before it.
+    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
+    every query of the prompt attends all before it. clamp_distance: what is before the window is attended, and looked
+    up, as if it all stood right before it, as in the paper; else at true positions. The names of such policies end in
+    `+sparse` and `+clamp`; the paper's is both.
 
-    Unlike the paper's: positions stay true, no distance is clamped; local attention is measured among sinks and window
+    Unlike the paper's all the same: local attention is measured among sinks and window
     only; and of the tokens decoded later, whose attention nobody measures, each represents its block. Blocks are cut as
     Quest's pages are.
     """
@@ -49,11 +53,12 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     recent_ratio: float = 0.5
     per_head: bool = False
     sparse_prefill: bool = False
+    clamp_distance: bool = False
     chunk_size: int = 512
 
     @property
     def name(self) -> str:
-        return "infllm+sparse" if self.sparse_prefill else "infllm"
+        return "infllm" + "+sparse" * self.sparse_prefill + "+clamp" * self.clamp_distance
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
@@ -69,10 +74,11 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
 
-    def prompt_attention(self, plan: Plan, scale: float) -> PromptAttention | None:
-        if not (self.sparse_prefill and plan.selects):
-            return None
-        return BlockPrefill(plan, scale, self.block_size, self.repr_topk, self.chunk_size, self.per_head)
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        clamp = key_shift if self.clamp_distance else None
+        return BlockPrefill(
+            plan, scale, self.block_size, self.repr_topk, self.chunk_size, self.per_head, clamp
+        )
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         return max(plan.num_sink, num_tokens - plan.num_recent)
@@ -87,6 +93,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
             counts=shape.seated(num_blocks, dtype=torch.int32),
             num_prompt_tokens=torch.empty(shape.max_num_seqs, dtype=torch.int64, device=shape.device),
             scale=shape.scale,
+            key_shift=shape.key_shift if self.clamp_distance else None,
         )
 
     def observe_prefill(
@@ -96,7 +103,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         num_tokens = keys.shape[1]
         received = local_attention(queries, keys, plan, index.scale)
         received[:, : plan.num_sink] = float("-inf")
-        means, counts = representatives(received, keys, self.repr_topk, self.block_size)
+        means, counts = representatives(received, keys, self.repr_topk, self.block_size, index.key_shift)
         index.keys[seat, layer, :, : means.shape[1]] = means
         index.counts[seat, layer, :, : means.shape[1]] = counts.int()
         index.num_prompt_tokens[seat] = num_tokens
@@ -107,6 +114,8 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         span, blocks = slice(layers.start, layers.stop), positions.clamp(min=0) // self.block_size
         means, counts = index.keys[:, span], index.counts[:, span]
         old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
+        if index.key_shift is not None:
+            keys = index.key_shift.apply(keys.float(), -positions.clamp(min=0)[:, None, None])
         # A block that begins here may hold an earlier request's.
         is_first = (positions % self.block_size == 0)[:, None, None]
         num_before = old_counts.masked_fill(is_first, 0)
@@ -122,6 +131,9 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         keys = index.keys[:, candidates.layer, :, :num_blocks][candidates.seats]
         batch, num_kv_heads, _, head_dim = keys.shape
         query = candidates.query.float().view(batch, num_kv_heads, -1, head_dim).mean(dim=2)
+        if index.key_shift is not None:
+            # As far from a key without rotation as from where the window begins.
+            query = index.key_shift.apply(query, -candidates.end[:, None])
         scores = (keys @ query[..., None]).squeeze(-1)
         if not self.per_head:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)

@@ -122,6 +122,7 @@ def every_small_policy() -> dict[str, Policy]:
         InfiniGen(),
         InfLLM(block_size=8, repr_topk=2, num_sink=4),
         InfLLM(block_size=8, repr_topk=2, num_sink=4, sparse_prefill=True, chunk_size=16),
+        InfLLM(8, 2, 4, sparse_prefill=True, clamp_distance=True, chunk_size=16),
         H2OCompensated(num_sink=4),
         Scissorhands(window_size=30, recent_ratio=0.05),
         PyramidKV(window=6, kernel=3),
