@@ -23,19 +23,29 @@ def attend_clamped(
     """As `attend_slots`, but sinks and selected tokens have the position where the window begins.
 
     query: [B, H_q, d]. fixed: int32 [B, H_kv, F], each row's own. selected: int32 [B, H_kv, K], at the positions int64
-    [B, H_kv, K]. Rows of the pool stay as they are: a copy is turned, which costs as much again as to attend them.
+    [B, H_kv, K]. Rows of the pool stay as they are: a copy is turned, of one KV head at a time, as it takes several
+    times the memory of what is attended.
     """
-    num_fixed, head_dim = fixed.shape[2], query.shape[2]
+    group, num_kv_heads = query.shape[1] // fixed.shape[1], fixed.shape[1]
     begin, end = rows.begin[:, None], rows.end[:, None]
-    columns = torch.arange(num_fixed, device=query.device)
+    columns = torch.arange(fixed.shape[2], device=query.device)
     # Sinks lie in the first columns, in their order; window tokens stay where they are.
-    of_fixed = (end - columns).where(columns < begin, 0)[:, None].expand_as(fixed)
-    distance = torch.cat([of_fixed, end[..., None] - positions], dim=-1)
-    slots = torch.cat([fixed, selected], dim=-1)
-    taken = pool[slots.clamp(min=0).long()]
-    keys = key_shift.apply(taken[..., :head_dim], distance)
-    near = torch.cat([keys, taken[..., head_dim:]], dim=-1).flatten(0, 2)
-    own = torch.arange(slots.numel(), dtype=torch.int32, device=query.device).view_as(slots)
-    own = own.where(slots >= 0, -1)
+    of_fixed = (end - columns).where(columns < begin, 0)
     every = torch.arange(query.shape[0], device=query.device)
-    return attend_slots(query, near, own[..., :num_fixed], every, own[..., num_fixed:], scale)
+    attended = []
+    for head in range(num_kv_heads):
+        distance = torch.cat([of_fixed, end - positions[:, head]], dim=-1)
+        slots = torch.cat([fixed[:, head], selected[:, head]], dim=-1)
+        near = _turned(pool[slots.clamp(min=0).long()], distance, key_shift)
+        own = torch.arange(slots.numel(), dtype=torch.int32, device=query.device).view_as(slots)
+        own = own.where(slots >= 0, -1)[:, None]
+        of_head = query[:, head * group : (head + 1) * group]
+        lists = own[..., : fixed.shape[2]], every, own[..., fixed.shape[2] :]
+        attended.append(attend_slots(of_head, near.flatten(0, 1), *lists, scale))
+    return torch.cat(attended, dim=1)
+
+
+def _turned(taken: Tensor, distance: Tensor, key_shift: KeyShift) -> Tensor:
+    """Rows [B, A, 2d] whose keys stand so many positions later, int64 [B, A]."""
+    keys, values = taken.chunk(2, dim=-1)
+    return torch.cat([key_shift.apply(keys, distance), values], dim=-1)
