@@ -26,6 +26,7 @@ class _Kept:
     positions: Tensor
     degrees: Tensor | None
     scores: Tensor | None
+    history: Tensor | None
     rounds: int
 
 
@@ -48,8 +49,10 @@ class OnceCompressed(AllocationPolicy):
         key = rows.num_tokens, budget
         if key not in self.kept:
             first = self.inner.compress(rows, plan, budget)
-            self.kept[key] = _Kept(first.positions, first.degrees, first.scores, first.rounds)
+            self.kept[key] = _Kept(first.positions, first.degrees, first.scores, first.history, first.rounds)
         kept = self.kept[key]
         # A prompt's rows lie at their positions.
         same = Retained.of(rows, kept.positions)
-        return replace(same, degrees=kept.degrees, scores=kept.scores, rounds=kept.rounds)
+        return replace(
+            same, degrees=kept.degrees, scores=kept.scores, history=kept.history, rounds=kept.rounds
+        )

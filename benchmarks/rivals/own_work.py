@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.marks import Mark
+from gpu_worker.models import KeyShift
 from gpu_worker.policies.allocation import AllocationPolicy
-from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
@@ -95,8 +96,23 @@ class TimedRecall(RecallPolicy[Any]):
     def reads_early_query(self) -> bool:  # type: ignore[override]
         return self.inner.reads_early_query
 
+    @property
+    def mixes_mean(self) -> bool:  # type: ignore[override]
+        return self.inner.mixes_mean
+
+    @property
+    def clamp_distance(self) -> bool:  # type: ignore[override]
+        return self.inner.clamp_distance
+
+    @property
+    def sparse_prefill(self) -> bool:  # type: ignore[override]
+        return self.inner.sparse_prefill
+
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return self.inner.plan(num_prompt_tokens, budget_tokens)
+
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        return self.inner.prompt_attention(plan, scale, key_shift)
 
     def num_queries(self, plan: Plan) -> int:
         return self.inner.num_queries(plan)
@@ -132,6 +148,9 @@ class TimedRecall(RecallPolicy[Any]):
 
     def select(self, index: Any, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         return self.inner.select(index, candidates, counts, width)
+
+    def missed(self, index: Any, candidates: Candidates, selected: Tensor) -> Tensor:
+        return self.inner.missed(index, candidates, selected)
 
     def score(self, index: Any, candidates: Candidates) -> Tensor:
         return self.inner.score(index, candidates)

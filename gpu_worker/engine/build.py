@@ -28,7 +28,7 @@ from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
+from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies import Policy, registry
 from gpu_worker.policies.base import CacheShape
 from kv_store.client import Layout, StoreClient, StoreError
@@ -260,6 +260,7 @@ def _cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> C
         scale=decoder.attention_scale,
         device=decoder.device,
         dtype=decoder.dtype,
+        key_shift=KeyShift.of(config.rope, decoder.device),
     )
 
 

@@ -16,7 +16,8 @@ from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.prefill_attention import attend_chunk
-from gpu_worker.models import Decoder
+from gpu_worker.models import Decoder, KeyShift
+from gpu_worker.policies.base import PromptAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Prefill:
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
         self._queries = self._query_buffer()
+        self._sparse: PromptAttention | None = None
+        if sequence.prefills_sparsely:
+            shift = KeyShift.of(config.rope, device)
+            policy, plan = sequence.policy, sequence.plan
+            self._sparse = policy.prompt_attention(plan, decoder.attention_scale, shift)
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
@@ -139,12 +145,15 @@ class Prefill:
         if end > first_kept:
             kept = max(begin, first_kept)
             self._queries[kept - first_kept : end - first_kept] = query[kept - begin :]
-        if layer == decoder.config.num_layers - 1:
-            # Nothing reads the last layer's output but the next token.
-            if end < self._num_tokens:
-                return
-            begin, query = end - 1, query[-1:]
-        attention = attend_chunk(query, rows, begin, decoder.attention_scale)
+        if self._sparse is not None and not self._caches[layer].is_dense:
+            attention = self._sparse.attend(query, rows, begin)
+        else:
+            if layer == decoder.config.num_layers - 1:
+                # Nothing reads the last layer's output but the next token.
+                if end < self._num_tokens:
+                    return
+                begin, query = end - 1, query[-1:]
+            attention = attend_chunk(query, rows, begin, decoder.attention_scale)
         computed = slice(begin - self._first, end - self._first)
         self._hidden[computed] = decoder.finish_layer(layer, self._hidden[computed], attention)
 

@@ -47,7 +47,8 @@ def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain |
     """Start a sequence in the store with what it may share; how many of its tokens the store has already. Raises what
     `Offloader.open` raises."""
     room = sequence.num_prefill + 1
-    if chain is None:
+    # Rows of a prompt that is attended in part depend on the policy and the budget.
+    if chain is None or sequence.prefills_sparsely:
         return offloader.open(sequence, room)
     return offloader.open(sequence, room, chain.hashes(sequence), chain.num_reusable(sequence))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.engine.sequence import Sequence
 
-NUM_FIELDS = 9
+NUM_FIELDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RowInputs:
     seats: rows of the seated tensors. begin, end: candidates are the positions [begin, end), sinks before, window
     behind. counts: how many of them are selected. capacities: slots of each (layer, KV head). leaving: the position
     that leaves the window at this step, -1 for none. ring: the column of the fixed slots that the new token takes, -1
-    for none.
+    for none. marks: what a retain policy says of the step to itself.
     """
 
     token_ids: Tensor
@@ -33,6 +33,7 @@ class RowInputs:
     capacities: Tensor
     leaving: Tensor
     ring: Tensor
+    marks: Tensor
 
     @classmethod
     def of(cls, table: Tensor) -> RowInputs:
@@ -53,12 +54,13 @@ def fields_of(sequence: Sequence) -> tuple[int, ...]:
         sequence.num_slots,
         sequence.leaving,
         sequence.ring_column,
+        sequence.mark,
     )
 
 
 def padding(seat: int) -> tuple[int, ...]:
     """The column of a row of padding, on a seat that no sequence of the batch has."""
-    return 0, -1, seat, 0, 0, 0, 1, -1, -1
+    return 0, -1, seat, 0, 0, 0, 1, -1, -1, 0
 
 
 def table_of(columns: list[tuple[int, ...]]) -> npt.NDArray[np.int64]:

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from gpu_worker.engine.records import EventSink, GenerationRequest, Usage
 from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.sampling import SamplerState
@@ -53,8 +55,8 @@ class Sequence:
     (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
     selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
     store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
-    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_rounds: what its
-    policy said of each layer.
+    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_rounds, kept_history:
+    what its policy said of each layer. mark: what it says of the next step.
     """
 
     request: GenerationRequest
@@ -81,6 +83,8 @@ class Sequence:
     longest_kept: int = 0
     num_kept: int = 0
     kept_rounds: dict[int, int] = field(default_factory=dict)
+    kept_history: dict[int, Tensor] = field(default_factory=dict)
+    mark: int = 0
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -88,6 +92,11 @@ class Sequence:
     @property
     def sequence_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """Whether its prompt is not attended densely."""
+        return self.policy.sparse_prefill and self.plan.selects
 
     @property
     def can_miss(self) -> bool:

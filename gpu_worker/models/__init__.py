@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_worker.models.config import ModelConfig, RopeConfig, SamplingDefaults
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES, Family
+from gpu_worker.models.key_shift import KeyShift
 from gpu_worker.models.loader import LoadedModel, load_model, read_config
 from gpu_worker.models.ungrouped import ungrouped
 
@@ -12,6 +13,7 @@ __all__ = [
     "FAMILIES",
     "Decoder",
     "Family",
+    "KeyShift",
     "LoadedModel",
     "ModelConfig",
     "RopeConfig",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from gpu_worker.models import KeyShift
 
 
 class Family(enum.Enum):
@@ -27,7 +29,8 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
+    """Sizes that every piece of KV state is built from. dtype: of the model's keys. key_shift: by its rotation; None
+    where nobody moves keys."""
 
     max_num_seqs: int
     num_layers: int
@@ -38,6 +41,7 @@ class CacheShape:
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
+    key_shift: KeyShift | None = None
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""
@@ -64,11 +68,28 @@ class Plan:
     def selects(self) -> bool:
         return self.num_selected is not None
 
+    def of_layer(self, budget: int) -> Plan:
+        """The plan of a layer whose heads keep so many tokens each, in the mean; sinks and window are the same."""
+        return replace(self, budget_tokens=budget, num_selected=budget - self.num_sink - self.num_recent)
+
+
+class PromptAttention(ABC):
+    """How one prompt's queries attend what is before them, where that is not all."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, rows: Tensor, begin: int) -> Tensor:
+        """Attention of the tokens at `begin`, `begin` + 1, ... of one layer: query [T, H_q, d] to the same shape.
+
+        rows: [H_kv, n, 2d], K then V, of which the first begin + T are there. Asked from 0 on in order, layer by layer.
+        """
+
 
 class Policy(ABC):
     """A method by name. Its dataclass fields are the paper's hyper-parameters with the paper's defaults."""
 
     family: ClassVar[Family]
+    # Prompts of which it selects are not attended densely (`prompt_attention`); their rows are of use to nobody else.
+    sparse_prefill: bool = False
 
     @property
     @abstractmethod
@@ -82,6 +103,10 @@ class Policy(ABC):
     def num_queries(self, plan: Plan) -> int:
         """How many of the prompt's last queries the policy reads of every prefilled layer."""
         return 0
+
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        """For a policy with a `sparse_prefill`. scale: of the model's attention, key_shift: by its rotation."""
+        raise NotImplementedError(f"{self.name} attends prompts densely")
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.

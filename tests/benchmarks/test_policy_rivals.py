@@ -31,8 +31,9 @@ from kv_store.local import LocalStore
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
 POLICIES = registry()
-# one of each kind of wrapper
+# one of each kind of wrapper, and who asks more of the engine
 WRAPPED = ("snapkv+adakv", "chelsea+layerwise", "snapkv+adakv+layerwise")
+WRAPPED += ("sparq+mean", "infllm+sparse+clamp", "streaming_llm+shift")
 NAMED = [name for name in POLICIES if "+" not in name or name in WRAPPED]
 RETAINING = [name for name in NAMED if POLICIES[name].family is Family.RETAIN]
 DECODED = DecodeCase("tiny", "chelsea", 40, 2, 200, None, None, 3)

@@ -39,6 +39,8 @@ class Cache(ABC):
 
     # Whether selection reads an index that the store must build from a prefilled layer.
     wants_index: bool = False
+    # Whether its layers attend everything.
+    is_dense: bool = False
 
     @abstractmethod
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:

@@ -16,6 +16,8 @@ from gpu_worker.policies.base import Family
 class DenseCache(Cache):
     """Serves who attends everything: dense policies, layers kept dense, and recall whose budget covers the prompt."""
 
+    is_dense = True
+
     def __init__(self, pool: SlotPool, block_tables: BlockTables, scale: float) -> None:
         self._pool = pool
         self._block_tables = block_tables

@@ -1,4 +1,4 @@
-"""The indexes of every recall policy in use, by policy name."""
+"""What recall policies know of every seat: their indexes, by policy name, and the mean values that some add."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gpu_worker.engine.caches.value_means import ValueMeans, mixed
+from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
 
@@ -17,10 +19,18 @@ class IndexBook:
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._indexes: dict[str, Any] = {}
+        self._means: ValueMeans | None = None
 
     def make(self, policy: RecallPolicy) -> None:
         """Have the policy's state."""
         self._index(policy)
+        if policy.mixes_mean:
+            self._value_means()
+
+    def _value_means(self) -> ValueMeans:
+        if self._means is None:
+            self._means = ValueMeans(self._shape)
+        return self._means
 
     def _index(self, policy: RecallPolicy) -> Any:
         if policy.name not in self._indexes:
@@ -28,9 +38,13 @@ class IndexBook:
         return self._indexes[policy.name]
 
     def observe(
-        self, policy: RecallPolicy, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+        self, policy: RecallPolicy, seat: int, layer: int, plan: Plan, rows: Tensor, queries: Tensor
     ) -> None:
-        policy.observe_prefill(self._index(policy), seat, layer, plan, keys, queries)
+        """A prefilled layer: rows [H_kv, n, 2d]."""
+        head_dim = self._shape.head_dim
+        policy.observe_prefill(self._index(policy), seat, layer, plan, rows[..., :head_dim], queries)
+        if policy.mixes_mean:
+            self._value_means().fill(seat, layer, rows[..., head_dim:])
 
     def load(
         self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
@@ -44,3 +58,17 @@ class IndexBook:
 
     def select(self, policy: RecallPolicy, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         return policy.select(self._index(policy), candidates, counts, width)
+
+    def mixed(
+        self,
+        policy: RecallPolicy,
+        candidates: Candidates,
+        selected: Tensor,
+        rows: RowInputs,
+        new_values: Tensor,
+        attended: Tensor,
+    ) -> Tensor:
+        """What was attended [B, H_q, d], and the mean value for what was not. new_values: [B, H_kv, d]."""
+        missed = policy.missed(self._index(policy), candidates, selected)
+        means = self._value_means().take_in(rows.seats, candidates.layer, rows.positions, new_values)
+        return mixed(attended, means, missed)

@@ -16,7 +16,8 @@ class KeptSlots:
 
     positions: int64 [seats, L, H_kv, S], -1 where a slot is empty. lengths, limits: int32 [seats, L, H_kv], slots that
     are filled, and most that ever are. scores: float32 like positions, what a policy observes while decoding.
-    log_degrees: float32 like positions, what attention adds; None until a policy has any.
+    log_degrees: float32 like positions, what attention adds; None until a policy has any. sink_keys:
+    [seats, L, H_kv, s, d], keys of the first slots at their positions in the text; None until a policy shifts any.
     """
 
     def __init__(self, shape: CacheShape) -> None:
@@ -26,15 +27,16 @@ class KeptSlots:
         self.positions = shape.seated(0, dtype=torch.int64)
         self.scores: Tensor | None = None
         self.log_degrees: Tensor | None = None
+        self.sink_keys: Tensor | None = None
 
     @property
     def state(self) -> tuple[object, ...]:
         """A captured step is void once these are other objects."""
-        return self.positions, self.scores, self.log_degrees
+        return self.positions, self.scores, self.log_degrees, self.sink_keys
 
     @property
     def num_bytes(self) -> int:
-        tensors = (self.lengths, self.limits, self.positions, self.scores, self.log_degrees)
+        tensors = (self.lengths, self.limits, self.positions, self.scores, self.log_degrees, self.sink_keys)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
@@ -54,6 +56,14 @@ class KeptSlots:
             self.scores = self._shape.seated(self.width, dtype=torch.float32).zero_()
         if policy.has_degrees and self.log_degrees is None:
             self.log_degrees = self._shape.seated(self.width, dtype=torch.float32).zero_()
+        num_sinks = 0 if self.sink_keys is None else self.sink_keys.shape[3]
+        if policy.num_shifted > num_sinks:
+            wider = self._shape.seated(
+                policy.num_shifted, self._shape.head_dim, dtype=self._shape.dtype
+            ).zero_()
+            if self.sink_keys is not None:
+                wider[..., :num_sinks, :] = self.sink_keys
+            self.sink_keys = wider
 
     def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
@@ -74,6 +84,9 @@ class KeptSlots:
             self.log_degrees[seat, layer] = 0.0
             if retained.degrees is not None:
                 self.log_degrees[seat, layer, :, :count] = retained.degrees.clamp(min=1.0).log()
+        if self.sink_keys is not None:
+            num_sinks = min(count, self.sink_keys.shape[3])
+            self.sink_keys[seat, layer, :, :num_sinks] = retained.keys[:, :num_sinks]
 
     def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
         """What a policy that evicts chooses from. width: no head of these rows has more slots."""
@@ -120,7 +133,7 @@ class KeptSlots:
         at_layer = self.scores[:, layer, :, : weights.shape[2]]
         before = at_layer[rows.seats]
         after = before.clone()
-        policy.observe(after, weights, rows.positions + 1)
+        policy.observe(after, weights, rows.marks)
         at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
 
 

@@ -171,19 +171,19 @@ class RecallCache(Cache):
         fixed = fixed_positions(sequence, rows.shape[1], rows.device)
         self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
         try:
-            self._index(sequence, layer, rows[..., : self._shape.head_dim], queries)
+            self._index(sequence, layer, rows, queries)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory is left for policy {sequence.policy.name!r} to index {rows.shape[1]} tokens; leave "
                 "more free with --slot-memory, or choose another policy"
             ) from error
 
-    def _index(self, sequence: Sequence, layer: int, keys: Tensor, queries: Tensor) -> None:
-        """Let the policy see a prefilled layer, keys [H_kv, n, d]; train its index where that is done here."""
-        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, keys, queries)
+    def _index(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
+        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
         job = prompt_job(sequence) if self._trains_here else None
         if job is not None:
-            self._train_here(sequence, layer, job, keys[:, job.begin : job.end])
+            self._train_here(sequence, layer, job, rows[:, job.begin : job.end, : self._shape.head_dim])
 
     def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
         """Index the keys [H_kv, T, d] of the job's tokens."""

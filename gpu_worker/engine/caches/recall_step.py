@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Group
 from gpu_worker.engine.caches.base import GroupStep
+from gpu_worker.engine.caches.clamped import attend_clamped
 from gpu_worker.engine.caches.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.index_book import IndexBook
@@ -19,7 +20,7 @@ from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import SlotPool
 from gpu_worker.kernels.attention import attend_slots
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.recall.base import Candidates, RecallPolicy
+from gpu_worker.policies.recall.base import Candidates, FixedKeys, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,26 @@ class RecallStep(GroupStep):
 
     def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
         parts, shape, rows = self._parts, self.group.shape, self.group.rows
-        positions = self._select(layer, query, early_query)
+        candidates = self._candidates(layer, query, early_query)
+        # Ascending, -1 pads at the end: int64 [B, H_kv, K].
+        positions = parts.indexes.select(self._policy, candidates, rows.counts, shape.num_selected)
         if self._measured:
-            newest = parts.pool.rows[self.new_slots[:, layer - self._layers.start].long()]
-            self._seen.append((query, newest[..., : query.shape[-1]], positions))
+            self._seen.append((query, self._newest(layer)[..., : query.shape[-1]], positions))
         selected = self._resident(layer, positions)
-        fixed = parts.fixed.at(layer, shape.num_fixed)
-        return attend_slots(query, parts.pool.rows, fixed, rows.seats, selected, parts.shape.scale)
+        fixed, pool, scale = parts.fixed.at(layer, shape.num_fixed), parts.pool.rows, parts.shape.scale
+        if self._policy.clamp_distance:
+            assert parts.shape.key_shift is not None, "the engine's shape has the model's rotation"
+            own = fixed[rows.seats]
+            return attend_clamped(query, pool, own, selected, positions, rows, parts.shape.key_shift, scale)
+        attended = attend_slots(query, pool, fixed, rows.seats, selected, scale)
+        if not self._policy.mixes_mean:
+            return attended
+        values = self._newest(layer)[..., query.shape[-1] :]
+        return parts.indexes.mixed(self._policy, candidates, positions, rows, values, attended)
+
+    def _newest(self, layer: int) -> Tensor:
+        """The new tokens' rows [B, H_kv, 2d]; padding has anyone's."""
+        return self._parts.pool.rows[self.new_slots[:, layer - self._layers.start].clamp(min=0).long()]
 
     def finish(self) -> None:
         if not self._measured:
@@ -89,14 +103,16 @@ class RecallStep(GroupStep):
         keys = parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
         parts.indexes.extend(self._policy, rows.seats, self._layers, rows.leaving, keys)
 
-    def _select(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
-        """Selected positions, ascending, -1 pads at the end: int64 [B, H_kv, K]."""
+    def _candidates(self, layer: int, query: Tensor, early_query: Tensor) -> Candidates:
         rows, shape = self.group.rows, self.group.shape
-        keys = num_tokens = None
+        keys = num_tokens = fixed = None
         if self._policy.reads_keys:
             num_tokens = rows.positions + 1
             keys = self._keys(layer)
-        candidates = Candidates(
+        if self._policy.mixes_mean:
+            slots = self._parts.fixed.at(layer, shape.num_fixed)[rows.seats]
+            fixed = FixedKeys(self._parts.pool.rows, slots)
+        return Candidates(
             layer,
             query,
             rows.seats,
@@ -107,8 +123,8 @@ class RecallStep(GroupStep):
             keys,
             num_tokens,
             early_query if self.reads_early_query else None,
+            fixed,
         )
-        return self._parts.indexes.select(self._policy, candidates, rows.counts, shape.num_selected)
 
     def _keys(self, layer: int) -> Tensor:
         """Keys of all tokens, the new one included: [B, H_kv, num_positions, d]."""

@@ -127,6 +127,8 @@ class RetainCache(Cache):
         sequence.longest_kept = max(sequence.longest_kept, longest)
         sequence.num_kept += sum(counts)
         sequence.kept_rounds[layer] = retained.rounds
+        if retained.history is not None:
+            sequence.kept_history[layer] = retained.history
         self._kept.fill(seat, layer, retained, room)
         slots = torch.arange(retained.positions.shape[1], device=retained.positions.device)
         slots = slots.masked_fill(retained.positions < 0, -1)
@@ -144,6 +146,8 @@ class RetainCache(Cache):
             sequence.kept_at = sequence.num_tokens
             for layer in layers:
                 self._keep(sequence, layer, self._compress(sequence, self._rows(sequence, layer)))
+        if interval:
+            sequence.mark = policy.mark(plan, sequence.kept_at + interval - sequence.num_tokens)
 
     def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
         """What is kept of a layer by now; heads that hold less than the longest are padded."""
@@ -157,6 +161,10 @@ class RetainCache(Cache):
         head_dim = self._shape.head_dim
         group = self._shape.num_kv_heads * self._shape.group_size
         log_degrees, scores = kept.log_degrees, kept.scores
+        history = sequence.kept_history.get(layer)
+        if history is not None:
+            # What was kept lies in the first slots; nothing is known of what came since.
+            history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
         return LayerRows(
             layer - self._first_layer,
             self._num_layers,
@@ -169,6 +177,7 @@ class RetainCache(Cache):
             sequence.request.sampling.seed or 0,
             None if log_degrees is None else log_degrees[seat, layer, :, :count].exp(),
             None if scores is None else scores[seat, layer, :, :count].clone(),
+            history,
             sequence.kept_rounds[layer],
         )
 

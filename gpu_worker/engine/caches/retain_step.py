@@ -43,6 +43,8 @@ class RetainStep(GroupStep):
         slots = self._slots()
         self.new_slots = self._pool_rows(slots[..., None])[..., 0]
         self._lengths = parts.kept.take_in(group.rows, layers, slots)
+        if policy.num_shifted:
+            self._shift_sinks()
         measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
         # Means of rows lie at no position.
         self._measured = [] if policy.has_degrees else measured
@@ -89,6 +91,25 @@ class RetainStep(GroupStep):
         if policy.gives:
             self._give(before, evicted, is_full)
         return torch.where(is_full, evicted, appended)
+
+    def _shift_sinks(self) -> None:
+        """Turn the sinks' keys on to where the window begins: by as many positions as are gone."""
+        rows, pool, kept = self.group.rows, self._parts.pool.rows, self._parts.kept.sink_keys
+        key_shift = self._parts.shape.key_shift
+        assert kept is not None, "room for sinks is made when a layer is kept"
+        assert key_shift is not None, "the engine's shape has the model's rotation"
+        keys = kept[:, self._layers.start : self._layers.stop][rows.seats]
+        gone = rows.positions[:, None, None] + 1 - self._lengths
+        turned = key_shift.apply(keys, gone[..., None])
+        # Where a row has fewer sinks its first one is written again, and in place of padding the first row's are, which
+        # is never padding: to write elsewhere what lies there would race with who writes there.
+        every = torch.arange(keys.shape[3], device=keys.device)
+        slots = every.where(every < rows.begin[:, None], 0)[:, None, None].expand(keys.shape[:-1])
+        places = self._pool_rows(slots)
+        turned = turned.gather(3, slots[..., None].expand_as(turned))
+        is_real = (rows.positions >= 0)[:, None, None, None]
+        places, turned = places.where(is_real, places[:1]), turned.where(is_real[..., None], turned[:1])
+        pool[:, : keys.shape[-1]].index_put_((places.flatten().long(),), turned.flatten(0, 3))
 
     def _give(self, before: StepSlots, evicted: Tensor, is_full: Tensor) -> None:
         """Add evicted values to those that the policy names, before they are overwritten."""

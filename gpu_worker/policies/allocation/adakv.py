@@ -42,9 +42,9 @@ class AdaKV(AllocationPolicy):
         return min(most, plan.num_prompt_tokens)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        plan = plan.of_layer(budget)
         scores = self.inner.score(rows, plan)
-        num_heads = len(rows.keys)
-        total = num_heads * (budget - plan.num_sink - plan.num_recent)
+        total = len(rows.keys) * (plan.num_selected or 0)
         # What pads a head stands below the sinks.
         fixed = (rows.positions < plan.num_sink) | (rows.positions >= rows.num_tokens - plan.num_recent)
         won = num_won(scores.first.masked_fill(fixed, float("-inf")), scores.second, total)

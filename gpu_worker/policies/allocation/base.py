@@ -33,6 +33,10 @@ class AllocationPolicy(RetainPolicy):
     def has_degrees(self) -> bool:  # type: ignore[override]
         return self.inner.has_degrees
 
+    @property
+    def num_shifted(self) -> int:  # type: ignore[override]
+        return self.inner.num_shifted
+
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return self.inner.plan(num_prompt_tokens, budget_tokens)
 
@@ -54,6 +58,9 @@ class AllocationPolicy(RetainPolicy):
     def interval(self, plan: Plan) -> int:
         return self.inner.interval(plan)
 
+    def mark(self, plan: Plan, num_left: int) -> int:
+        return self.inner.mark(plan, num_left)
+
     def room(self, plan: Plan, num_decoded: int) -> int:
         return self.inner.room(plan, num_decoded)
 
@@ -66,5 +73,5 @@ class AllocationPolicy(RetainPolicy):
     def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
         return self.inner.give(slots, evicted)
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
-        self.inner.observe(scores, weights, num_tokens)
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+        self.inner.observe(scores, weights, marks)

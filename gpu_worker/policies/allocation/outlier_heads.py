@@ -132,5 +132,6 @@ def _together(first: Retained, second: Retained, order: Tensor) -> Retained:
         joined(first.values, second.values, 0),
         joined_if_any(first.degrees, second.degrees, 1),
         joined_if_any(first.scores, second.scores, 0),
+        joined_if_any(first.history, second.history, 0),
         max(first.rounds, second.rounds),
     )

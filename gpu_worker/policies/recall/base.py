@@ -24,6 +24,19 @@ class IndexJob:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedKeys:
+    """Keys of sinks, window and new token, where they lie. pool: [num_slots, 2d], a row is K then V. slots: int32
+    [B, H_kv, F], its rows, -1 pads."""
+
+    pool: Tensor
+    slots: Tensor
+
+    def at(self, channels: Tensor) -> Tensor:
+        """Their values in the channels int64 [B, H_kv, r]: float32 [B, H_kv, F, r]; what pads have is anything."""
+        return self.pool[self.slots.clamp(min=0).long()[..., None], channels[:, :, None]].float()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """One layer's scoring problem: B seats, their new token's queries, and where their candidates lie.
 
@@ -31,6 +44,7 @@ class Candidates:
     at least the largest end. scale: of the model's attention. For a policy with `reads_keys`: keys [B, H_kv, M, d] of
     all tokens, the new one included, and their number, num_tokens int64 [B]; else None. For one with
     `reads_early_query`: early_query, like query, but of the previous layer's attention input (the first layer's own).
+    fixed: for one that `mixes_mean`.
     """
 
     layer: int
@@ -43,6 +57,7 @@ class Candidates:
     keys: Tensor | None = None
     num_tokens: Tensor | None = None
     early_query: Tensor | None = None
+    fixed: FixedKeys | None = None
 
 
 IndexT = TypeVar("IndexT")
@@ -58,6 +73,10 @@ class RecallPolicy(Policy, Generic[IndexT]):
     trains_when_leaving: ClassVar[bool] = False
     # Guesses a layer's query before the layer before it is done.
     reads_early_query: ClassVar[bool] = False
+    # What a step leaves out is stood for by the mean of all values (`missed`).
+    mixes_mean: ClassVar[bool] = False
+    # Sinks and selected tokens are attended as if they all stood right before the window.
+    clamp_distance: bool = False
 
     @abstractmethod
     def allocate(self, shape: CacheShape) -> IndexT:
@@ -88,6 +107,11 @@ class RecallPolicy(Policy, Generic[IndexT]):
         score every candidate overrides this.
         """
         return top_k(self.score(index, candidates), counts, width)
+
+    def missed(self, index: IndexT, candidates: Candidates, selected: Tensor) -> Tensor:
+        """Share of the attention that candidates have which are not selected, as far as the policy can tell: float32
+        [B, H_q], in [0, 1]. selected: as `select` gave them. For a policy that `mixes_mean`."""
+        raise NotImplementedError(f"{self.name} attends what it selects and no more")
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:

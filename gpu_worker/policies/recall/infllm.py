@@ -7,40 +7,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.models import KeyShift
+from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, RecallPolicy
+from gpu_worker.policies.recall.infllm_blocks import local_attention, representatives
+from gpu_worker.policies.recall.infllm_prefill import BlockPrefill
 from gpu_worker.policies.recall.quest import by_token
-
-# 256 MiB of float32: a long prompt's weights are seen some queries at a time.
-MAX_WEIGHTS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class InfLLMIndex:
     """keys: float32 [seats, L, H_kv, P, d], the mean of a block's representatives. counts: int32 [seats, L, H_kv, P],
     how many they are. num_prompt_tokens: int64 [seats]; what leaves the window before that is indexed already. scale:
-    of the model's attention."""
+    of the model's attention. key_shift: by the model's rotation, where `keys` are without it; else None."""
 
     keys: Tensor
     counts: Tensor
     num_prompt_tokens: Tensor
     scale: float
+    key_shift: KeyShift | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InfLLM(RecallPolicy[InfLLMIndex]):
-    """Recall of whole blocks by their representatives (Xiao et al., InfLLM, section 3), after a dense prefill.
+    """Recall of whole blocks by their representatives (Xiao et al., InfLLM, section 3).
 
     block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
     many of its tokens represent a block: those that queries with them in their local window attended most; their mean
     is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the share of the rest of the budget
     that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
-    else a block's score is the mean over all heads, and all choose the same.
+    else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
+    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
+    every query of the prompt attends all before it. clamp_distance: what is before the window is attended, and looked
+    up, as if it all stood right before it, as in the paper; else at true positions. The names of such policies end in
+    `+sparse` and `+clamp`; the paper's is both.
 
-    Unlike the paper's: every query of the prompt attends all before it (the sparse prefill, which the published losses
-    include, is not done); positions stay true, no distance is clamped; local attention is measured among sinks and
-    window, for a prompt's query has looked no block up; and of the tokens decoded later, whose attention nobody
-    measures, each represents its block. Blocks are cut as Quest's pages are.
+    Unlike the paper's all the same: local attention is measured among sinks and window
+    only; and of the tokens decoded later, whose attention nobody measures, each represents its block. Blocks are cut as
+    Quest's pages are.
     """
 
     block_size: int = 128
@@ -48,8 +52,13 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     num_sink: int = 128
     recent_ratio: float = 0.5
     per_head: bool = False
+    sparse_prefill: bool = False
+    clamp_distance: bool = False
+    chunk_size: int = 512
 
-    name = "infllm"
+    @property
+    def name(self) -> str:
+        return "infllm" + "+sparse" * self.sparse_prefill + "+clamp" * self.clamp_distance
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
@@ -65,6 +74,12 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
 
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        clamp = key_shift if self.clamp_distance else None
+        return BlockPrefill(
+            plan, scale, self.block_size, self.repr_topk, self.chunk_size, self.per_head, clamp
+        )
+
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         return max(plan.num_sink, num_tokens - plan.num_recent)
 
@@ -78,28 +93,19 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
             counts=shape.seated(num_blocks, dtype=torch.int32),
             num_prompt_tokens=torch.empty(shape.max_num_seqs, dtype=torch.int64, device=shape.device),
             scale=shape.scale,
+            key_shift=shape.key_shift if self.clamp_distance else None,
         )
 
     def observe_prefill(
         self, index: InfLLMIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
     ) -> None:
         """Of all blocks, those in the window too: their tokens' attention is known now only."""
-        num_kv_heads, num_tokens, head_dim = keys.shape
-        num_blocks = -(-num_tokens // self.block_size)
+        num_tokens = keys.shape[1]
         received = local_attention(queries, keys, plan, index.scale)
         received[:, : plan.num_sink] = float("-inf")
-        padding = num_blocks * self.block_size - num_tokens
-        padded = torch.nn.functional.pad(received, (0, padding), value=float("-inf"))
-        blocks = padded.view(num_kv_heads, num_blocks, self.block_size)
-        best = blocks.topk(min(self.repr_topk, self.block_size), dim=2)
-        is_token = best.values > float("-inf")
-        first = torch.arange(0, num_tokens, self.block_size, device=keys.device)[:, None]
-        places = (first + best.indices).clamp(max=num_tokens - 1).flatten(1)
-        chosen = keys.gather(1, places[..., None].expand(-1, -1, head_dim)).float()
-        total = (chosen.view(*best.indices.shape, head_dim) * is_token[..., None]).sum(dim=2)
-        counts = is_token.sum(dim=2)
-        index.keys[seat, layer, :, :num_blocks] = total / counts.clamp(min=1)[..., None]
-        index.counts[seat, layer, :, :num_blocks] = counts.int()
+        means, counts = representatives(received, keys, self.repr_topk, self.block_size, index.key_shift)
+        index.keys[seat, layer, :, : means.shape[1]] = means
+        index.counts[seat, layer, :, : means.shape[1]] = counts.int()
         index.num_prompt_tokens[seat] = num_tokens
 
     def extend(
@@ -108,6 +114,8 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         span, blocks = slice(layers.start, layers.stop), positions.clamp(min=0) // self.block_size
         means, counts = index.keys[:, span], index.counts[:, span]
         old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
+        if index.key_shift is not None:
+            keys = index.key_shift.apply(keys.float(), -positions.clamp(min=0)[:, None, None])
         # A block that begins here may hold an earlier request's.
         is_first = (positions % self.block_size == 0)[:, None, None]
         num_before = old_counts.masked_fill(is_first, 0)
@@ -123,36 +131,10 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         keys = index.keys[:, candidates.layer, :, :num_blocks][candidates.seats]
         batch, num_kv_heads, _, head_dim = keys.shape
         query = candidates.query.float().view(batch, num_kv_heads, -1, head_dim).mean(dim=2)
+        if index.key_shift is not None:
+            # As far from a key without rotation as from where the window begins.
+            query = index.key_shift.apply(query, -candidates.end[:, None])
         scores = (keys @ query[..., None]).squeeze(-1)
         if not self.per_head:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
         return by_token(scores, self.block_size, candidates)
-
-
-def local_attention(queries: Tensor, keys: Tensor, plan: Plan, scale: float) -> Tensor:
-    """Weight that each token gets from the queries that have it in their window, summed: float32 [H_kv, n].
-
-    A query attends the sinks and the window, which ends with itself. queries: [H_q, w, d] of the last w tokens. keys:
-    [H_kv, n, d].
-    """
-    (num_heads, num_queries, head_dim), (num_kv_heads, num_tokens, _) = queries.shape, keys.shape
-    num_sink, width = plan.num_sink, max(1, plan.num_recent)
-    received = torch.zeros(num_kv_heads, num_tokens, device=keys.device)
-    every = torch.arange(num_tokens, device=keys.device)
-    # No more queries at a time than the window is wide: a tile sees the sinks and less than two windows.
-    reach = num_sink + 2 * width
-    step = max(1, min(width, MAX_WEIGHTS // (num_heads * reach)))
-    for begin in range(num_tokens - num_queries, num_tokens, step):
-        end = min(begin + step, num_tokens)
-        # The first token that one of them has in its window.
-        low = min(max(num_sink, begin - width + 1), end)
-        sinks, window = keys[:, : min(num_sink, end)], keys[:, low:end]
-        positions = torch.cat([every[: sinks.shape[1]], every[low:end]])
-        age = every[begin:end, None] - positions
-        hidden = (age < 0) | ((age >= width) & (positions >= num_sink))
-        first = begin - (num_tokens - num_queries)
-        tile = queries[:, first : first + end - begin].float().reshape(num_kv_heads, -1, head_dim)
-        scores = tile @ torch.cat([sinks, window], dim=1).float().transpose(1, 2) * scale
-        scores = scores.view(num_kv_heads, -1, *age.shape).masked_fill_(hidden, float("-inf"))
-        received[:, low:end] += scores.softmax(dim=-1).sum(dim=(1, 2))[:, sinks.shape[1] :]
-    return received

@@ -25,8 +25,8 @@ class LayerRows:
     ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter ones. queries:
     [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none when the
     sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how many tokens
-    a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first. rounds:
-    what the last `Retained` of this layer said.
+    a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first. history:
+    [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since.
     """
 
     layer: int
@@ -40,6 +40,7 @@ class LayerRows:
     seed: int = 0
     degrees: Tensor | None = None
     scores: Tensor | None = None
+    history: Tensor | None = None
     rounds: int = 0
 
     @classmethod
@@ -66,6 +67,7 @@ class LayerRows:
             queries=self.queries.unflatten(0, (self.keys.shape[0], -1))[heads].flatten(0, 1),
             degrees=None if self.degrees is None else self.degrees[heads],
             scores=None if self.scores is None else self.scores[heads],
+            history=None if self.history is None else self.history[heads],
         )
 
 
@@ -74,8 +76,8 @@ class Retained:
     """What stays of a layer. Heads may keep unequal numbers S_h; what lies beyond a head's is padding.
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
-    [H_kv, S, d] in the model's dtype. degrees, scores: float32 [H_kv, S], as in `LayerRows`. rounds: any count that the
-    policy wants to be told next time.
+    [H_kv, S, d] in the model's dtype. degrees, scores: float32 [H_kv, S], as in `LayerRows`. history: [H_kv, S, m] of
+    any type and rounds: any numbers that the policy wants to be told next time.
     """
 
     positions: Tensor
@@ -83,6 +85,7 @@ class Retained:
     values: Tensor
     degrees: Tensor | None = None
     scores: Tensor | None = None
+    history: Tensor | None = None
     rounds: int = 0
 
     @classmethod
@@ -90,12 +93,14 @@ class Retained:
         """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1. scores: float32 [H_kv, n]."""
         taken = index.clamp(min=0)
         wide = taken[..., None].expand(-1, -1, rows.keys.shape[2])
+        history = rows.history
         return cls(
             rows.positions.gather(1, taken).masked_fill(index < 0, -1),
             rows.keys.gather(1, wide),
             rows.values.gather(1, wide),
             None if rows.degrees is None else rows.degrees.gather(1, taken),
             None if scores is None else scores.gather(1, taken),
+            None if history is None else history.gather(1, taken[..., None].expand(-1, -1, history.shape[2])),
             rows.rounds,
         )
 
@@ -152,6 +157,9 @@ class RetainPolicy(Policy):
     gives: ClassVar[bool] = False
     # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
     has_degrees: ClassVar[bool] = False
+    # So many of the sinks, if there are as many, are turned on at every step by as many positions as are missing
+    # behind them: the query finds all that is kept at neighbouring positions.
+    num_shifted: ClassVar[int] = 0
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         # Where nothing is evicted, all that is decoded stays with the prompt's last tokens.
@@ -170,6 +178,11 @@ class RetainPolicy(Policy):
 
     def interval(self, plan: Plan) -> int:
         """Tokens decoded until `compress` is called again; 0: never."""
+        return 0
+
+    def mark(self, plan: Plan, num_left: int) -> int:
+        """A number that `observe` is told of a step after which the layers are compressed within `num_left` steps, its
+        own among them; what does not follow from tensors is said here, on the host."""
         return 0
 
     def room(self, plan: Plan, num_decoded: int) -> int:
@@ -193,11 +206,11 @@ class RetainPolicy(Policy):
         """Where the values of evicted slots int64 [B, L, H_kv] go. For a policy that `gives`."""
         raise NotImplementedError(f"{self.name} gives up values for good")
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
         """Add a step to the scores of one layer, in place.
 
         scores, weights: float32 [B, H_kv, S]; weights are softmax weights, the mean over the group, 0 in empty slots.
-        num_tokens: int64 [B], the context's length with the new token, whose score was 0 before.
+        A new token's score was 0 before. marks: int64 [B], what `mark` said of the step.
         """
         raise NotImplementedError(f"{self.name} observes nothing while decoding")
 
@@ -207,12 +220,11 @@ class ScoredPolicy(RetainPolicy):
 
     @abstractmethod
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        """Of every row; what sinks and window score is not read."""
+        """Of every row; what sinks and window score is not read. plan: the layer's, by its own budget."""
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        num_kv_heads = rows.keys.shape[0]
-        num_selected = budget - plan.num_sink - plan.num_recent
-        counts = torch.full((num_kv_heads,), num_selected, device=rows.keys.device)
+        plan = plan.of_layer(budget)
+        counts = torch.full((rows.keys.shape[0],), plan.num_selected or 0, device=rows.keys.device)
         return keep_best(rows, plan, self.score(rows, plan), counts)
 
 

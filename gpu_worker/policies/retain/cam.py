@@ -84,7 +84,7 @@ class CaM(StreamingLLM):
         )
         return Gift(heirs[..., :-1], is_given.float() / self.merge_size)
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
         scores.copy_(weights)
 
 

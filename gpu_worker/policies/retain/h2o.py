@@ -51,7 +51,7 @@ class H2O(ScoredPolicy):
         # Slots are reused, so that the first is not the oldest.
         return slots.positions.masked_fill(~is_least, torch.iinfo(torch.int64).max).argmin(dim=-1)
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
         scores.add_(weights)
 
 

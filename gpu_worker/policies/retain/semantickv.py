@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
 from gpu_worker.policies.retain.observed import group_mean, weight_tiles
+from gpu_worker.policies.retain.rounding import rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class SemanticKV(ScoredPolicy):
 
     def _voters(self, rows: LayerRows) -> Tensor:
         """Which queries vote: bool [H_q, w]."""
-        # Rotation changes no norm.
-        strength = torch.linalg.vector_norm(rows.queries, dim=-1, dtype=torch.float32)
+        # Rotation changes no norm, but for rounding: the first layer's queries of one token are equally long wherever
+        # it stands, and which of them vote must not be up to the last bit.
+        strength = rounded(torch.linalg.vector_norm(rows.queries, dim=-1, dtype=torch.float32))
         if not self.by_norm:
             generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
             strength = torch.rand(strength.shape, generator=generator).to(strength.device)

@@ -10,13 +10,16 @@ from torch.nn.functional import pad
 
 # 256 MiB of float32: a long context is matched some chunks, or some rows of one chunk, at a time.
 MAX_SIMILARITIES = 1 << 26
+# Cosines are told apart by 2**-12, about what 16-bit keys say. In the first layer the same two tokens at the same
+# distance are equally alike wherever they stand, and the last bit of a sum must not decide which of them merge.
+STEPS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
     """source: int64 [A], the 1st, 3rd, ... row of each chunk, ascending; where a chunk is one row only, it is left out.
     partner: int64 [H, A], of the chunk's other rows the one with the highest cosine, the first where they tie.
-    similarity: float32 [H, A], that cosine.
+    similarity: float32 [H, A], that cosine, in steps of 2**-12, by which it is the highest too.
     """
 
     source: Tensor
@@ -50,9 +53,10 @@ def match_rows(keys: Tensor, chunk: int, max_similarities: int = MAX_SIMILARITIE
         chunks = slice(first_chunk, first_chunk + chunk_step)
         for first_row in range(0, num_seeking, row_step):
             tile = slice(first_row, first_row + row_step)
-            cosines = seeking[:, chunks, tile] @ offered[:, chunks].transpose(2, 3)
+            cosines = (STEPS * seeking[:, chunks, tile] @ offered[:, chunks].transpose(2, 3)).round_()
             cosines.masked_fill_(is_padding[chunks, None], float("-inf"))
             similarity[:, chunks, tile], partner[:, chunks, tile] = cosines.max(dim=-1)
+    similarity /= STEPS
     # The rows at 1, 3, ... of a chunk are those on offer.
     partner = rows[:, :1] + 2 * partner + 1
     # Padding, and a row alone in its chunk, come last.

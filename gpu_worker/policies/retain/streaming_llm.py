@@ -1,4 +1,4 @@
-"""StreamingLLM: attention sinks and the last tokens."""
+"""StreamingLLM: attention sinks and the last tokens, at positions in the text or in the cache."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from gpu_worker.policies.retain.base import LayerRows, Retained, RetainPolicy, S
 
 @dataclass(frozen=True, slots=True)
 class StreamingLLM(RetainPolicy):
-    """Sinks and a sliding window, at their own positions (Xiao et al., Efficient streaming language models with
-    attention sinks, section 3.2; positions as in the ports of the papers that compare with it).
+    """Sinks and a sliding window (Xiao et al., Efficient streaming language models with attention sinks, section 3.2).
 
-    num_sink: first tokens kept.
+    num_sink: first tokens kept. shift_positions: what is kept has the positions 0, 1, ... that it has in the cache, as
+    in the paper, and bears the name `streaming_llm+shift`; else those in the text, as in the ports that papers compare
+    with. Distances within the window are the same in both, so that sinks alone are moved.
     """
 
     num_sink: int = 4
+    shift_positions: bool = False
 
-    name = "streaming_llm"
     evicts = True
+
+    @property
+    def name(self) -> str:
+        return "streaming_llm+shift" if self.shift_positions else "streaming_llm"
+
+    @property
+    def num_shifted(self) -> int:  # type: ignore[override]
+        return self.num_sink if self.shift_positions else 0
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

@@ -55,7 +55,12 @@ LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
 TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
 
 
-def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3) -> LoadedModel:
+ROPE = RopeConfig("default", 10000.0, HEAD_DIM)
+
+
+def make_model(
+    eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3, rope: RopeConfig = ROPE
+) -> LoadedModel:
     """Weights large enough that attention is peaked and that greedy tokens vary; the head is its own. group: query
     heads of a KV head."""
     config = ModelConfig(
@@ -68,7 +73,7 @@ def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         rms_norm_eps=1e-5,
-        rope=RopeConfig("default", 10000.0, HEAD_DIM),
+        rope=rope,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
         eos_token_ids=eos_token_ids,
@@ -113,8 +118,11 @@ def every_small_policy() -> dict[str, Policy]:
         *small_policies_alone(),
         Quest(page_size=4),
         SparQ(num_sink=4, num_channels=2),
+        SparQ(num_sink=4, num_channels=2, mean_value=True),
         InfiniGen(),
         InfLLM(block_size=8, repr_topk=2, num_sink=4),
+        InfLLM(block_size=8, repr_topk=2, num_sink=4, sparse_prefill=True, chunk_size=16),
+        InfLLM(8, 2, 4, sparse_prefill=True, clamp_distance=True, chunk_size=16),
         H2OCompensated(num_sink=4),
         Scissorhands(window_size=30, recent_ratio=0.05),
         PyramidKV(window=6, kernel=3),

@@ -15,7 +15,7 @@ from gpu_worker.engine.row_inputs import NUM_FIELDS, RowInputs
 from gpu_worker.engine.sequence import Sequence
 
 EXACT, ROUNDED = Buckets(is_exact=True), Buckets(is_exact=False)
-PADDING = (0, -1, 0, 0, 0, 1, -1, -1)
+PADDING = (0, -1, 0, 0, 0, 1, -1, -1, 0)
 
 
 def test_rows_are_a_power_of_two_up_to_eight_then_multiples_of_eight() -> None:
@@ -82,11 +82,11 @@ def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
 
 def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:
     sequence = seated("p", 3, 60)
-    sequence.leaving = 17
+    sequence.leaving, sequence.mark = 17, 5
     batch = make_batch([sequence], EXACT, num_seats=4)
     # 60 tokens of which half are attended: 4 sinks, 13 recent, 13 selected.
     assert sequence.ring_size == 14
-    column = (53, 60, 3, 4, 47, 13, 256, 17, 4 + 60 % 14)
+    column = (53, 60, 3, 4, 47, 13, 256, 17, 4 + 60 % 14, 5)
     assert batch.table[:, 0].tolist() == list(column)
 
 

@@ -120,7 +120,7 @@ class Doubting(HandMade):
         assert slots.scores is not None
         return slots.scores.masked_fill(~slots.is_evictable, float("inf")).argmin(dim=-1)
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
         scores += weights
 
 

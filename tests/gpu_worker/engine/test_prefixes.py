@@ -19,7 +19,7 @@ from gpu_worker.policies import Family
 NANO = Path(__file__).resolve().parents[3] / "models" / "carrel-nano"
 RECALL = sorted(name for name, policy in every_small_policy().items() if policy.family is Family.RECALL)
 # Their scores need the queries of the whole prompt.
-READS_ALL_QUERIES = {"infinigen", "infllm"}
+READS_ALL_QUERIES = {"infinigen", "infllm", "infllm+sparse", "infllm+sparse+clamp"}
 ROOT = b"r" * 32
 DOCUMENT = random_prompt(300)
 

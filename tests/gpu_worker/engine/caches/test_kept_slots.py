@@ -28,7 +28,7 @@ def rows(*pairs: tuple[int, int]) -> RowInputs:
     """Of (seat, position); a position of -1 is padding."""
     seats, positions = torch.tensor(pairs).T
     unused = torch.zeros_like(seats)
-    return RowInputs(unused, positions, seats, unused, unused, unused, unused, unused, unused)
+    return RowInputs(unused, positions, seats, *[unused] * 7)
 
 
 def filled(policy: RetainPolicy, room: int = 2) -> KeptSlots:

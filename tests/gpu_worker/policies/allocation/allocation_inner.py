@@ -57,8 +57,8 @@ class Given(ScoredPolicy):
     def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
         return Gift(slots.positions + evicted[..., None], slots.begin.float())
 
-    def observe(self, scores: Tensor, weights: Tensor, num_tokens: Tensor) -> None:
-        scores += weights * num_tokens[:, None, None]
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+        scores += weights * marks[:, None, None]
 
 
 def layer_rows(num_heads: int, num_tokens: int) -> LayerRows:

@@ -76,6 +76,7 @@ class Slots:
     positions: Tensor = field(init=False)
     scores: Tensor = field(init=False)
     values: Tensor = field(init=False)
+    history: Tensor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = self.plan.num_prompt_tokens
@@ -92,6 +93,7 @@ class Slots:
         self.positions[:, order], self.values[:, order] = retained.positions, retained.values
         if retained.scores is not None:
             self.scores[:, order] = retained.scores
+        self.history = retained.history
         self.since = 0
 
     def compress(self) -> None:
@@ -101,6 +103,9 @@ class Slots:
         rows = self.stream.prompt(self.policy, self.plan, self.layer)
         rows = replace(rows, keys=keys, positions=positions, queries=rows.queries[:, :0])
         rows = replace(rows, values=self.values.gather(1, wide), scores=self.scores.gather(1, order))
+        if self.history is not None:
+            padding = order.shape[1] - self.history.shape[1]
+            rows = replace(rows, history=torch.nn.functional.pad(self.history, (0, 0, 0, padding)))
         self._take(replace(rows, num_tokens=self.num_tokens))
 
     def kept(self, head: int) -> list[int]:
@@ -147,10 +152,10 @@ def decode(batch: list[list[Slots]]) -> None:
             weights[head, [slots.of(head, position) for position in slots.kept(head)]] = torch.tensor(
                 slots.stream.weights(head, slots.num_tokens, slots.kept(head))
             )
+        marks = torch.tensor([policy.mark(slots.plan, policy.interval(slots.plan) - slots.since)])
         slots.num_tokens += 1
         slots.since += 1
-        num_tokens = torch.tensor([slots.num_tokens])
         with Captured():
-            policy.observe(slots.scores[None], weights[None], num_tokens)
+            policy.observe(slots.scores[None], weights[None], marks)
         if slots.since == policy.interval(slots.plan):
             slots.compress()

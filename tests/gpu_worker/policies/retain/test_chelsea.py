@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_worker.models import KeyShift, RopeConfig
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.retain.base import LayerRows, Retained
 from gpu_worker.policies.retain.chelsea import Chelsea
@@ -173,7 +174,23 @@ def test_every_second_row_of_a_chunk_seeks_the_best_of_the_rest(num_rows: int, c
             offered = list(range(begin + 1, min(begin + chunk, num_rows), 2))
             best = max(offered, key=lambda row: float(cosines[source, row]))
             assert int(found.partner[head, place]) == best
-            torch.testing.assert_close(found.similarity[head, place], cosines[source, best])
+            torch.testing.assert_close(
+                found.similarity[head, place], cosines[source, best], atol=2**-13 + 1e-6, rtol=0
+            )
+
+
+def test_errors_of_rounding_match_nothing_otherwise() -> None:
+    """Rotated keys of few different tokens: the same two at the same distance are equally alike wherever they stand."""
+    tokens = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(1))
+    rope = RopeConfig("default", 10000.0, DIM)
+    rotated = KeyShift.of(rope, torch.device("cpu")).apply(random_keys(2, 6)[:, tokens], torch.arange(200))
+    found = match_rows(rotated, 32)
+    kept = POLICY.compress(rows_of(rotated), plan_of(200, 60), 60).positions
+    for seed in range(20):
+        noise = 1 + 1e-7 * torch.randn(rotated.shape, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(match_rows(rotated * noise, 32).partner, found.partner)
+        again = POLICY.compress(rows_of(rotated * noise), plan_of(200, 60), 60)
+        assert torch.equal(again.positions, kept)
 
 
 @pytest.mark.parametrize("chunk", [8, 100])

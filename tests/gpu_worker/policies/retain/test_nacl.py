@@ -135,3 +135,21 @@ def test_a_budget_is_kept_exactly(budget: int) -> None:
     policy = NACL(proxy_share=0.1)
     for head in kept(policy, random_rows(policy, group_size=4), budget):
         assert len(set(head)) == budget
+
+
+@pytest.mark.parametrize("budget", [15, 25, 44])
+def test_the_split_is_of_the_layers_own_budget(budget: int) -> None:
+    policy = NACL(num_sink=4, protected_share=0.1, proxy_share=0.1)
+    rows, plan = random_rows(policy, group_size=2), policy.plan(60, 25)
+    # 7 of 19 selected tokens are sampled.
+    num_selected = budget - 6
+    num_best = num_selected - round(num_selected * 7 / 19)
+    always = {0, 1, 2, 3, 58, 59} | best(exact_scores(rows), range(4, 58), num_best)
+    shared = set(range(60))
+    for seed in range(40):
+        for head in policy.compress(replace(rows, seed=seed), plan, budget).positions.tolist():
+            assert len(head) == budget
+            assert always <= set(head)
+            shared &= set(head)
+    # Nothing else is kept whatever is drawn.
+    assert shared == always

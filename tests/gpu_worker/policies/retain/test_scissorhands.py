@@ -20,35 +20,48 @@ def kept_best(counters: dict[int, torch.Tensor], num_recent: int, num_tokens: in
 def published(
     policy: Scissorhands, stream: Stream, head: int, num_prompt: int, budget: int, steps: int
 ) -> list[list[int]]:
-    """The published loop over lists, its counters forgetting: what is kept after the prompt and every step."""
+    """The published loop over lists: what is kept after the prompt and every step. It notes which queries passed over a
+    token, and counts those of the window when something must go."""
     plan = policy.plan(num_prompt, budget)
-    counters = dict.fromkeys(range(num_prompt), torch.tensor(0.0))
+    passed_by: dict[int, list[int]] = {position: [] for position in range(num_prompt)}
+
+    def best(num_tokens: int, count: int) -> list[int]:
+        counters = {
+            position: torch.tensor(sum(query >= num_tokens - policy.window_size for query in queries))
+            for position, queries in passed_by.items()
+        }
+        return kept_best(counters, plan.num_recent, num_tokens, count)
+
     for query in range(num_prompt - policy.window_size, num_prompt):
         for position, weight in enumerate(stream.weights(head, query, range(query + 1))):
-            counters[position] = counters[position] + float(weight < 1 / (query + 1))
-    kept = kept_best(counters, plan.num_recent, num_prompt, budget)
-    history, since = [kept], 0
-    counters = {position: counters[position] for position in kept}
+            if weight < 1 / (query + 1):
+                passed_by[position].append(query)
+    passed_by = {position: passed_by[position] for position in best(num_prompt, budget)}
+    history, since = [sorted(passed_by)], 0
     for token in range(num_prompt, num_prompt + steps):
-        counters[token] = torch.tensor(0.0)
-        positions = sorted(counters)
+        passed_by[token] = []
+        positions = sorted(passed_by)
         for position, weight in zip(positions, stream.weights(head, token, positions), strict=True):
-            is_below = float(weight < 1 / len(positions))
-            counters[position] = counters[position] * (1 - 1 / policy.window_size) + is_below
+            if weight < 1 / len(positions):
+                passed_by[position].append(token)
         since += 1
         if since == budget // 2:
-            kept = kept_best(counters, plan.num_recent, token + 1, budget - budget // 2)
-            counters, since = {position: counters[position] for position in kept}, 0
-        history.append(sorted(counters))
+            kept, since = best(token + 1, budget - budget // 2), 0
+            passed_by = {position: passed_by[position] for position in kept}
+        history.append(sorted(passed_by))
     return history
 
 
 @pytest.mark.parametrize("group_size", [1, 3, 4])
-@pytest.mark.parametrize(("budget", "recent_ratio"), [(12, 0.05), (13, 0.0), (16, 0.1)])
+@pytest.mark.parametrize(
+    ("budget", "recent_ratio", "window_size"),
+    # A window shorter than what is decoded between two calls, as long, longer, and of many calls.
+    [(12, 0.05, 4), (12, 0.05, 6), (13, 0.0, 8), (16, 0.1, 30), (5, 0.1, 21), (7, 0.0, 24)],
+)
 def test_decoding_keeps_what_the_published_loop_keeps(
-    group_size: int, budget: int, recent_ratio: float
+    group_size: int, budget: int, recent_ratio: float, window_size: int
 ) -> None:
-    policy, steps = Scissorhands(window_size=8, recent_ratio=recent_ratio), 30
+    policy, steps = Scissorhands(window_size, recent_ratio), 36
     plan, stream = policy.plan(40, budget), Stream.random(budget, 80, group_size)
     wanted = [published(policy, stream, head, 40, budget, steps) for head in range(2)]
     width = budget + policy.interval(plan)
@@ -56,7 +69,7 @@ def test_decoding_keeps_what_the_published_loop_keeps(
     for step in range(steps + 1):
         assert [slots.kept(head) for head in range(2)] == [history[step] for history in wanted]
         decode([[slots]])
-    assert slots.kept(0) != slots.kept(1)
+    assert wanted[0] != wanted[1]
 
 
 @pytest.mark.parametrize("budget", [2, 3, 12, 13])
@@ -87,8 +100,8 @@ def test_counters_are_queries_of_less_than_average_weight() -> None:
     retained = policy.compress(rows, policy.plan(20, 8), 8)
     # Of those that all four passed over the latest stay; token 17 was seen by three, and the last two are protected.
     assert retained.positions.tolist() == [[3, 11, 14, 15, 16, 17, 18, 19]]
-    assert retained.scores is not None
-    assert retained.scores.tolist() == [[0.0, 2.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]]
+    counters = policy.score(rows, policy.plan(20, 8)).first[0]
+    assert (-counters[retained.positions[0]]).tolist() == [0.0, 2.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]
 
 
 def test_a_token_that_few_queries_need_strongly_goes_before_one_that_all_need_a_little() -> None:
@@ -101,19 +114,31 @@ def test_a_token_that_few_queries_need_strongly_goes_before_one_that_all_need_a_
     policy = Scissorhands(window_size=10, recent_ratio=0.1)
     retained = policy.compress(rows, policy.plan(30, 4), 4)
     assert retained.positions.tolist() == [[6, 27, 28, 29]]
-    assert retained.scores is not None
-    assert retained.scores.tolist() == [[3.0, 3.0, 2.0, 1.0]]
+    counters = policy.score(rows, policy.plan(30, 4)).first[0]
+    assert (-counters[retained.positions[0]]).tolist() == [3.0, 3.0, 2.0, 1.0]
 
 
-def test_a_step_counts_what_is_below_the_average_and_forgets() -> None:
+def test_a_step_counts_what_is_below_the_average_of_what_is_there() -> None:
     policy = Scissorhands(window_size=4)
     scores = torch.tensor([[[2.0, 4.0, 0.0, 0.0]]])
     # Three tokens are visible: 0.3 is below their average, 0.25 would be the average of four.
-    policy.observe(scores, torch.tensor([[[0.3, 0.36, 0.34, 0.0]]]), torch.tensor([99]))
-    assert scores[..., :3].tolist() == [[[2.5, 3.0, 0.0]]]
-    for _ in range(100):
-        policy.observe(scores, torch.tensor([[[0.1, 0.5, 0.4, 0.0]]]), torch.tensor([99]))
-    torch.testing.assert_close(scores[..., :3], torch.tensor([[[4.0, 0.0, 0.0]]]), atol=1e-4, rtol=0)
+    policy.observe(scores, torch.tensor([[[0.3, 0.36, 0.34, 0.0]]]), torch.tensor([9]))
+    assert scores[..., :3].tolist() == [[[11.0, 4.0, 0.0]]]
+
+
+def test_a_step_before_the_next_calls_window_counts_nothing() -> None:
+    policy = Scissorhands(window_size=40)
+    # Calls come every 50 tokens.
+    plan = policy.plan(1000, 100)
+    counted = [policy.mark(plan, num_left) for num_left in range(1, 51)]
+    assert all(counted[:40])
+    assert not any(counted[40:])
+
+
+@pytest.mark.parametrize("window_size", [0, 4096])
+def test_a_window_that_no_counter_holds_is_refused(window_size: int) -> None:
+    with pytest.raises(ValueError, match="window_size"):
+        Scissorhands(window_size)
 
 
 @pytest.mark.parametrize("group_size", [1, 3, 4])

@@ -179,3 +179,15 @@ def test_the_papers_split_of_a_fifth_of_the_prompt() -> None:
     covered = SemanticKV().plan(100, 100)
     assert not covered.selects
     assert SemanticKV().num_queries(covered) == 0
+
+
+def test_of_equally_long_queries_the_later_vote_whatever_the_last_bits_say() -> None:
+    """The first layer's queries of one token differ by their rotation only."""
+    rows = random_rows(group_size=2)
+    policy = SemanticKV(num_sink=2, semantic_share=0.25)
+    queries = rows.queries / rows.queries.norm(dim=-1, keepdim=True)
+    queries[:, 10:34] *= 3
+    for seed in range(20):
+        noise = 1 + 1e-7 * torch.randn(queries.shape, generator=torch.Generator().manual_seed(seed))
+        voters = policy._voters(replace(rows, queries=queries * noise))
+        assert [head.nonzero().flatten().tolist() for head in voters] == [[*range(24, 34), 39]] * 4
