@@ -14,7 +14,7 @@ from gpu_worker.engine.marks import Mark
 from gpu_worker.models import KeyShift
 from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
-from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
+from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
 
@@ -138,8 +138,19 @@ class TimedRecall(RecallPolicy[Any]):
         with self.clock.timing():
             self.inner.observe_prefill(index, seat, layer, plan, keys, queries)
 
-    def load(self, index: Any, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]) -> None:
-        self.inner.load(index, seat, layer, job, arrays)
+    def coarse(self, job: IndexJob) -> IndexJob:
+        return self.inner.coarse(job)
+
+    def load(
+        self,
+        index: Any,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
+    ) -> None:
+        self.inner.load(index, seat, layer, job, arrays, read_keys)
         if self.asked:
             self.clock.add_since(self.asked.pop())
 

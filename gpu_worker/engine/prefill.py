@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.caches.recall import prompt_job
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
@@ -178,10 +177,7 @@ class Prefill:
             self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
-        sequence = self.sequence
-        if not sequence.plan.selects or not self._caches[layer].wants_index:
-            return
-        job = prompt_job(sequence)
+        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
 

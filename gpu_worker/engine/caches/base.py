@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.sequence import Sequence
+from gpu_worker.policies.recall.base import IndexJob
 
 
 class GroupStep(ABC):
@@ -37,8 +38,6 @@ class GroupStep(ABC):
 class Cache(ABC):
     """Keeps one layer of some sequences' KV attendable. Slots are assigned by `admit` and freed by `release`."""
 
-    # Whether selection reads an index that the store must build from a prefilled layer.
-    wants_index: bool = False
     # Whether its layers attend everything.
     is_dense: bool = False
 
@@ -66,6 +65,10 @@ class Cache(ABC):
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Keep what is attended of a prefilled layer; nothing by reference. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
         of the last w tokens, as many as the policy reads."""
+
+    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
+        """What the store must train of each prefilled layer of the sequence; None: nothing."""
+        return None
 
     @abstractmethod
     def advance(self, sequence: Sequence, layers: range) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpu_worker.engine.caches.value_means import ValueMeans, mixed
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.policies.base import CacheShape, Plan
-from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
+from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 
 
 class IndexBook:
@@ -47,9 +47,15 @@ class IndexBook:
             self._value_means().fill(seat, layer, rows[..., head_dim:])
 
     def load(
-        self, policy: RecallPolicy, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+        self,
+        policy: RecallPolicy,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
     ) -> None:
-        policy.load(self._index(policy), seat, layer, job, arrays)
+        policy.load(self._index(policy), seat, layer, job, arrays, read_keys)
 
     def extend(
         self, policy: RecallPolicy, seats: Tensor, layers: range, positions: Tensor, keys: Tensor

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -13,6 +10,7 @@ from gpu_worker.engine.caches.base import Cache
 from gpu_worker.engine.caches.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.engine.caches.hot_cache import HotCache, HotCacheSize
 from gpu_worker.engine.caches.index_book import IndexBook
+from gpu_worker.engine.caches.index_training import IndexTraining, recall_policy
 from gpu_worker.engine.caches.recall_fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.engine.caches.recall_step import RecallParts, RecallStep
 from gpu_worker.engine.caches.whole_context import WholeContext
@@ -20,27 +18,10 @@ from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
-from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.recall.base import IndexJob, RecallPolicy
-from gpu_worker.trainers import train_index
-
-# Longest wait for the store to train an index; far above any real one, it only bounds a hang.
-INDEX_TIMEOUT_SECONDS = 600.0
-# Between two looks at whether the store is still there.
-INDEX_WAIT_SECONDS = 0.5
-
-
-def recall_policy(sequence: Sequence) -> RecallPolicy:
-    """The policy of a sequence that the recall cache serves; CacheSet gives it no other."""
-    return cast(RecallPolicy, sequence.policy)
-
-
-def prompt_job(sequence: Sequence) -> IndexJob | None:
-    """The index that a prefilled layer needs: of all between sinks and window."""
-    plan = sequence.plan
-    return recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
+from gpu_worker.policies.recall.base import IndexJob
 
 
 class RecallCache(Cache):
@@ -64,8 +45,6 @@ class RecallCache(Cache):
         self._block_tables = block_tables
         self._offloader = offloader
         self._hot_cache_size = hot_cache_size
-        self._trains_here = trains_here
-        self.wants_index = not trains_here
         self._whole = WholeContext(pool, block_tables)
         # Made when the first sequence comes that may miss.
         self._hot: HotCache | None = None
@@ -77,6 +56,9 @@ class RecallCache(Cache):
         self._fixed = FixedSlots(shape)
         self._fixed.make_room(num_fixed)
         self._indexes = IndexBook(shape)
+        self._training = IndexTraining(
+            shape, pool, offloader, self._indexes, self._whole, self._fixed, trains_here
+        )
         self._probe = probe
 
     @property
@@ -90,7 +72,7 @@ class RecallCache(Cache):
         return self._keeps_in_store(sequence) or is_measured
 
     def _keeps_in_store(self, sequence: Sequence) -> bool:
-        return sequence.can_miss or not self._trains_here
+        return sequence.can_miss or not self._training.trains_here
 
     def bytes_in_store(self, sequence: Sequence) -> int:
         return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
@@ -171,34 +153,20 @@ class RecallCache(Cache):
         fixed = fixed_positions(sequence, rows.shape[1], rows.device)
         self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
         try:
-            self._index(sequence, layer, rows, queries)
+            self._training.observe(sequence, layer, rows, queries)
         except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"no device memory is left for policy {sequence.policy.name!r} to index {rows.shape[1]} tokens; leave "
-                "more free with --slot-memory, or choose another policy"
-            ) from error
+            raise _no_room(sequence, rows.shape[1]) from error
 
-    def _index(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
-        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
-        job = prompt_job(sequence) if self._trains_here else None
-        if job is not None:
-            self._train_here(sequence, layer, job, rows[:, job.begin : job.end, : self._shape.head_dim])
-
-    def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
-        """Index the keys [H_kv, T, d] of the job's tokens."""
-        arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
-        self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, arrays)
+    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
+        return self._training.job(sequence)
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
-        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
-        segment = self._offloader.segment(trained, timeout_seconds)
-        if segment is None:
-            return False
-        device = self._shape.device
-        arrays = {name: torch.tensor(array, device=device) for name, array in segment.arrays.items()}
-        self._indexes.load(recall_policy(sequence), sequence.seat, trained.layer, trained.job, arrays)
-        return True
+        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come, and
+        CapacityError."""
+        try:
+            return self._training.load(sequence, trained, timeout_seconds)
+        except torch.OutOfMemoryError as error:
+            raise _no_room(sequence, trained.job.end) from error
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
@@ -206,29 +174,11 @@ class RecallCache(Cache):
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
         sequence.leaving = -1
         if end > begin and policy.trains_when_leaving:
-            self._train(sequence, layers, begin, end)
+            self._training.train_leaving(sequence, layers, begin, end)
             self._fixed.clear_window(sequence, layers)
         elif end > begin:
             sequence.leaving = begin
         sequence.window_begin = end
-
-    def _train(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
-        job = recall_policy(sequence).index_job(sequence.plan, begin, end)
-        if job is None:
-            return
-        if self._trains_here:
-            positions = torch.arange(begin, end, device=self._shape.device)
-            for layer in layers:
-                rows = self._pool.rows[self._fixed.window_rows(sequence, layer, positions)]
-                self._train_here(sequence, layer, job, rows[..., : self._shape.head_dim])
-            return
-        self._offloader.seal(sequence, end)
-        trained = [self._offloader.build(sequence, layer, job) for layer in layers]
-        deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
-        for index in trained:
-            while not self.load(sequence, index, INDEX_WAIT_SECONDS):
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
 
     def group_shape(
         self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
@@ -298,3 +248,10 @@ class RecallCache(Cache):
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)
+
+
+def _no_room(sequence: Sequence, num_tokens: int) -> CapacityError:
+    return CapacityError(
+        f"no device memory is left for policy {sequence.policy.name!r} to index {num_tokens} tokens; leave more free "
+        "with --slot-memory, or choose another policy"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -16,11 +16,15 @@ from kv_store.client import KMeansParams, PQParams
 
 @dataclass(frozen=True, slots=True)
 class IndexJob:
-    """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer."""
+    """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
+
+    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself.
+    """
 
     begin: int
     end: int
     params: PQParams | KMeansParams
+    needs_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,9 @@ class Candidates:
 
 IndexT = TypeVar("IndexT")
 
+# Keys of the positions from the first number to before the second, of one layer: [H_kv, T, d] in the model's dtype.
+ReadKeys = Callable[[int, int], Tensor]
+
 
 class RecallPolicy(Policy, Generic[IndexT]):
     """Scores every candidate at every step; the engine attends the best."""
@@ -92,9 +99,22 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """Index a prefilled layer without training. keys: [H_kv, n, d] of the prompt, in the model's dtype. queries:
         [H_q, w, d] of its last w tokens, as many as `num_queries`."""
 
-    def load(self, index: IndexT, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]) -> None:
+    def coarse(self, job: IndexJob) -> IndexJob:
+        """The least of a job that the store must do where the keys are at hand when it is done; the job itself, unless
+        `load` can do the rest."""
+        return job
+
+    def load(
+        self,
+        index: IndexT,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
+    ) -> None:
         """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has
-        them."""
+        them. read_keys: where the job `needs_keys`, of its tokens."""
 
     def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.centroid_rank import centroid_rank
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
-from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
+from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
 
@@ -80,7 +80,13 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         return IndexJob(begin, end, KMeansParams(num_clusters, self.metric, self.max_iterations))
 
     def load(
-        self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+        self,
+        index: ClusterIndex,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
     ) -> None:
         centroids, labels = arrays["centroids"], arrays["labels"].long()
         num_clusters = centroids.shape[1]

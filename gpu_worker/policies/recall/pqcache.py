@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.pq_append import pq_append
-from gpu_worker.kernels.pq_score import augment, pq_score
+from gpu_worker.kernels.pq_score import augment, pq_assign, pq_score
 from gpu_worker.kernels.pq_select import pq_select
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
-from gpu_worker.policies.recall.base import Candidates, IndexJob, RecallPolicy
+from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
+# Tokens whose keys are read, and coded, at a time.
+CODED = 8192
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
 
@@ -90,10 +92,24 @@ class PQCache(RecallPolicy[PQIndex]):
         params = PQParams(self.num_subvectors, self.num_bits, self.max_iterations, self.metric)
         return IndexJob(begin, end, params)
 
+    def coarse(self, job: IndexJob) -> IndexJob:
+        # By inner product keys are coded with a norm that takes a look at all of them.
+        if self.metric != "l2":
+            return job
+        assert isinstance(job.params, PQParams)
+        return replace(job, params=replace(job.params, codebooks_only=True), needs_keys=True)
+
     def load(
-        self, index: PQIndex, seat: int, layer: int, job: IndexJob, arrays: Mapping[str, Tensor]
+        self,
+        index: PQIndex,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
     ) -> None:
-        codes, codebooks = arrays["codes"], arrays["codebooks"]
+        codebooks = arrays["codebooks"]
+        codes = arrays["codes"] if read_keys is None else _coded(codebooks, job, read_keys)
         # A query's added coordinate is 0: tables need none.
         index.codebooks[seat, layer] = codebooks[..., : index.codebooks.shape[-1]]
         if index.coders is not None and index.max_square_norms is not None:
@@ -143,3 +159,10 @@ class PQCache(RecallPolicy[PQIndex]):
             candidates.scale,
             candidates.num_positions,
         )
+
+
+def _coded(codebooks: Tensor, job: IndexJob, read_keys: ReadKeys) -> Tensor:
+    """Codes of a job's tokens: uint8 [H_kv, end - begin, m]."""
+    begins = range(job.begin, job.end, CODED)
+    spans = [pq_assign(read_keys(begin, min(begin + CODED, job.end)), codebooks) for begin in begins]
+    return torch.cat(spans, dim=1)

@@ -114,13 +114,11 @@ class MemoryStore:
         future: Future[IndexSegment] = Future()
         if isinstance(params, PQParams):
             parts = np.split(keys, params.num_subvectors, axis=-1)
-            fits = [[lloyd(head, 2**params.num_bits, seed) for head in part] for part in parts]
-            arrays = {
-                "codebooks": np.stack([np.stack([fit[0] for fit in part]) for part in fits], axis=1),
-                "codes": np.stack([np.stack([fit[1] for fit in part]) for part in fits], axis=2).astype(
-                    np.uint8
-                ),
-            }
+            books = [np.stack([lloyd(head, 2**params.num_bits, seed)[0] for head in part]) for part in parts]
+            arrays = {"codebooks": np.stack(books, axis=1)}
+            if not params.codebooks_only:
+                codes = [nearest(part, book) for part, book in zip(parts, books, strict=True)]
+                arrays["codes"] = np.stack(codes, axis=2).astype(np.uint8)
             future.set_result(IndexSegment(0, "pq", arrays, 0.0, 4))
         else:
             fits = [lloyd(head, params.num_clusters, seed) for head in keys]
@@ -150,6 +148,12 @@ class MemoryStore:
 
     def close(self) -> None:
         self.rows.clear()
+
+
+def nearest(points: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Each point's centroid: points [H, N, d], centroids [H, C, d]; [H, N]."""
+    products = points @ centroids.transpose(0, 2, 1)
+    return ((centroids**2).sum(-1)[:, None] - 2 * products).argmin(axis=-1)
 
 
 def lloyd(keys: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ from offload_rig import make_sequence
 from torch import Tensor
 
 from gpu_worker.engine.caches import Cache
+from gpu_worker.engine.caches.index_training import prompt_job
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
@@ -77,13 +78,14 @@ class SlowOffloader(Offloader):
 class NoCache:
     """Takes the rows of a layer as a cache does, and keeps them."""
 
-    wants_index = True
-
     def __init__(self) -> None:
         self.stored: list[Tensor] = []
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self.stored.append(rows.clone())
+
+    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
+        return prompt_job(sequence)
 
 
 def make_prefill(offloader: Offloader, offloads: bool = True) -> tuple[Prefill, NoCache]:

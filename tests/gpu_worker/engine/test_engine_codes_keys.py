@@ -1,0 +1,83 @@
+"""Where the device is quick the store trains codebooks only; the worker codes the keys, and answers do not change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_rig import NUM_LAYERS, Rig, random_prompt, request
+
+from gpu_worker.engine.caches import HotCacheSize, index_training
+from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.policies import PQCache
+from gpu_worker.policies.recall import pqcache
+
+ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
+
+
+def requests() -> list[GenerationRequest]:
+    return [
+        request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
+        request("b", "pqcache", 17, prompt=random_prompt(200, 3), max_tokens=20),
+        request("c", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=30),
+        request("d", "full", prompt=random_prompt(33, 1), max_tokens=30),
+    ]
+
+
+def answers(rig: Rig) -> dict[str, list[int]]:
+    rig.run(*requests())
+    tokens = {one.request_id: rig.records[one.request_id].tokens for one in requests()}
+    rig.check_empty()
+    return tokens
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_training, "is_quick", lambda device: True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    return answers(Rig(max_num_seqs=4, hot_cache=ROOMY))
+
+
+def asked(rig: Rig) -> dict[str, list[bool]]:
+    """Of each request's jobs, whether only codebooks were wanted."""
+    found: dict[str, list[bool]] = {}
+    build = rig.engine._offloader.build
+
+    def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
+        found.setdefault(sequence.sequence_id, []).append(getattr(job.params, "codebooks_only", False))
+        return build(sequence, layer, job, prefill_seconds)
+
+    rig.engine._offloader.build = note  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("coded", [8192, 7])
+def test_codes_of_the_worker_give_the_answers_of_those_of_the_store(
+    coded: int, quick: None, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pqcache, "CODED", coded)
+    rig = Rig(max_num_seqs=4, hot_cache=ROOMY)
+    found = asked(rig)
+    assert answers(rig) == expected
+    assert found["a"] == found["b"] == [True] * NUM_LAYERS
+    assert not any(found["c"])
+
+
+def test_who_has_not_every_row_gets_codes_from_the_store(quick: None, expected: dict[str, list[int]]) -> None:
+    rig = Rig(max_num_seqs=4, hot_cache=LEAST)
+    found = asked(rig)
+    assert answers(rig) == expected
+    assert not any(any(of_one) for of_one in found.values())
+
+
+def test_by_inner_product_the_store_codes() -> None:
+    policy = PQCache(metric="ip")
+    job = policy.index_job(policy.plan(500, 100), 32, 400)
+    assert job is not None
+    assert policy.coarse(job) == job
+    coarse = PQCache().coarse(job)
+    assert coarse.needs_keys
+    assert coarse.params == replace(job.params, codebooks_only=True)
