@@ -1,0 +1,85 @@
+"""All replicas as one gateway sees them: one Protocol, and the Serve handle behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import ray.exceptions
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.records import Frame, Report
+from gateway.errors import GenerationFailed, Overloaded
+
+REPORT_TIMEOUT_S = 5.0
+
+
+class Fleet(Protocol):
+    """Every method raises ServiceErrors only."""
+
+    def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        """The frames of one request: `wanted` takes it if it has room, and who is in `lost` only if nobody else can.
+
+        Closing it ends the request. Raises ReplicaLost without a name when a replica died, Overloaded when the queue is
+        full.
+        """
+
+    async def abort(self, replica: str, request_id: str) -> None:
+        """End a request on a replica; its stream still brings its account."""
+
+    async def reports(self) -> tuple[Report, ...]:
+        """What each replica that answers says. Raises ReplicaLost when none does."""
+
+
+class ServeFleet:
+    """The replicas of a Serve deployment."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._generate = handle.options(method_name="generate", stream=True)
+        self._abort = handle.options(method_name="abort")
+        self._handle = handle
+
+    async def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        # Any: the handle's options decide what its calls return
+        response: Any = self._generate.remote(request, timeout_s=timeout_s, wanted=wanted, lost=lost)
+        try:
+            with _translated():
+                async for frame in response:
+                    yield frame
+        finally:
+            # no effect on what has ended
+            response.cancel()
+
+    async def abort(self, replica: str, request_id: str) -> None:
+        with _translated():
+            await self._abort.remote(request_id, wanted=replica)
+
+    async def reports(self) -> tuple[Report, ...]:
+        with _translated():
+            try:
+                answers = await self._handle.broadcast("report").results_async(
+                    timeout_s=REPORT_TIMEOUT_S, return_exceptions=True
+                )
+            except TimeoutError as exc:
+                raise ReplicaLost("") from exc
+        return tuple(answer for answer in answers if type(answer) is Report)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except BackPressureError as exc:
+        raise Overloaded("Too many requests wait for a replica.") from exc
+    except ray.exceptions.RayTaskError as exc:
+        # a bug of ours: its text may hold anything
+        raise GenerationFailed() from exc
+    except (ray.exceptions.RayError, DeploymentUnavailableError, RayServeException) as exc:
+        raise ReplicaLost("") from exc
