@@ -59,11 +59,12 @@ def replica_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str,
         "max_constructor_retry_count": START_TRIES,
         **_life(options),
     }
-    if cluster.min_replicas == cluster.max_replicas:
+    most = cluster.max_replicas or cluster.min_replicas
+    if cluster.min_replicas == most:
         return chosen | {"num_replicas": cluster.min_replicas}
     scaling = AutoscalingConfig(
         min_replicas=cluster.min_replicas,
-        max_replicas=cluster.max_replicas,
+        max_replicas=most,
         target_ongoing_requests=cluster.target_requests,
     )
     return chosen | {"autoscaling_config": scaling}

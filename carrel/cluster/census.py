@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 
+from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Report
 from gateway.errors import ServiceError
@@ -63,7 +64,7 @@ class Census:
         """Ask all replicas once."""
         try:
             reports = {report.replica: report for report in await self._fleet.reports()}
-        except ServiceError:
+        except (ReplicaLost, ServiceError):
             reports = {}
         for name in self._reports.keys() - reports.keys():
             self._leave(self._reports[name])

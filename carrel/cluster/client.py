@@ -14,7 +14,7 @@ from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Failure, Frame
 from carrel.cluster.routing import Routing
 from gateway.errors import RequestTimeout, ServiceError, WorkerUnavailable
-from gateway.records import WorkerEvent, WorkerInfo, WorkerRequest, WorkerStats, WorkerToken
+from gateway.records import WorkerComplete, WorkerEvent, WorkerInfo, WorkerRequest, WorkerStats, WorkerToken
 from gateway.rest.feed import Feed
 from gateway.worker_client import read_event, status_error, write_request
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -57,13 +57,16 @@ class ClusterWorkerClient:
                 lost = (*lost, error.replica)
                 self._census.suspect(error.replica)
                 if has_token or len(lost) == MAX_TRIES:
-                    raise
+                    raise WorkerUnavailable("The replica that ran this request was lost.") from error
             finally:
                 await attempt.aclose()
 
     async def abort(self, request_id: str) -> None:
         if (replica := self._replica_of.get(request_id)) is not None:
-            await self._fleet.abort(replica, request_id)
+            try:
+                await self._fleet.abort(replica, request_id)
+            except ReplicaLost as exc:
+                raise WorkerUnavailable() from exc
 
     async def info(self) -> WorkerInfo:
         for report in self._census.reports():
@@ -84,7 +87,7 @@ class ClusterWorkerClient:
     async def _attempt(
         self, request: WorkerRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]
     ) -> AsyncGenerator[WorkerEvent, None]:
-        """One try. Raises ReplicaLost with the replica's name, "" when none had taken the request."""
+        """One try. Raises ReplicaLost with the name of the replica that has, or was to have, the request."""
         route = self._routing.choose(links, [name for name in self._census.serving() if name not in lost])
         if route is None:
             raise WorkerUnavailable("No replica serves now.")
@@ -92,26 +95,35 @@ class ClusterWorkerClient:
         frames = Feed(
             self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
         )
-        replica = ""
+        replica = route.replica
         try:
-            replica = (await self._first(frames, route.replica, deadline, request.timeout_s)).replica
-            self._routing.started(route, links, replica)
+            first = await self._first(frames, route.replica, deadline, request.timeout_s)
+            self._routing.taken(route, links, first.replica)
+            replica = first.replica
             self._replica_of[request.request_id] = replica
+            complete: WorkerComplete | None = None
             while True:
                 frame = await _next(frames, self._silence_s)
                 for event in frame.events:
-                    if (read := read_event(pb.GenerateResponse.FromString(event))) is not None:
-                        yield read
-                if frame.failure is not None:
+                    match read_event(pb.GenerateResponse.FromString(event)):
+                        case WorkerComplete() as complete:
+                            # told at the end of the stream: who hears it stops reading
+                            pass
+                        case None:
+                            pass
+                        case other:
+                            yield other
+                if frame.failure is not None and complete is None:
                     raise _error_of(frame.failure, replica, request.timeout_s)
                 if frame.is_last:
+                    if complete is not None:
+                        yield complete
                     return
         except (ReplicaLost, TimeoutError) as exc:
-            raise ReplicaLost(replica or route.replica) from exc
+            raise ReplicaLost(replica) from exc
         finally:
-            if replica:
-                self._routing.ended(replica)
-                self._replica_of.pop(request.request_id, None)
+            self._routing.ended(replica)
+            self._replica_of.pop(request.request_id, None)
             await frames.close()
 
     async def _first(self, frames: Feed[Frame], wanted: str, deadline: float, timeout_s: float) -> Frame:
@@ -134,7 +146,8 @@ class ClusterWorkerClient:
 
     def _has_room(self, replica: str) -> bool:
         load = max(self._routing.num_running(replica), self._census.load(replica))
-        return load < self._max_requests
+        # ours is among those that it has
+        return load <= self._max_requests
 
 
 async def _next(frames: Feed[Frame], timeout_s: float) -> Frame:
@@ -143,11 +156,11 @@ async def _next(frames: Feed[Frame], timeout_s: float) -> Frame:
         raise TimeoutError
     frame = await frames.take()
     if frame is None:
-        raise ReplicaLost("")
+        raise ReplicaLost
     return frame
 
 
-def _error_of(failure: Failure, replica: str, timeout_s: float) -> ServiceError:
+def _error_of(failure: Failure, replica: str, timeout_s: float) -> ServiceError | ReplicaLost:
     status = grpc.StatusCode[failure.status]
     if status is grpc.StatusCode.UNAVAILABLE:
         return ReplicaLost(replica)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from carrel.errors import CarrelError
-from gateway.errors import WorkerUnavailable
 
 
 class ReplicaStartError(CarrelError):
     """A replica's store or worker did not come to serve; the text has the last lines it wrote."""
 
 
-class ReplicaLost(WorkerUnavailable):
-    """A replica went away, or its worker, with what it ran. `replica` is empty while none had the request."""
+class ReplicaLost(Exception):
+    """A replica went away, or its worker, with what it ran. `replica` is empty where its name is not known.
 
-    def __init__(self, replica: str) -> None:
-        super().__init__("The replica that ran this request was lost.")
+    Never leaves the cluster's client, which tries elsewhere or says `WorkerUnavailable`.
+    """
+
+    def __init__(self, replica: str = "") -> None:
+        super().__init__(replica)
         self.replica = replica
+
+
+class DeployError(CarrelError):
+    """The cluster cannot be reached, or what was deployed does not serve."""

@@ -18,22 +18,21 @@ REPORT_TIMEOUT_S = 5.0
 
 
 class Fleet(Protocol):
-    """Every method raises ServiceErrors only."""
+    """Every method raises ReplicaLost and ServiceErrors only."""
 
     def generate(
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
     ) -> AsyncGenerator[Frame, None]:
         """The frames of one request: `wanted` takes it if it has room, and who is in `lost` only if nobody else can.
 
-        Closing it ends the request. Raises ReplicaLost without a name when a replica died, Overloaded when the queue is
-        full.
+        Closing it ends the request. Raises Overloaded when too many wait already.
         """
 
     async def abort(self, replica: str, request_id: str) -> None:
         """End a request on a replica; its stream still brings its account."""
 
     async def reports(self) -> tuple[Report, ...]:
-        """What each replica that answers says. Raises ReplicaLost when none does."""
+        """What each replica that answers says. Raises ReplicaLost when there is none."""
 
 
 class ServeFleet:
@@ -49,13 +48,23 @@ class ServeFleet:
     ) -> AsyncGenerator[Frame, None]:
         # Any: the handle's options decide what its calls return
         response: Any = self._generate.remote(request, timeout_s=timeout_s, wanted=wanted, lost=lost)
+        last: Frame | None = None
         try:
             with _translated():
                 async for frame in response:
-                    yield frame
+                    if frame.is_last:
+                        # held until the call has ended, which is then not cancelled by who stops reading here
+                        last = frame
+                    else:
+                        yield frame
+        except ReplicaLost:
+            if last is None:
+                raise
         finally:
             # no effect on what has ended
             response.cancel()
+        if last is not None:
+            yield last
 
     async def abort(self, replica: str, request_id: str) -> None:
         with _translated():
@@ -68,7 +77,7 @@ class ServeFleet:
                     timeout_s=REPORT_TIMEOUT_S, return_exceptions=True
                 )
             except TimeoutError as exc:
-                raise ReplicaLost("") from exc
+                raise ReplicaLost from exc
         return tuple(answer for answer in answers if type(answer) is Report)
 
 
@@ -82,4 +91,4 @@ def _translated() -> Iterator[None]:
         # a bug of ours: its text may hold anything
         raise GenerationFailed() from exc
     except (ray.exceptions.RayError, DeploymentUnavailableError, RayServeException) as exc:
-        raise ReplicaLost("") from exc
+        raise ReplicaLost from exc

@@ -35,8 +35,8 @@ class ClusterOptions:
     """What a cluster has beside the options of one machine. Amounts are Ray's: what a node is asked for."""
 
     min_replicas: int = flag(1, "replicas that always run", positive_int, metavar="N")
-    max_replicas: int = flag(
-        1, "replicas at most; more than the minimum run under load", positive_int, metavar="N"
+    max_replicas: int | None = flag(
+        None, "replicas at most, under load (default: no more than always)", positive_int, metavar="N"
     )
     target_requests: int = flag(
         8,
@@ -60,7 +60,7 @@ class ClusterOptions:
     grpc_host: str = flag("127.0.0.1", "address of chat gRPC, on the gateway's node", metavar="ADDRESS")
 
     def __post_init__(self) -> None:
-        if self.max_replicas < self.min_replicas:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise OptionError(
                 f"max-replicas {self.max_replicas} is below min-replicas {self.min_replicas}: raise the first"
             )

@@ -33,7 +33,7 @@ class RouteCounts:
 
 
 class Routing:
-    """Decides by what this gateway has sent: loads are its own running requests."""
+    """Decides by what this gateway has sent: loads are its own requests, from their choice to their end."""
 
     def __init__(
         self, has_affinity: bool, max_lead: int = MAX_LEAD, rng: random.Random | None = None
@@ -46,35 +46,44 @@ class Routing:
         self._counts: Counter[str] = Counter()
 
     def choose(self, links: Sequence[bytes], replicas: Sequence[str]) -> Route | None:
-        """The best of `replicas`; None when there are none."""
+        """The best of `replicas`, which has the request from now on until `ended`; None when there are none."""
         if not replicas:
             return None
         least = min(self._running[replica] for replica in replicas)
         holder = self._prefixes.find(links, frozenset(replicas)) if self._has_affinity else None
         if holder is not None and self._running[holder.replica] - least <= self._max_lead:
-            return Route(holder.replica, holder.num_links * BLOCK_TOKENS)
-        return Route(self._rng.choice([each for each in replicas if self._running[each] == least]))
+            route = Route(holder.replica, holder.num_links * BLOCK_TOKENS)
+        else:
+            route = Route(self._rng.choice([each for each in replicas if self._running[each] == least]))
+        self._running[route.replica] += 1
+        # at once, so that prompts alike that come together stay together
+        self._prefixes.record(links, route.replica)
+        return route
 
-    def started(self, route: Route | None, links: Sequence[bytes], replica: str) -> None:
-        """A replica took a request, be it the wanted one or not."""
-        self._running[replica] += 1
-        self._prefixes.record(links, replica)
-        is_hit = route is not None and route.num_tokens > 0 and route.replica == replica
-        self._counts["by_prefix" if is_hit else "by_load"] += 1
-        if is_hit and route is not None:
+    def taken(self, route: Route, links: Sequence[bytes], replica: str) -> None:
+        """A replica took the request, be it the wanted one or, if that had no room, another."""
+        if replica != route.replica:
+            self.ended(route.replica)
+            self._running[replica] += 1
+            self._prefixes.record(links, replica)
+        if replica == route.replica and route.num_tokens:
+            self._counts["by_prefix"] += 1
             self._counts["prefix_tokens"] += route.num_tokens
+        else:
+            self._counts["by_load"] += 1
 
     def ended(self, replica: str) -> None:
+        """A request left the replica that has it."""
         self._running[replica] -= 1
         if not self._running[replica]:
             del self._running[replica]
 
     def num_running(self, replica: str) -> int:
-        """Requests of this gateway that a replica runs."""
+        """Requests of this gateway that a replica has."""
         return self._running[replica]
 
     def forget(self, replica: str) -> None:
-        """A replica was lost: nothing is known of it any more."""
+        """A replica is gone: nobody holds what it held."""
         self._prefixes.forget(replica)
 
     def counts(self) -> RouteCounts:
