@@ -1,23 +1,16 @@
-"""Ray nodes on this machine with Carrel deployed on them, by the commands that a user would give."""
+"""A deployed application, as its clients see it."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_SECONDS = 240.0
@@ -32,100 +25,6 @@ class Stream:
     error: str = ""
     ended_at: float = 0.0
     has_begun: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The Ray nodes, and what a command needs to reach them."""
-
-    process: subprocess.Popen[str]
-    address: str
-    environment: Mapping[str, str]
-    log: Path
-
-    def tell(self, command: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline().strip() == "done"
-
-    def carrel(self, *arguments: str) -> str:
-        """Run a command of `carrel`; its output."""
-        ended = subprocess.run(
-            [sys.executable, "-P", "-m", "carrel", *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr + self.log.read_text()[-3000:]
-        return ended.stdout
-
-    def processes(self) -> list[psutil.Process]:
-        """Everything that the nodes run: Ray's processes end up below others when their parents die."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("RAY_AUTH_TOKEN_PATH") == self.environment["RAY_AUTH_TOKEN_PATH"]:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
-
-    def running(self, *words: str) -> list[psutil.Process]:
-        """Of these, those that live and have all `words` in their command line."""
-        found = []
-        for process in self.processes():
-            try:
-                command = " ".join(process.cmdline())
-                if process.status() != psutil.STATUS_ZOMBIE and all(word in command for word in words):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-
-@contextmanager
-def ray_nodes(number: int) -> Iterator[Nodes]:
-    """Nodes until the block ends; nothing of theirs is left then."""
-    with tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp") as folder:
-        log = Path(folder) / "log"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tools.ray_nodes", str(number)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-                cwd=folder,
-            )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            assert line, log.read_text()[-3000:]
-            about = json.loads(line)
-            reach = {
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN_PATH": about["token_path"],
-                "RAY_ADDRESS": about["address"],
-            }
-            nodes = Nodes(process, about["address"], {**environment, **reach}, log)
-            yield nodes
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-            if "nodes" in locals():
-                for left in nodes.processes():
-                    left.kill()
 
 
 class Service:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from cluster_rig import SMALL, Service, finish, ray_nodes, until
+from cluster_rig import SMALL, Service, finish, until
+
+from benchmarks.load.ray_cluster import ray_nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
