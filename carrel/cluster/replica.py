@@ -59,8 +59,8 @@ class Replica:
             call.cancel()
             await frames.aclose()
 
-    async def abort(self, request_id: str) -> None:
-        """End a request if it runs here; its stream still brings its account."""
+    async def abort(self, request_id: str, wanted: str) -> None:
+        """End a request if it runs here; its stream still brings its account. `wanted` is the router's."""
         await self._worker.abort(request_id)
 
     async def report(self) -> Report:

@@ -55,6 +55,13 @@ class Service:
             return str(reply.json()["error"]["code"])
         return str(reply.json()["choices"][0]["message"]["content"])
 
+    def usage(self, prompt: str, **fields: Any) -> dict[str, Any]:
+        """Of a completion."""
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 400, "ignore_eos": True, **fields}
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json()["usage"])
+
     def start(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[Stream, Future[None]]]:
         """A stream for each prompt, all begun."""
         started = []
@@ -81,6 +88,9 @@ class Service:
             with httpx.stream(
                 "POST", f"{self.url}/v1/completions", json=body | recall, timeout=WAIT_SECONDS
             ) as reply:
+                if reply.status_code != 200:
+                    stream.error = str(json.loads(reply.read())["error"]["code"])
+                    return
                 for line in reply.iter_lines():
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue

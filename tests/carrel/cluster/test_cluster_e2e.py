@@ -40,6 +40,8 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
         service = Service(port)
         until(lambda: service.num_serving() == 2, "both replicas serve")
         assert service.answer(QUESTION) == "48213"
+        # its account comes from the replica that was told to stop
+        assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "pqcache"
 
         undisturbed = service.run(PROMPTS, NUM_TOKENS)
         assert [stream.error for stream in undisturbed] == [""] * len(PROMPTS)
