@@ -19,6 +19,8 @@ HEAD = "node:__internal_head__"
 HEAD_SHARE = 0.001
 # beside what admission lets in: refusals, /health, /metrics
 MORE_GATEWAY_REQUESTS = 64
+# beside requests: reports, aborts
+MORE_REPLICA_CALLS = 32
 STOP_MARGIN_S = 30.0
 DRAIN_CHECK_S = 0.5
 HEALTH_PERIOD_S = 5.0
@@ -53,8 +55,9 @@ def replica_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str,
         # on one node: the store hands its memory to the worker as a file descriptor
         "placement_group_bundles": [worker, store],
         "placement_group_strategy": "STRICT_PACK",
-        "max_ongoing_requests": cluster.max_requests,
-        "max_queued_requests": cluster.max_queued,
+        # the gateway keeps to max_requests: Serve would let reports wait behind streams
+        "max_ongoing_requests": cluster.max_requests + MORE_REPLICA_CALLS,
+        "max_queued_requests": MORE_REPLICA_CALLS,
         "request_router_config": RequestRouterConfig(request_router_class=router),
         "max_constructor_retry_count": START_TRIES,
         **_life(options),

@@ -39,11 +39,6 @@ class Census:
             name for name, each in self._reports.items() if each.is_serving and name not in self._suspects
         )
 
-    def load(self, replica: str) -> int:
-        """Requests that a replica ran or kept waiting when it last reported."""
-        report = self._reports.get(replica)
-        return 0 if report is None or report.stats is None else report.stats.running + report.stats.waiting
-
     def suspect(self, replica: str) -> None:
         """A replica lost a request: it gets none until it has reported again."""
         self._suspects.add(replica)
@@ -61,11 +56,12 @@ class Census:
         return replace(total, store_reachable=any(each.store_reachable for each in known))
 
     async def take(self) -> None:
-        """Ask all replicas once."""
+        """Ask all replicas once. While they cannot be asked, what they said last counts."""
         try:
             reports = {report.replica: report for report in await self._fleet.reports()}
-        except (ReplicaLost, ServiceError):
-            reports = {}
+        except (ReplicaLost, ServiceError) as exc:
+            log.warning("the replicas do not report: %r", exc)
+            return
         for name in self._reports.keys() - reports.keys():
             self._leave(self._reports[name])
         self._suspects -= reports.keys()

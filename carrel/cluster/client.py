@@ -13,7 +13,7 @@ from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Failure, Frame
 from carrel.cluster.routing import Routing
-from gateway.errors import RequestTimeout, ServiceError, WorkerUnavailable
+from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.records import WorkerComplete, WorkerEvent, WorkerInfo, WorkerRequest, WorkerStats, WorkerToken
 from gateway.rest.feed import Feed
 from gateway.worker_client import read_event, status_error, write_request
@@ -23,19 +23,15 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 SILENCE_S = 4.0
 # a request of which nothing has been answered goes to another replica, so often
 MAX_TRIES = 3
-CHECK_S = 0.5
 
 
 class ClusterWorkerClient:
-    """A WorkerClient. `census` must be kept up to date meanwhile; `max_requests` is what a replica takes at once."""
+    """A WorkerClient. `census` must be kept up to date meanwhile."""
 
-    def __init__(
-        self, fleet: Fleet, census: Census, routing: Routing, max_requests: int, silence_s: float = SILENCE_S
-    ) -> None:
+    def __init__(self, fleet: Fleet, census: Census, routing: Routing, silence_s: float = SILENCE_S) -> None:
         self._fleet = fleet
         self._census = census
         self._routing = routing
-        self._max_requests = max_requests
         self._silence_s = silence_s
         self._replica_of: dict[str, str] = {}
 
@@ -88,16 +84,19 @@ class ClusterWorkerClient:
         self, request: WorkerRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]
     ) -> AsyncGenerator[WorkerEvent, None]:
         """One try. Raises ReplicaLost with the name of the replica that has, or was to have, the request."""
-        route = self._routing.choose(links, [name for name in self._census.serving() if name not in lost])
-        if route is None:
+        replicas = [name for name in self._census.serving() if name not in lost]
+        if not replicas:
             raise WorkerUnavailable("No replica serves now.")
+        route = self._routing.choose(links, replicas)
+        if route is None:
+            raise Overloaded("All replicas have as many requests as they take.")
         timeout_s = deadline - time.monotonic()
         frames = Feed(
             self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
         )
         replica = route.replica
         try:
-            first = await self._first(frames, route.replica, deadline, request.timeout_s)
+            first = await _next(frames, self._silence_s)
             self._routing.taken(route, links, first.replica)
             replica = first.replica
             self._replica_of[request.request_id] = replica
@@ -125,29 +124,6 @@ class ClusterWorkerClient:
             self._routing.ended(replica)
             self._replica_of.pop(request.request_id, None)
             await frames.close()
-
-    async def _first(self, frames: Feed[Frame], wanted: str, deadline: float, timeout_s: float) -> Frame:
-        """The frame that says who took the request: at once, unless all replicas are full.
-
-        Raises TimeoutError when the wanted one has room by our count and still does not answer.
-        """
-        asked_at = time.monotonic()
-        while True:
-            try:
-                return await _next(frames, CHECK_S)
-            except TimeoutError:
-                now = time.monotonic()
-                if now > deadline:
-                    raise RequestTimeout(timeout_s) from None
-                if wanted not in self._census.serving():
-                    raise
-                if now - asked_at > self._silence_s and self._has_room(wanted):
-                    raise
-
-    def _has_room(self, replica: str) -> bool:
-        load = max(self._routing.num_running(replica), self._census.load(replica))
-        # ours is among those that it has
-        return load <= self._max_requests
 
 
 async def _next(frames: Feed[Frame], timeout_s: float) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from carrel.cluster.records import Frame, Report
 from gateway.errors import GenerationFailed, Overloaded
 
 REPORT_TIMEOUT_S = 5.0
+_OF_RAY = (ray.exceptions.RayError, RayServeException, DeploymentUnavailableError, BackPressureError)
 
 
 class Fleet(Protocol):
@@ -23,16 +25,16 @@ class Fleet(Protocol):
     def generate(
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
     ) -> AsyncGenerator[Frame, None]:
-        """The frames of one request: `wanted` takes it if it has room, and who is in `lost` only if nobody else can.
+        """The frames of one request: `wanted` takes it if it is there, and who is in `lost` only if nobody else can.
 
-        Closing it ends the request. Raises Overloaded when too many wait already.
+        Closing it ends the request. Raises Overloaded when Serve itself has no room.
         """
 
     async def abort(self, replica: str, request_id: str) -> None:
         """End a request on a replica; its stream still brings its account."""
 
     async def reports(self) -> tuple[Report, ...]:
-        """What each replica that answers says. Raises ReplicaLost when there is none."""
+        """What each replica that answers says. Raises ReplicaLost when that is not to be had in time."""
 
 
 class ServeFleet:
@@ -61,8 +63,9 @@ class ServeFleet:
             if last is None:
                 raise
         finally:
-            # no effect on what has ended
-            response.cancel()
+            # no effect on what has ended, but to tell once more how that ended
+            with contextlib.suppress(*_OF_RAY):
+                response.cancel()
         if last is not None:
             yield last
 
@@ -78,6 +81,8 @@ class ServeFleet:
                 )
             except TimeoutError as exc:
                 raise ReplicaLost from exc
+            except DeploymentUnavailableError:
+                return ()
         return tuple(answer for answer in answers if type(answer) is Report)
 
 
@@ -86,9 +91,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except BackPressureError as exc:
-        raise Overloaded("Too many requests wait for a replica.") from exc
+        raise Overloaded("The replicas have no room.") from exc
     except ray.exceptions.RayTaskError as exc:
         # a bug of ours: its text may hold anything
         raise GenerationFailed() from exc
-    except (ray.exceptions.RayError, DeploymentUnavailableError, RayServeException) as exc:
+    except _OF_RAY as exc:
         raise ReplicaLost from exc

@@ -37,10 +37,10 @@ class Gateway:
         options, cluster = read_arguments(arguments)
         self._config = gateway_config(options, cluster, os.environ)
         tokenizer, defaults = await asyncio.to_thread(load, self._config)
-        routing = Routing(cluster.affinity)
+        routing = Routing(cluster.max_requests, cluster.affinity)
         fleet = ServeFleet(replicas)
         census = Census(fleet, routing.forget)
-        client = ClusterWorkerClient(fleet, census, routing, cluster.max_requests)
+        client = ClusterWorkerClient(fleet, census, routing)
         metrics = ClusterMetrics(census, routing)
         self._service = ChatService(self._config, client, tokenizer, defaults, metrics.render)
         self._chat: ChatServer | None = None

@@ -44,9 +44,11 @@ class ClusterOptions:
         positive_int,
         metavar="N",
     )
-    max_requests: int = flag(32, "requests that a replica takes at once", positive_int, metavar="N")
-    max_queued: int = flag(
-        128, "requests that wait for a replica; more are refused with 503", positive_int, metavar="N"
+    max_requests: int = flag(
+        32,
+        "requests of a replica, running and waiting, at most; more are refused with 503",
+        positive_int,
+        metavar="N",
     )
     max_concurrent: int = flag(256, "requests that the gateway serves at once", positive_int, metavar="N")
     gpus: float = flag(0.0, "GPUs of a replica; 0: it computes on the CPU", amount, metavar="N")

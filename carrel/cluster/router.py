@@ -13,10 +13,7 @@ LOST = "lost"
 
 
 class WishRouter(RequestRouter):
-    """The wanted replica first, then the others, last those that were lost; among equals Serve takes the least loaded.
-
-    Each takes `max_ongoing_requests` at once; what finds no room waits in the handle's queue, which Serve bounds.
-    """
+    """The wanted replica first, then the others, last those that were lost; of equals Serve takes the least loaded."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

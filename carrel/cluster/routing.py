@@ -33,11 +33,19 @@ class RouteCounts:
 
 
 class Routing:
-    """Decides by what this gateway has sent: loads are its own requests, from their choice to their end."""
+    """Decides by what this gateway has sent: loads are its own requests, from their choice to their end.
+
+    A replica never has more than `max_requests`; its worker keeps those that it does not run yet in its queue.
+    """
 
     def __init__(
-        self, has_affinity: bool, max_lead: int = MAX_LEAD, rng: random.Random | None = None
+        self,
+        max_requests: int,
+        has_affinity: bool,
+        max_lead: int = MAX_LEAD,
+        rng: random.Random | None = None,
     ) -> None:
+        self._max_requests = max_requests
         self._has_affinity = has_affinity
         self._max_lead = max_lead
         self._rng = rng or random.Random()
@@ -46,7 +54,8 @@ class Routing:
         self._counts: Counter[str] = Counter()
 
     def choose(self, links: Sequence[bytes], replicas: Sequence[str]) -> Route | None:
-        """The best of `replicas`, which has the request from now on until `ended`; None when there are none."""
+        """The best of `replicas`, which has the request from now on until `ended`; None when all have their most."""
+        replicas = [replica for replica in replicas if self._running[replica] < self._max_requests]
         if not replicas:
             return None
         least = min(self._running[replica] for replica in replicas)
@@ -79,7 +88,7 @@ class Routing:
             del self._running[replica]
 
     def num_running(self, replica: str) -> int:
-        """Requests of this gateway that a replica has."""
+        """Requests that a replica has."""
         return self._running[replica]
 
     def forget(self, replica: str) -> None:

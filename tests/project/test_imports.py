@@ -44,7 +44,9 @@ RULES = (
     ),
     Rule("gateway", ("gateway", "gpu_worker.v1"), frozenset({"torch", "triton", "faiss", "ray"})),
     Rule("carrel", ("carrel", "gateway", *STUBS), except_folder="carrel/cluster"),
-    Rule("carrel/cluster", ("carrel", "gateway", "kv_store", *STUBS), frozenset({"torch", "triton", "faiss"})),
+    Rule(
+        "carrel/cluster", ("carrel", "gateway", "kv_store", *STUBS), frozenset({"torch", "triton", "faiss"})
+    ),
 )
 
 

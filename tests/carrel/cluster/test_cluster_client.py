@@ -38,9 +38,9 @@ class Client:
 
     def __init__(self, fleet: FakeFleet, max_requests: int = 8, silence_s: float = 5.0) -> None:
         self.fleet = fleet
-        self.routing = Routing(True, rng=random.Random(0))
+        self.routing = Routing(max_requests, True, rng=random.Random(0))
         self.census = Census(fleet, self.routing.forget)
-        self.worker = ClusterWorkerClient(fleet, self.census, self.routing, max_requests, silence_s)
+        self.worker = ClusterWorkerClient(fleet, self.census, self.routing, silence_s)
 
     async def events(self, request: WorkerRequest = REQUEST) -> list[WorkerEvent]:
         await self.census.take()
@@ -105,15 +105,41 @@ async def test_a_silent_replica_is_lost() -> None:
     assert client.routing.num_running("a") == 0
 
 
-async def test_a_replica_that_has_room_and_does_not_take_a_request_is_lost() -> None:
-    client = Client(FakeFleet(replicas("a"), lambda name: [600.0]), max_requests=1, silence_s=0.05)
+async def test_a_replica_that_does_not_take_a_request_is_lost() -> None:
+    client = Client(FakeFleet(replicas("a"), lambda name: [600.0]), silence_s=0.05)
     with pytest.raises(WorkerUnavailable):
         await client.events()
 
 
-async def test_a_replica_that_is_full_is_waited_for() -> None:
-    fleet = FakeFleet(replicas("a", running=2), lambda name: [1.2, *answering(name, token(1), COMPLETE)])
-    assert tokens(await Client(fleet, max_requests=1, silence_s=0.05).events()) == [1]
+async def test_what_is_beyond_the_replicas_most_is_refused_at_once() -> None:
+    client = Client(
+        FakeFleet(replicas("a", "b"), lambda name: [Frame(name), Frame(name, (token(1),)), 600.0]),
+        max_requests=1,
+    )
+    await client.census.take()
+    running = [client.worker.generate(REQUEST) for _ in range(2)]
+    async with asyncio.timeout(TIMEOUT_S):
+        for stream in running:
+            await anext(stream)
+        with pytest.raises(Overloaded) as raised:
+            await client.events()
+        assert raised.value.retry_after_s
+        await running[0].aclose()
+        again = client.worker.generate(REQUEST)
+        await anext(again)
+        for stream in (again, running[1]):
+            await stream.aclose()
+
+
+async def test_replicas_that_cannot_be_asked_are_taken_for_what_they_said_last() -> None:
+    class Deaf(FakeFleet):
+        async def reports(self) -> tuple[Report, ...]:
+            raise ReplicaLost
+
+    client = Client(FakeFleet(replicas("a"), lambda name: answering(name, token(1), COMPLETE)))
+    await client.census.take()
+    client.census._fleet = Deaf({}, lambda name: [])
+    assert tokens(await client.events()) == [1]
 
 
 async def test_nobody_there_is_told_at_once() -> None:

@@ -52,8 +52,8 @@ def test_what_is_forgotten_first_is_the_end_of_what_was_used_longest_ago() -> No
     assert known.find(new, {"a", "b"}) == Holder("b", 4)
 
 
-def routing(has_affinity: bool = True, max_lead: int = 2) -> Routing:
-    return Routing(has_affinity, max_lead, random.Random(0))
+def routing(has_affinity: bool = True, max_lead: int = 2, max_requests: int = 100) -> Routing:
+    return Routing(max_requests, has_affinity, max_lead, random.Random(0))
 
 
 def test_unknown_prompts_spread_evenly_and_known_ones_stay() -> None:
@@ -77,6 +77,18 @@ def test_prompts_alike_that_come_together_stay_together_until_their_holder_is_bu
     names = [route.replica for route in chosen if route]
     assert names[:3] == [names[0]] * 3
     assert names[3] != names[0]
+
+
+def test_a_full_replica_gets_nothing_until_a_request_of_it_ends() -> None:
+    routes, links = routing(max_lead=100, max_requests=2), links_of(DOCUMENT)
+    chosen = [routes.choose(links, ["a", "b"]) for _ in range(4)]
+    names = [route.replica for route in chosen if route]
+    assert sorted(names) == ["a", "a", "b", "b"]
+    assert routes.choose(links, ["a", "b"]) is None
+    routes.ended("a")
+    again = routes.choose(links, ["a", "b"])
+    assert again is not None
+    assert again.replica == "a"
 
 
 def test_without_affinity_only_load_counts() -> None:
