@@ -15,6 +15,8 @@ from gateway.errors import ServiceError
 from gateway.records import WorkerStats
 
 INTERVAL_S = 2.0
+# while nobody serves, and clients wait for the first who does
+EMPTY_INTERVAL_S = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class Census:
                 await self.take()
             except Exception:
                 log.exception("the replicas could not be asked")
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(interval_s if self.serving() else EMPTY_INTERVAL_S)
 
     def _with_last_stats(self, report: Report) -> Report:
         before = self._reports.get(report.replica)
