@@ -66,6 +66,8 @@ async def _run(
             access_log=False,
             server_header=False,
             lifespan="off",
+            # what else is installed must not choose the parser
+            http="h11",
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         )
     )

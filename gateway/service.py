@@ -72,7 +72,8 @@ class _Plan:
 class ChatService:
     """Checks and tokenizes requests, runs them on the worker and turns tokens into text.
 
-    Must be built inside the event loop. Every error that a caller may see is a ServiceError.
+    Must be built inside the event loop. Every error that a caller may see is a ServiceError. `more_metrics` gives
+    Prometheus text of its own.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ChatService:
         worker: WorkerClient,
         tokenizer: Tokenizer,
         defaults: GenerationDefaults,
+        more_metrics: Callable[[], bytes] = bytes,
     ) -> None:
         self._config = config
         self._worker = worker
@@ -88,6 +90,7 @@ class ChatService:
         self._prompts = PromptEncoder(tokenizer)
         self._defaults = defaults
         self._metrics = Metrics(config.model_name)
+        self._more_metrics = more_metrics
         self.admission = Admission(config.max_concurrent)
         self.status = WorkerStatus(worker, self.admission)
 
@@ -163,8 +166,8 @@ class ChatService:
         return max(MIN_BODY_BYTES, info.max_model_len * BODY_BYTES_PER_TOKEN)
 
     async def render_metrics(self) -> bytes:
-        """Prometheus text: the gateway's own metrics, and the worker's while it answers."""
-        return self._metrics.render(await self.status.stats())
+        """Prometheus text: the gateway's own metrics, the worker's while it answers, and what else there is."""
+        return self._metrics.render(await self.status.stats()) + self._more_metrics()
 
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""

@@ -185,15 +185,23 @@ def read_event(response: pb.GenerateResponse) -> WorkerEvent | None:
 
 
 def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:
+    """The gateway's error for a call that failed."""
+    trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
+    return status_error(
+        exc.code(), exc.details() or "", timeout_s, trailing.get(PARAM_KEY), trailing.get(CODE_KEY)
+    )
+
+
+def status_error(
+    status: grpc.StatusCode, details: str, timeout_s: float, param: str | None = None, code: str | None = None
+) -> ServiceError:
     """The one table from gRPC statuses to the gateway's errors.
 
     Only the text of statuses that the worker raises on purpose is passed on.
     """
-    trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
-    details = exc.details() or ""
-    match exc.code():
+    match status:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequest(details, trailing.get(PARAM_KEY), trailing.get(CODE_KEY))
+            return InvalidRequest(details, param, code)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(details)
         case grpc.StatusCode.FAILED_PRECONDITION:

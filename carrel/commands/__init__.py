@@ -15,6 +15,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command("carrel.commands.serve", "Serve a model on this machine."),
+    "deploy": Command("carrel.commands.deploy", "Serve a model on a running Ray cluster."),
     "chat": Command("carrel.commands.chat", "Talk to a running server in the terminal."),
     "eval": Command("carrel.commands.eval", "Measure the policies' answer quality against dense attention."),
     "bench": Command(

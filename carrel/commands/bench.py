@@ -24,6 +24,7 @@ BENCHMARKS = {
     "kernels": "every GPU kernel against its bytes and PyTorch",
     "gateway": "processor time that the gateway takes for requests and tokens",
     "cluster": "measures nothing: many GPUs, simulated from the figures of one",
+    "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server",
 }
 # what each needs beyond this package's own
@@ -33,6 +34,7 @@ LIBRARIES = {
     "move": ("torch", "faiss"),
     "gateway": ("httpx", "psutil", "tokenizers"),
     "cluster": ("torch",),
+    "nodes": ("ray", "httpx", "psutil"),
 }
 OTHER_LIBRARIES = ("torch",)
 CHECKOUT = Path(__file__).resolve().parents[2]

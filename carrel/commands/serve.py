@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from carrel.serve.arguments import add_flag, add_model
 from carrel.serve.banner import banner, ready_lines
 from carrel.serve.children import Endpoints, check_gateway, child_environment, child_specs
 from carrel.serve.display import create_display
@@ -28,26 +29,10 @@ VERBOSE_LEVELS = ("debug", "info")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every option by its long flag; absent ones stay absent, so that the layers below them count."""
     parser.epilog = "What is named twice: command line over CARREL_* variables over --config over default."
+    add_model(parser, flags()["model"])
     for name, item in flags().items():
-        default = default_of(name)
-        shown = item.help if default is None else f"{item.help} (default: {default})"
-        if name == "model":
-            parser.add_argument(
-                "model", nargs="?", metavar=item.metavar, help=shown, default=argparse.SUPPRESS
-            )
-            continue
-        spelled = [f"--{spelling.replace('_', '-')}" for spelling in (name, *item.aliases)]
-        if item.is_switch:
-            parser.add_argument(
-                *spelled,
-                dest=name,
-                action="store_const",
-                const="true",
-                help=item.help,
-                default=argparse.SUPPRESS,
-            )
-            continue
-        parser.add_argument(*spelled, dest=name, metavar=item.metavar, help=shown, default=argparse.SUPPRESS)
+        if name != "model":
+            add_flag(parser, name, item, default_of(name))
     parser.add_argument(
         f"--{CONFIG_KEY}",
         metavar="FILE",

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from carrel.errors import OptionError
+from carrel.serve.flags import Flag
 from carrel.serve.options import ServeOptions, default_of, flags
 
 ENV_PREFIX = "CARREL_"
@@ -74,7 +75,7 @@ def resolve(command_line: Mapping[str, str], environment: Mapping[str, str]) -> 
     sources: dict[str, str] = {}
     for layer, entries in layers.items():
         for name, (spelled, text) in entries.items():
-            values[name] = _parse(name, spelled, text, layer)
+            values[name] = parse_option(flags()[name], spelled, text, layer)
             sources[name] = layer
     return Resolved(ServeOptions(**values), sources)
 
@@ -114,11 +115,11 @@ def _by_field(entries: Mapping[str, str], where: str, spell: Any) -> dict[str, t
     return fields
 
 
-def _parse(name: str, spelled: str, text: str, layer: str) -> Any:
-    item = flags()[name]
+def parse_option(item: Flag, spelled: str, text: str, layer: str = "") -> Any:
+    """An option's value from text. Raises OptionError that names it as `spelled`, and never tells a secret."""
     try:
         return item.parse(text)
     except ValueError as exc:
         shown = "***" if item.is_secret else repr(text)
         reason = str(exc) if str(exc).startswith("expected") else "expected a number"
-        raise OptionError(f"{spelled} {shown} ({layer}): {reason}") from exc
+        raise OptionError(f"{spelled} {shown}{f' ({layer})' if layer else ''}: {reason}") from exc

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive
-
-from gateway.records import Event
 
 T = TypeVar("T")
 
@@ -17,19 +15,19 @@ class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-class Feed:
-    """A request's events. `wait` may give up any number of times; the event then comes later."""
+class Feed(Generic[T]):
+    """What a generator brings, such as a request's events. `wait` may give up any number of times: nothing is lost."""
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[T, None]) -> None:
         self._events = events
-        self._pending: asyncio.Task[Event | None] | None = None
+        self._pending: asyncio.Task[T | None] | None = None
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether `take` would return at once."""
         done, _ = await asyncio.wait({self._next()}, timeout=timeout_s)
         return bool(done)
 
-    async def take(self) -> Event | None:
+    async def take(self) -> T | None:
         """The next event; None at the end. Raises what the service raises."""
         event = await self._next()
         self._pending = None
@@ -47,12 +45,12 @@ class Feed:
             await asyncio.gather(self._pending, return_exceptions=True)
         await self._events.aclose()
 
-    def _next(self) -> asyncio.Task[Event | None]:
+    def _next(self) -> asyncio.Task[T | None]:
         if self._pending is None:
             self._pending = asyncio.create_task(self._pull())
         return self._pending
 
-    async def _pull(self) -> Event | None:
+    async def _pull(self) -> T | None:
         return await anext(self._events, None)
 
 

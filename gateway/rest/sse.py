@@ -33,7 +33,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, chunk_format: ChunkFormat, heartbeat_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, feed: Feed[Event], chunk_format: ChunkFormat, heartbeat_s: float, timeout_s: float
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._feed = feed

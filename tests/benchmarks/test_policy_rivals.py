@@ -21,7 +21,7 @@ from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
-from gpu_worker.engine.caches import recall
+from gpu_worker.engine.caches import index_training
 from gpu_worker.engine.records import Budget, Event
 from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.policies import Chelsea, Family, Full, PQCache, RetainPolicy, SnapKV, registry
@@ -135,7 +135,7 @@ def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch:
         time.sleep(0.03)
         return train_index(*args)
 
-    monkeypatch.setattr(recall, "train_index", slow)
+    monkeypatch.setattr(index_training, "train_index", slow)
     figures = training.measure(replace(PREFILLED, policy="clusterkv"))
     # of two layers
     assert figures.own_ms.low >= 60

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from carrel.commands import COMMANDS, calibrate, chat, serve
+from carrel.commands import COMMANDS, calibrate, chat, deploy, serve
 from carrel.commands import eval as eval_command
 from gateway.config import GatewayConfig
 from gateway.rest.endpoints import create_router
@@ -26,7 +26,9 @@ def options_of(add_arguments: object) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
-@pytest.mark.parametrize("command", [serve, chat, calibrate], ids=["serve", "chat", "calibrate"])
+@pytest.mark.parametrize(
+    "command", [serve, deploy, chat, calibrate], ids=["serve", "deploy", "chat", "calibrate"]
+)
 def test_the_cli_page_names_every_option(command: object) -> None:
     page = (ROOT / "docs/cli.md").read_text()
     missing = [flag for flag in options_of(vars(command)["add_arguments"]) if f"`{flag}`" not in page]

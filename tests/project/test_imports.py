@@ -43,7 +43,10 @@ RULES = (
         frozenset({"transformers", "tokenizers", "fastapi", "starlette", "uvicorn"}),
     ),
     Rule("gateway", ("gateway", "gpu_worker.v1"), frozenset({"torch", "triton", "faiss", "ray"})),
-    Rule("carrel", ("carrel", "gateway", *STUBS)),
+    Rule("carrel", ("carrel", "gateway", *STUBS), except_folder="carrel/cluster"),
+    Rule(
+        "carrel/cluster", ("carrel", "gateway", "kv_store", *STUBS), frozenset({"torch", "triton", "faiss"})
+    ),
 )
 
 

@@ -1,0 +1,91 @@
+"""Who is there: the replicas' own reports, asked for every so often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.fleet import Fleet
+from carrel.cluster.records import Report
+from gateway.errors import ServiceError
+from gateway.records import WorkerStats
+
+INTERVAL_S = 2.0
+# while nobody serves, and clients wait for the first who does
+EMPTY_INTERVAL_S = 0.25
+
+log = logging.getLogger(__name__)
+
+
+class Census:
+    """The last reports. `on_gone` is called with the name of each replica that stopped reporting."""
+
+    def __init__(self, fleet: Fleet, on_gone: Callable[[str], None]) -> None:
+        self._fleet = fleet
+        self._on_gone = on_gone
+        self._reports: dict[str, Report] = {}
+        self._suspects: set[str] = set()
+        # totals of replicas that are gone: a counter of all of them never falls
+        self._past: Counter[str] = Counter()
+
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(self._reports.values())
+
+    def serving(self) -> tuple[str, ...]:
+        """Replicas that may be given requests."""
+        return tuple(
+            name for name, each in self._reports.items() if each.is_serving and name not in self._suspects
+        )
+
+    def suspect(self, replica: str) -> None:
+        """A replica lost a request: it gets none until it has reported again."""
+        self._suspects.add(replica)
+
+    def stats(self) -> WorkerStats | None:
+        """All replicas together, as one worker; None when none has told any."""
+        known = [report.stats for report in self._reports.values() if report.stats is not None]
+        if not known:
+            return None
+        sums = {
+            field.name: sum(getattr(each, field.name) for each in known) + self._past[field.name]
+            for field in fields(WorkerStats)
+        }
+        total = WorkerStats(**sums)
+        return replace(total, store_reachable=any(each.store_reachable for each in known))
+
+    async def take(self) -> None:
+        """Ask all replicas once. While they cannot be asked, what they said last counts."""
+        try:
+            reports = {report.replica: report for report in await self._fleet.reports()}
+        except (ReplicaLost, ServiceError) as exc:
+            log.warning("the replicas do not report: %r", exc)
+            return
+        for name in self._reports.keys() - reports.keys():
+            self._leave(self._reports[name])
+        self._suspects -= reports.keys()
+        self._reports = {name: self._with_last_stats(report) for name, report in reports.items()}
+
+    async def keep_taking(self, interval_s: float = INTERVAL_S) -> None:
+        """For ever; ends when cancelled."""
+        while True:
+            try:
+                await self.take()
+            except Exception:
+                log.exception("the replicas could not be asked")
+            await asyncio.sleep(interval_s if self.serving() else EMPTY_INTERVAL_S)
+
+    def _with_last_stats(self, report: Report) -> Report:
+        before = self._reports.get(report.replica)
+        if report.stats is None and before is not None:
+            return replace(report, stats=before.stats)
+        return report
+
+    def _leave(self, report: Report) -> None:
+        for field in fields(WorkerStats):
+            if report.stats is not None and field.name.endswith("_total"):
+                self._past[field.name] += getattr(report.stats, field.name)
+        self._on_gone(report.replica)

@@ -1,0 +1,143 @@
+"""Many replicas, seen by the gateway as one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+
+import grpc
+
+from carrel.cluster.census import Census
+from carrel.cluster.chain import prompt_chain
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.fleet import Fleet
+from carrel.cluster.records import Failure, Frame
+from carrel.cluster.routing import Routing
+from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
+from gateway.records import WorkerComplete, WorkerEvent, WorkerInfo, WorkerRequest, WorkerStats, WorkerToken
+from gateway.rest.feed import Feed
+from gateway.worker_client import read_event, status_error, write_request
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+# a replica gives a sign of life every second; one that is silent for longer has lost what it ran
+SILENCE_S = 4.0
+# a request of which nothing has been answered goes to another replica, so often
+MAX_TRIES = 3
+
+
+class ClusterWorkerClient:
+    """A WorkerClient. `census` must be kept up to date meanwhile."""
+
+    def __init__(self, fleet: Fleet, census: Census, routing: Routing, silence_s: float = SILENCE_S) -> None:
+        self._fleet = fleet
+        self._census = census
+        self._routing = routing
+        self._silence_s = silence_s
+        self._replica_of: dict[str, str] = {}
+
+    async def generate(self, request: WorkerRequest) -> AsyncGenerator[WorkerEvent, None]:
+        links = prompt_chain(request.caller, request.prompt_token_ids)
+        deadline = time.monotonic() + request.timeout_s
+        lost: tuple[str, ...] = ()
+        while True:
+            has_token = False
+            attempt = self._attempt(request, links, deadline, lost)
+            try:
+                async for event in attempt:
+                    match event:
+                        case WorkerToken():
+                            has_token = True
+                    yield event
+                return
+            except ReplicaLost as error:
+                lost = (*lost, error.replica)
+                self._census.suspect(error.replica)
+                if has_token or len(lost) == MAX_TRIES:
+                    raise WorkerUnavailable("The replica that ran this request was lost.") from error
+            finally:
+                await attempt.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        if (replica := self._replica_of.get(request_id)) is not None:
+            try:
+                await self._fleet.abort(replica, request_id)
+            except ReplicaLost as exc:
+                raise WorkerUnavailable() from exc
+
+    async def info(self) -> WorkerInfo:
+        for report in self._census.reports():
+            if report.info is not None:
+                return report.info
+        raise WorkerUnavailable("No replica is ready yet.")
+
+    async def stats(self) -> WorkerStats:
+        if (stats := self._census.stats()) is None:
+            raise WorkerUnavailable("No replica is ready yet.")
+        return stats
+
+    async def is_serving(self) -> bool:
+        if not self._census.reports():
+            raise WorkerUnavailable("No replica is there.")
+        return bool(self._census.serving())
+
+    async def _attempt(
+        self, request: WorkerRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]
+    ) -> AsyncGenerator[WorkerEvent, None]:
+        """One try. Raises ReplicaLost with the name of the replica that has, or was to have, the request."""
+        replicas = [name for name in self._census.serving() if name not in lost]
+        if not replicas:
+            raise WorkerUnavailable("No replica serves now.")
+        route = self._routing.choose(links, replicas)
+        if route is None:
+            raise Overloaded("All replicas have as many requests as they take.")
+        timeout_s = deadline - time.monotonic()
+        frames = Feed(
+            self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
+        )
+        replica = route.replica
+        try:
+            first = await _next(frames, self._silence_s)
+            self._routing.taken(route, links, first.replica)
+            replica = first.replica
+            self._replica_of[request.request_id] = replica
+            complete: WorkerComplete | None = None
+            while True:
+                frame = await _next(frames, self._silence_s)
+                for event in frame.events:
+                    match read_event(pb.GenerateResponse.FromString(event)):
+                        case WorkerComplete() as complete:
+                            # told at the end of the stream: who hears it stops reading
+                            pass
+                        case None:
+                            pass
+                        case other:
+                            yield other
+                if frame.failure is not None and complete is None:
+                    raise _error_of(frame.failure, replica, request.timeout_s)
+                if frame.is_last:
+                    if complete is not None:
+                        yield complete
+                    return
+        except (ReplicaLost, TimeoutError) as exc:
+            raise ReplicaLost(replica) from exc
+        finally:
+            self._routing.ended(replica)
+            self._replica_of.pop(request.request_id, None)
+            await frames.close()
+
+
+async def _next(frames: Feed[Frame], timeout_s: float) -> Frame:
+    """Raises TimeoutError when none comes in time, ReplicaLost when the frames end without a last one."""
+    if not await frames.wait(timeout_s):
+        raise TimeoutError
+    frame = await frames.take()
+    if frame is None:
+        raise ReplicaLost
+    return frame
+
+
+def _error_of(failure: Failure, replica: str, timeout_s: float) -> ServiceError | ReplicaLost:
+    status = grpc.StatusCode[failure.status]
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return ReplicaLost(replica)
+    return status_error(status, failure.details, timeout_s, failure.param, failure.code)

@@ -1,0 +1,99 @@
+"""All replicas as one gateway sees them: one Protocol, and the Serve handle behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import ray.exceptions
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.records import Frame, Report
+from gateway.errors import GenerationFailed, Overloaded
+
+REPORT_TIMEOUT_S = 5.0
+_OF_RAY = (ray.exceptions.RayError, RayServeException, DeploymentUnavailableError, BackPressureError)
+
+
+class Fleet(Protocol):
+    """Every method raises ReplicaLost and ServiceErrors only."""
+
+    def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        """The frames of one request: `wanted` takes it if it is there, and who is in `lost` only if nobody else can.
+
+        Closing it ends the request. Raises Overloaded when Serve itself has no room.
+        """
+
+    async def abort(self, replica: str, request_id: str) -> None:
+        """End a request on a replica; its stream still brings its account."""
+
+    async def reports(self) -> tuple[Report, ...]:
+        """What each replica that answers says. Raises ReplicaLost when that is not to be had in time."""
+
+
+class ServeFleet:
+    """The replicas of a Serve deployment."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._generate = handle.options(method_name="generate", stream=True)
+        self._abort = handle.options(method_name="abort")
+        self._handle = handle
+
+    async def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        # Any: the handle's options decide what its calls return
+        response: Any = self._generate.remote(request, timeout_s=timeout_s, wanted=wanted, lost=lost)
+        last: Frame | None = None
+        try:
+            with _translated():
+                async for frame in response:
+                    if frame.is_last:
+                        # held until the call has ended, which is then not cancelled by who stops reading here
+                        last = frame
+                    else:
+                        yield frame
+        except ReplicaLost:
+            if last is None:
+                raise
+        finally:
+            # no effect on what has ended, but to tell once more how that ended
+            with contextlib.suppress(*_OF_RAY):
+                response.cancel()
+        if last is not None:
+            yield last
+
+    async def abort(self, replica: str, request_id: str) -> None:
+        with _translated():
+            await self._abort.remote(request_id, wanted=replica)
+
+    async def reports(self) -> tuple[Report, ...]:
+        with _translated():
+            try:
+                answers = await self._handle.broadcast("report").results_async(
+                    timeout_s=REPORT_TIMEOUT_S, return_exceptions=True
+                )
+            except TimeoutError as exc:
+                raise ReplicaLost from exc
+            except DeploymentUnavailableError:
+                return ()
+        return tuple(answer for answer in answers if type(answer) is Report)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except BackPressureError as exc:
+        raise Overloaded("The replicas have no room.") from exc
+    except ray.exceptions.RayTaskError as exc:
+        # a bug of ours: its text may hold anything
+        raise GenerationFailed() from exc
+    except _OF_RAY as exc:
+        raise ReplicaLost from exc

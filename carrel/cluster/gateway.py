@@ -1,0 +1,75 @@
+"""The gateway of a cluster: the application of `gateway/`, before replicas instead of one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from carrel.cluster.census import Census
+from carrel.cluster.client import ClusterWorkerClient
+from carrel.cluster.fleet import ServeFleet
+from carrel.cluster.metrics import ClusterMetrics
+from carrel.cluster.options import gateway_config, read_arguments
+from carrel.cluster.routing import Routing
+from gateway.config import GatewayConfig
+from gateway.errors import ConfigError
+from gateway.rest.app import create_app
+from gateway.rpc.server import ChatServer
+from gateway.server import load
+from gateway.service import ChatService
+
+PORT_RETRY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@serve.ingress()
+class Gateway:
+    """A Serve deployment, the application's ingress."""
+
+    async def __init__(self, replicas: DeploymentHandle[Any], arguments: dict[str, Any]) -> None:  # type: ignore[misc]
+        options, cluster = read_arguments(arguments)
+        self._config = gateway_config(options, cluster, os.environ)
+        tokenizer, defaults = await asyncio.to_thread(load, self._config)
+        routing = Routing(cluster.max_requests, cluster.affinity)
+        fleet = ServeFleet(replicas)
+        census = Census(fleet, routing.forget)
+        client = ClusterWorkerClient(fleet, census, routing)
+        metrics = ClusterMetrics(census, routing)
+        self._service = ChatService(self._config, client, tokenizer, defaults, metrics.render)
+        self._chat: ChatServer | None = None
+        self._tasks = [asyncio.create_task(census.keep_taking())]
+        if self._config.grpc_port:
+            self._tasks.append(asyncio.create_task(self._serve_chat(self._config)))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._config, self._service)
+
+    async def __del__(self) -> None:
+        # Serve calls it when all its own requests are done; those of chat gRPC are counted by admission alone
+        if not hasattr(self, "_tasks"):
+            return
+        await self._service.admission.drain(self._config.shutdown_timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._chat is not None:
+            await self._chat.stop(0)
+
+    async def _serve_chat(self, config: GatewayConfig) -> None:
+        """Listen as soon as the port is free: in an update the gateway before this one may still drain."""
+        while self._chat is None:
+            try:
+                chat = ChatServer(config, self._service, await self._service.max_body_bytes())
+            except ConfigError as exc:
+                log.warning("%s", exc)
+                await asyncio.sleep(PORT_RETRY_S)
+            else:
+                self._chat = chat
+                await chat.start()

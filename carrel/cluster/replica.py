@@ -1,0 +1,94 @@
+"""One replica: a worker and a store on one node, and the relay between them and the gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import ray
+from ray import serve
+
+from carrel.cluster.options import read_arguments
+from carrel.cluster.records import Frame, Report
+from carrel.cluster.relay import relay
+from carrel.cluster.services import ReplicaServices
+from gateway.errors import ServiceError
+from gateway.worker_client import GRPCWorkerClient
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+GENERATE = f"/{pb.DESCRIPTOR.services_by_name['GPUWorker'].full_name}/Generate"
+# streams get their last frame before a replica ends itself
+LAST_FRAMES_S = 1.0
+STORE_CHECK_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Replica:
+    """A Serve deployment. It ends itself when its worker ends: Serve then starts another, and nothing half works."""
+
+    async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
+        options, cluster = read_arguments(arguments)
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._node = ray.get_runtime_context().get_node_id()
+        self._services = await asyncio.to_thread(ReplicaServices, options, cluster, self._on_worker_death)
+        target = f"unix:{self._services.endpoints.worker_socket}"
+        self._worker = GRPCWorkerClient(target)
+        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
+        self._generate = self._channel.unary_stream(GENERATE, None, None)
+
+    async def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        """The worker's answer to a serialised GenerateRequest; closing it frees the worker's room.
+
+        `wanted` and `lost` are the router's.
+        """
+        call = self._generate(request, timeout=timeout_s)
+        frames = relay(call, self._id)
+        try:
+            async for frame in frames:
+                yield frame
+        finally:
+            call.cancel()
+            await frames.aclose()
+
+    async def abort(self, request_id: str, wanted: str) -> None:
+        """End a request if it runs here; its stream still brings its account. `wanted` is the router's."""
+        await self._worker.abort(request_id)
+
+    async def report(self) -> Report:
+        try:
+            is_serving = await self._worker.is_serving()
+            return Report(
+                self._id, self._node, is_serving, await self._worker.info(), await self._worker.stats()
+            )
+        except ServiceError:
+            return Report(self._id, self._node, is_serving=False)
+
+    async def check_health(self) -> None:
+        """Serve's probe. Raises while the worker or the store does not answer."""
+        if not await self._worker.is_serving():
+            raise RuntimeError("the worker does not serve")
+        await asyncio.wait_for(self._services.store.ready.remote(), STORE_CHECK_S)
+
+    async def __del__(self) -> None:
+        # Serve calls it when the replica has drained, or when it did not start
+        if not hasattr(self, "_services"):
+            return
+        await asyncio.to_thread(self._services.close)
+        await self._worker.close()
+        await self._channel.close(None)
+
+    def _on_worker_death(self, reason: str) -> None:
+        log.error("this replica ends: %s", reason)
+        if hasattr(self, "_services"):
+            time.sleep(LAST_FRAMES_S)
+            self._services.close()
+            os._exit(1)

@@ -1,0 +1,34 @@
+"""How a gateway's handle picks a replica: the gateway has decided, Serve sees that there is room."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+# keyword arguments of a request, which the replica ignores
+WANTED = "wanted"
+LOST = "lost"
+
+
+class WishRouter(RequestRouter):
+    """The wanted replica first, then the others, last those that were lost; of equals Serve takes the least loaded."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        wish: dict[str, Any] = pending_request.kwargs if pending_request is not None else {}
+        if pending_request is not None:
+            # each round has tried all replicas: the next one may wait
+            pending_request.routing_context.should_backoff = True
+        return ranked(candidate_replicas, wish.get(WANTED, ""), wish.get(LOST, ()))
+
+
+def ranked(replicas: list[RunningReplica], wanted: str, lost: tuple[str, ...]) -> list[list[RunningReplica]]:
+    """Groups of replicas, the best first, none empty; no order within a group."""
+    groups: tuple[list[RunningReplica], ...] = ([], [], [])
+    for replica in random.sample(replicas, len(replicas)):
+        name = replica.replica_id.unique_id
+        groups[2 if name in lost else 0 if name == wanted else 1].append(replica)
+    return [group for group in groups if group]

@@ -1,0 +1,103 @@
+"""What one replica runs beside itself on its node: a store actor and a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from carrel.cluster.errors import ReplicaStartError
+from carrel.cluster.options import ClusterOptions
+from carrel.cluster.worker_process import WorkerProcess
+from carrel.serve.children import STORE_START_S, Endpoints, child_environment, worker_spec
+from carrel.serve.memory import default_arena_bytes
+from carrel.serve.model import find_model
+from carrel.serve.options import ServeOptions
+from carrel.serve.runtime_dir import runtime_dir
+from kv_store.actor import MAX_CONCURRENCY, StoreActor
+from kv_store.config import StoreConfig
+from kv_store.errors import KVStoreError
+
+STORE_BUNDLE = 1
+STORE_STOP_S = 10.0
+DEFAULT_SLAB_BYTES = 2 << 20
+
+
+class ReplicaServices:
+    """Serving when constructed, until `close`; nothing is left when the constructor raises ReplicaStartError.
+
+    The store is an actor in the second bundle of the replica's placement group, so on this node, and ends with the
+    replica, which owns it. Ray restarts it; the worker then attaches to it anew. `on_worker_death` is called with the
+    reason when the worker ends by itself.
+    """
+
+    def __init__(
+        self, options: ServeOptions, cluster: ClusterOptions, on_worker_death: Callable[[str], None]
+    ) -> None:
+        if options.arena_bytes is None:
+            options = replace(options, arena_bytes=default_arena_bytes())
+        with contextlib.ExitStack() as stack:
+            self.endpoints = Endpoints(stack.enter_context(runtime_dir()), "127.0.0.1", 0, 0)
+            self.store = start_store(store_config(options, cluster, self.endpoints), cluster.store_cpus)
+            stack.callback(stop_store, self.store)
+            await_store(self.store)
+            environment = child_environment(os.environ)
+            # Ray's count of an actor's cores is bookkeeping; the worker would take the whole machine's
+            environment |= {"CARREL_THREADS": str(max(1, int(cluster.cpus)))}
+            spec = worker_spec(find_model(options.model), options, self.endpoints)
+            self.worker = WorkerProcess(spec, environment, on_worker_death)
+            stack.callback(self.worker.stop)
+            self.worker.wait_ready()
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Drain the worker, end it and the store, and remove the folder of their sockets. May be called twice."""
+        self._stack.close()
+
+
+def store_config(options: ServeOptions, cluster: ClusterOptions, endpoints: Endpoints) -> StoreConfig:
+    """Raises ReplicaStartError for options that the store cannot use."""
+    slab_bytes = options.slab_bytes or DEFAULT_SLAB_BYTES
+    arena_bytes = (options.arena_bytes or 0) // slab_bytes * slab_bytes
+    try:
+        return StoreConfig(
+            f"unix:{endpoints.store_socket}",
+            arena_bytes,
+            slab_bytes,
+            num_trainers=options.trainers or max(1, int(cluster.store_cpus)),
+        )
+    except KVStoreError as exc:
+        raise ReplicaStartError(str(exc)) from exc
+
+
+def start_store(config: StoreConfig, num_cpus: float) -> Any:
+    """The store's actor, in this replica's placement group where there is one."""
+    group = ray.util.get_current_placement_group()
+    strategy = "DEFAULT" if group is None else PlacementGroupSchedulingStrategy(group, STORE_BUNDLE, True)
+    # Any: Ray makes an actor's methods at run time
+    actor_class: Any = ray.remote(StoreActor)
+    return actor_class.options(
+        num_cpus=num_cpus, max_restarts=-1, max_concurrency=MAX_CONCURRENCY, scheduling_strategy=strategy
+    ).remote(config)
+
+
+def await_store(store: Any) -> None:
+    """Raises ReplicaStartError when it does not serve."""
+    try:
+        ray.get(store.ready.remote(), timeout=STORE_START_S)
+    except ray.exceptions.RayTaskError as exc:
+        raise ReplicaStartError(f"the store cannot start: {exc.cause}") from exc
+    except ray.exceptions.RayError as exc:
+        raise ReplicaStartError(f"the store did not start: {type(exc).__name__}") from exc
+
+
+def stop_store(store: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(store.stop.remote(), timeout=STORE_STOP_S)
+    ray.kill(store)

@@ -1,0 +1,122 @@
+"""A deployed application, as its clients see it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_SECONDS = 240.0
+SMALL = ("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25")
+
+
+@dataclass
+class Stream:
+    """A completion as it arrives. `error` is the error frame, or "" of a stream that ended well."""
+
+    text: str = ""
+    error: str = ""
+    ended_at: float = 0.0
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+
+class Service:
+    """The deployed application."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._pool = ThreadPoolExecutor(32)
+
+    def metrics(self) -> dict[str, float]:
+        """Value by name and labels, as Prometheus text spells them."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    def num_serving(self) -> float:
+        return self.metrics().get('carrel_cluster_replicas{state="serving"}', 0.0)
+
+    def running_by_replica(self) -> list[float]:
+        known = self.metrics()
+        return [value for name, value in known.items() if name.startswith("carrel_cluster_replica_running")]
+
+    def answer(self, question: str) -> str:
+        """The answer of a chat of one message; the code of the error if there is none."""
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 16}
+        reply = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=WAIT_SECONDS)
+        if reply.status_code != 200:
+            return str(reply.json()["error"]["code"])
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    def usage(self, prompt: str, **fields: Any) -> dict[str, Any]:
+        """Of a completion."""
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 400, "ignore_eos": True, **fields}
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json()["usage"])
+
+    def start(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[Stream, Future[None]]]:
+        """A stream for each prompt, all begun."""
+        started = []
+        for prompt in prompts:
+            stream = Stream()
+            started.append((stream, self._pool.submit(self._read, prompt, num_tokens, stream)))
+        for stream, _ in started:
+            assert stream.has_begun.wait(WAIT_SECONDS)
+        return started
+
+    def run(self, prompts: Sequence[str], num_tokens: int) -> list[Stream]:
+        return finish(self.start(prompts, num_tokens))
+
+    def _read(self, prompt: str, num_tokens: int, stream: Stream) -> None:
+        body = {
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        recall = {"carrel": {"policy": "pqcache", "budget": 0.25}}
+        try:
+            with httpx.stream(
+                "POST", f"{self.url}/v1/completions", json=body | recall, timeout=WAIT_SECONDS
+            ) as reply:
+                if reply.status_code != 200:
+                    stream.error = str(json.loads(reply.read())["error"]["code"])
+                    return
+                for line in reply.iter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        stream.error = str(chunk["error"]["code"])
+                    elif chunk["choices"]:
+                        stream.text += chunk["choices"][0]["text"]
+                        stream.has_begun.set()
+        except httpx.HTTPError as exc:
+            stream.error = repr(exc)
+        finally:
+            stream.ended_at = time.monotonic()
+            stream.has_begun.set()
+
+
+def finish(started: Sequence[tuple[Stream, Future[None]]]) -> list[Stream]:
+    """The streams, all ended."""
+    for _, future in started:
+        future.result(WAIT_SECONDS)
+    return [stream for stream, _ in started]
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.2)

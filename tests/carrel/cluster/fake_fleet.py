@@ -1,0 +1,73 @@
+"""Replicas that do as they are told, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, fields
+
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.records import Failure, Frame, Report
+from gateway.records import WorkerInfo, WorkerStats
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+INFO = WorkerInfo("1", "m", 100, 1000, ("full",), "full")
+
+
+def stats(**values: int) -> WorkerStats:
+    empty: dict[str, int] = {each.name: 0 for each in fields(WorkerStats)}
+    return WorkerStats(**(empty | {"store_reachable": True} | values))  # type: ignore[arg-type]
+
+
+def token(number: int) -> bytes:
+    return pb.GenerateResponse(token=pb.Token(token_id=number)).SerializeToString()
+
+
+COMPLETE = pb.GenerateResponse(
+    complete=pb.Complete(finish_reason=pb.FINISH_REASON_LENGTH, usage=pb.Usage(completion_tokens=2))
+).SerializeToString()
+
+# what a replica's stream does: frames, or a time to be silent, or the end of the replica
+Step = Frame | float | ReplicaLost
+
+
+def answering(replica: str, *events: bytes, failure: Failure | None = None) -> list[Step]:
+    return [Frame(replica), Frame(replica, events), Frame(replica, (), is_last=True, failure=failure)]
+
+
+@dataclass
+class FakeFleet:
+    """`script` gives the steps of a stream by the replica that takes it, which is the wanted one."""
+
+    known: dict[str, Report]
+    script: Callable[[str], list[Step]]
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    aborted: list[tuple[str, str]] = field(default_factory=list)
+
+    async def generate(
+        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+    ) -> AsyncGenerator[Frame, None]:
+        self.asked.append((wanted, lost))
+        replica = wanted
+        try:
+            for step in self.script(replica):
+                match step:
+                    case Frame():
+                        yield step
+                    case ReplicaLost():
+                        raise step
+                    case seconds:
+                        await asyncio.sleep(seconds)
+        finally:
+            self.closed.append(replica)
+
+    async def abort(self, replica: str, request_id: str) -> None:
+        self.aborted.append((replica, request_id))
+
+    async def reports(self) -> tuple[Report, ...]:
+        return tuple(self.known.values())
+
+
+def replicas(*names: str, **values: int) -> dict[str, Report]:
+    return {name: Report(name, f"node of {name}", True, INFO, stats(**values)) for name in names}

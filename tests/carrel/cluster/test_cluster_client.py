@@ -1,0 +1,259 @@
+"""Many replicas as one worker: what is lost is tried elsewhere while nothing was answered, and told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+
+import grpc
+import pytest
+from fake_fleet import COMPLETE, INFO, FakeFleet, Step, answering, replicas, stats, token
+
+from carrel.cluster.census import Census
+from carrel.cluster.client import ClusterWorkerClient
+from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.metrics import ClusterMetrics
+from carrel.cluster.records import Failure, Frame, Report
+from carrel.cluster.relay import relay
+from carrel.cluster.router import ranked
+from carrel.cluster.routing import Routing
+from gateway.errors import InvalidRequest, Overloaded, WorkerUnavailable
+from gateway.records import (
+    CarrelOptions,
+    SamplingParams,
+    WorkerComplete,
+    WorkerEvent,
+    WorkerRequest,
+    WorkerToken,
+)
+
+SAMPLING = SamplingParams(8, 0.0, 1.0, 0, 0.0, None, 1.0, 0.0, 0.0, (), False, 0, None, ())
+REQUEST = WorkerRequest("r1", tuple(range(200)), SAMPLING, CarrelOptions(), 60.0, b"caller")
+TIMEOUT_S = 20.0
+
+
+class Client:
+    """A client with its census taken."""
+
+    def __init__(self, fleet: FakeFleet, max_requests: int = 8, silence_s: float = 5.0) -> None:
+        self.fleet = fleet
+        self.routing = Routing(max_requests, True, rng=random.Random(0))
+        self.census = Census(fleet, self.routing.forget)
+        self.worker = ClusterWorkerClient(fleet, self.census, self.routing, silence_s)
+
+    async def events(self, request: WorkerRequest = REQUEST) -> list[WorkerEvent]:
+        await self.census.take()
+        async with asyncio.timeout(TIMEOUT_S):
+            return [event async for event in self.worker.generate(request)]
+
+
+def tokens(events: list[WorkerEvent]) -> list[int]:
+    return [event.token_id for event in events if type(event) is WorkerToken]
+
+
+async def test_a_request_runs_on_one_replica_and_the_next_of_its_prompt_too() -> None:
+    client = Client(FakeFleet(replicas("a", "b"), lambda name: answering(name, token(1), token(2), COMPLETE)))
+    first = await client.events()
+    assert tokens(first) == [1, 2]
+    assert type(first[-1]) is WorkerComplete
+    for _ in range(5):
+        await client.events()
+    assert len({wanted for wanted, _ in client.fleet.asked}) == 1
+    assert client.routing.counts().by_prefix == 5
+    assert {client.routing.num_running(name) for name in "ab"} == {0}
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before it took the request", "after"])
+async def test_a_request_that_nothing_was_answered_to_goes_to_another_replica(has_begun: bool) -> None:
+    lost: list[str] = []
+
+    def script(name: str) -> list[Step]:
+        if not lost:
+            lost.append(name)
+            return [*([Frame(name)] if has_begun else []), ReplicaLost()]
+        return answering(name, token(1), COMPLETE)
+
+    client = Client(FakeFleet(replicas("a", "b"), script))
+    assert tokens(await client.events()) == [1]
+    (first, _), (second, avoided) = client.fleet.asked
+    assert {first, second} == {"a", "b"}
+    assert avoided == (first,)
+    # until it reports again
+    assert client.census.serving() == (second,)
+    await client.census.take()
+    assert set(client.census.serving()) == {"a", "b"}
+
+
+async def test_a_stream_that_has_begun_ends_with_an_error() -> None:
+    client = Client(
+        FakeFleet(replicas("a", "b"), lambda name: [Frame(name), Frame(name, (token(1),)), ReplicaLost()])
+    )
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await client.events()
+    assert len(client.fleet.asked) == 1
+
+
+async def test_a_silent_replica_is_lost() -> None:
+    def script(name: str) -> list[Step]:
+        return [Frame(name), Frame(name, (token(1),)), 600.0]
+
+    client = Client(FakeFleet(replicas("a"), script), silence_s=0.05)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await client.events()
+    assert client.fleet.closed == ["a"]
+    assert client.routing.num_running("a") == 0
+
+
+async def test_a_replica_that_does_not_take_a_request_is_lost() -> None:
+    client = Client(FakeFleet(replicas("a"), lambda name: [600.0]), silence_s=0.05)
+    with pytest.raises(WorkerUnavailable):
+        await client.events()
+
+
+async def test_what_is_beyond_the_replicas_most_is_refused_at_once() -> None:
+    client = Client(
+        FakeFleet(replicas("a", "b"), lambda name: [Frame(name), Frame(name, (token(1),)), 600.0]),
+        max_requests=1,
+    )
+    await client.census.take()
+    running = [client.worker.generate(REQUEST) for _ in range(2)]
+    async with asyncio.timeout(TIMEOUT_S):
+        for stream in running:
+            await anext(stream)
+        with pytest.raises(Overloaded) as raised:
+            await client.events()
+        assert raised.value.retry_after_s
+        await running[0].aclose()
+        again = client.worker.generate(REQUEST)
+        await anext(again)
+        for stream in (again, running[1]):
+            await stream.aclose()
+
+
+async def test_replicas_that_cannot_be_asked_are_taken_for_what_they_said_last() -> None:
+    class Deaf(FakeFleet):
+        async def reports(self) -> tuple[Report, ...]:
+            raise ReplicaLost
+
+    client = Client(FakeFleet(replicas("a"), lambda name: answering(name, token(1), COMPLETE)))
+    await client.census.take()
+    client.census._fleet = Deaf({}, lambda name: [])
+    assert tokens(await client.events()) == [1]
+
+
+async def test_nobody_there_is_told_at_once() -> None:
+    client = Client(FakeFleet({}, lambda name: []))
+    with pytest.raises(WorkerUnavailable, match="No replica"):
+        await client.events()
+    with pytest.raises(WorkerUnavailable):
+        await client.worker.is_serving()
+    with pytest.raises(WorkerUnavailable):
+        await client.worker.stats()
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (Failure("INVALID_ARGUMENT", "too long", "messages", "context_length_exceeded"), InvalidRequest),
+        (Failure("RESOURCE_EXHAUSTED", "the queue is full"), Overloaded),
+    ],
+)
+async def test_what_a_worker_refuses_is_told_as_one_machine_tells_it(
+    failure: Failure, error: type[Exception]
+) -> None:
+    client = Client(FakeFleet(replicas("a", "b"), lambda name: answering(name, failure=failure)))
+    with pytest.raises(error, match=failure.details):
+        await client.events()
+    assert len(client.fleet.asked) == 1
+
+
+async def test_a_worker_that_goes_is_as_a_lost_replica() -> None:
+    client = Client(
+        FakeFleet(replicas("a", "b"), lambda name: answering(name, failure=Failure("UNAVAILABLE")))
+    )
+    with pytest.raises(WorkerUnavailable):
+        await client.events()
+    assert {wanted for wanted, _ in client.fleet.asked} == {"a", "b"}
+
+
+async def test_closing_ends_the_request_and_abort_reaches_its_replica() -> None:
+    client = Client(FakeFleet(replicas("a"), lambda name: [Frame(name), Frame(name, (token(1),)), 600.0]))
+    await client.census.take()
+    stream = client.worker.generate(REQUEST)
+    async with asyncio.timeout(TIMEOUT_S):
+        await anext(stream)
+        await client.worker.abort("r1")
+        await client.worker.abort("unknown")
+        await stream.aclose()
+    assert client.fleet.aborted == [("a", "r1")]
+    assert client.fleet.closed == ["a"]
+    assert client.routing.num_running("a") == 0
+
+
+async def test_all_replicas_are_counted_as_one_and_counters_never_fall() -> None:
+    fleet = FakeFleet(replicas("a", "b", running=2, prompt_tokens_total=10), lambda name: [])
+    client = Client(fleet)
+    await client.census.take()
+    assert await client.worker.info() == INFO
+    total = await client.worker.stats()
+    assert (total.running, total.prompt_tokens_total, total.store_reachable) == (4, 20, True)
+    fleet.known = {
+        "a": Report("a", "n", True, INFO, stats(running=1, prompt_tokens_total=12, store_reachable=False))
+    }
+    await client.census.take()
+    total = await client.worker.stats()
+    assert (total.running, total.prompt_tokens_total, total.store_reachable) == (1, 22, False)
+    text = ClusterMetrics(client.census, client.routing).render().decode()
+    assert 'carrel_cluster_replicas{state="serving"} 1.0' in text
+    assert 'carrel_cluster_replica_running{node="n",replica="a"} 1.0' in text
+
+
+async def numbers(count: int, pause_s: float = 0.0) -> AsyncGenerator[bytes, None]:
+    for number in range(count):
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        yield bytes([number])
+
+
+async def test_frames_carry_what_has_gathered_and_say_at_once_who_speaks() -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        frames = [frame async for frame in relay(numbers(200), "a")]
+    assert frames[0] == Frame("a")
+    assert b"".join(event for frame in frames for event in frame.events) == bytes(range(200))
+    assert [frame.is_last for frame in frames].count(True) == 1
+    assert frames[-1].is_last
+    assert len(frames) < 100
+
+
+async def test_a_silent_worker_still_gives_signs_of_life() -> None:
+    frames = relay(numbers(1, pause_s=600.0), "a", beat_s=0.01)
+    async with asyncio.timeout(TIMEOUT_S):
+        assert [await anext(frames) for _ in range(4)] == [Frame("a")] * 4
+        await frames.aclose()
+
+
+async def test_how_a_call_failed_comes_with_the_last_frame() -> None:
+    async def failing() -> AsyncGenerator[bytes, None]:
+        yield b"x"
+        metadata = grpc.aio.Metadata(("carrel-param", "prompt"))
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, grpc.aio.Metadata(), metadata, "no")
+
+    async with asyncio.timeout(TIMEOUT_S):
+        *_, last = [frame async for frame in relay(failing(), "a")]
+    assert last.is_last
+    assert last.failure == Failure("INVALID_ARGUMENT", "no", "prompt", None)
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.replica_id = self
+        self.unique_id = name
+
+
+def test_serve_tries_the_wanted_replica_first_and_lost_ones_last() -> None:
+    named = [Named(name) for name in "abcd"]
+    groups = [sorted(each.unique_id for each in group) for group in ranked(named, "c", ("a", "d"))]  # type: ignore[type-var, arg-type]
+    assert groups == [["c"], ["b"], ["a", "d"]]
+    groups = [sorted(each.unique_id for each in group) for group in ranked(named, "", ())]  # type: ignore[type-var, arg-type]
+    assert groups == [["a", "b", "c", "d"]]

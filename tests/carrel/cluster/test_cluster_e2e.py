@@ -1,0 +1,67 @@
+"""A cluster of two Ray nodes on this machine, CPU workers, the bundled model; one node is killed."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from cluster_rig import SMALL, Service, finish, until
+
+from benchmarks.load.ray_cluster import ray_nodes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+NUM_TOKENS = 150
+PROMPTS = [
+    f"{count} ships lay in the bay. It had rained all morning, and nobody knew when the boats would come home. "
+    * 12
+    for count in ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+]
+QUESTION = (
+    "It rained. The secret number of the amber fox is 48213. The boats came home.\n\n"
+    "What is the secret number of the amber fox?"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_node_dies_and_takes_its_own_streams_only() -> None:
+    port = free_port()
+    with ray_nodes(2) as nodes:
+        out = nodes.carrel(
+            *("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", "--cpus", "1"),
+            *("--store-cpus", "1", *SMALL),
+        )
+        assert f"http://127.0.0.1:{port}" in out
+        service = Service(port)
+        until(lambda: service.num_serving() == 2, "both replicas serve")
+        assert service.answer(QUESTION) == "48213"
+        # its account comes from the replica that was told to stop
+        assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "pqcache"
+
+        undisturbed = service.run(PROMPTS, NUM_TOKENS)
+        assert [stream.error for stream in undisturbed] == [""] * len(PROMPTS)
+
+        started = service.start(PROMPTS, NUM_TOKENS)
+        until(lambda: sorted(service.running_by_replica()) == [4, 4], "each node runs four")
+        nodes.tell("kill 1")
+        # one may be given to the node while that dies, and begin there
+        until(lambda: service.answer(QUESTION) == "48213", "a new request is served")
+        streams = finish(started)
+        assert sorted(stream.error for stream in streams) == [""] * 4 + ["worker_unavailable"] * 4
+        for stream, before in zip(streams, undisturbed, strict=True):
+            assert stream.text == before.text if not stream.error else before.text.startswith(stream.text)
+
+        # the dead node's conversations are computed elsewhere
+        lost = [number for number, stream in enumerate(streams) if stream.error]
+        again = service.run([PROMPTS[number] for number in lost], NUM_TOKENS)
+        assert [stream.text for stream in again] == [undisturbed[number].text for number in lost]
+        assert service.num_serving() == 1
+
+        nodes.carrel("deploy", "--remove")
+        assert not nodes.running("gpu_worker")
+        assert not nodes.running("StoreActor")

@@ -1,0 +1,120 @@
+"""Where requests go: the replica that was given most of a prompt before, else the least loaded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from carrel.cluster.chain import BLOCK_TOKENS, MAX_BLOCKS, prompt_chain
+from carrel.cluster.prefix_map import Holder, PrefixMap
+from carrel.cluster.routing import Route, RouteCounts, Routing
+
+DOCUMENT = list(range(1000))
+
+
+def links_of(token_ids: Sequence[int], caller: bytes = b"") -> tuple[bytes, ...]:
+    return prompt_chain(caller, token_ids)
+
+
+def test_a_chain_has_a_link_for_each_whole_block_and_follows_every_token() -> None:
+    chain = links_of(DOCUMENT)
+    assert len(chain) == len(set(chain)) == 1000 // BLOCK_TOKENS
+    changed = [*DOCUMENT]
+    changed[BLOCK_TOKENS * 3] += 1
+    assert [a == b for a, b in zip(chain, links_of(changed), strict=True)][:5] == [True] * 3 + [False] * 2
+    assert links_of(DOCUMENT[: BLOCK_TOKENS - 1]) == ()
+    assert len(links_of(range(BLOCK_TOKENS * (MAX_BLOCKS + 5)))) == MAX_BLOCKS
+
+
+def test_callers_share_no_link() -> None:
+    chains = [links_of(DOCUMENT, caller) for caller in (b"", b"a" * 32, b"b" * 32)]
+    assert len({link for chain in chains for link in chain}) == 3 * len(chains[0])
+
+
+def test_the_longest_known_part_decides() -> None:
+    known = PrefixMap(100)
+    known.record(links_of(DOCUMENT[:500]), "a")
+    known.record(links_of(DOCUMENT), "b")
+    assert known.find(links_of(DOCUMENT[:700] + [0] * 300), {"a", "b"}) == Holder("b", 700 // BLOCK_TOKENS)
+    assert known.find(links_of(DOCUMENT), {"a"}) is None
+    assert known.find(links_of([7] * 500), {"a", "b"}) is None
+    known.forget("b")
+    assert known.find(links_of(DOCUMENT), {"a", "b"}) is None
+
+
+def test_what_is_forgotten_first_is_the_end_of_what_was_used_longest_ago() -> None:
+    old, new = links_of(DOCUMENT[:256]), links_of([9] * 256)
+    known = PrefixMap(6)
+    known.record(old, "a")
+    known.record(new, "b")
+    assert len(known) == 6
+    assert known.find(old, {"a", "b"}) == Holder("a", 2)
+    assert known.find(new, {"a", "b"}) == Holder("b", 4)
+
+
+def routing(has_affinity: bool = True, max_lead: int = 2, max_requests: int = 100) -> Routing:
+    return Routing(max_requests, has_affinity, max_lead, random.Random(0))
+
+
+def test_unknown_prompts_spread_evenly_and_known_ones_stay() -> None:
+    routes = routing(max_lead=100)
+    placed = {}
+    for number in range(12):
+        links = links_of([number] * 200)
+        route = routes.choose(links, ["a", "b", "c"])
+        assert route is not None
+        assert route.num_tokens == 0
+        routes.taken(route, links, route.replica)
+        placed[number] = route.replica
+    assert sorted(placed.values()) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    for number, replica in placed.items():
+        assert routes.choose(links_of([number] * 200), ["a", "b", "c"]) == Route(replica, 192)
+
+
+def test_prompts_alike_that_come_together_stay_together_until_their_holder_is_busier_by_the_lead() -> None:
+    routes = routing(max_lead=2)
+    chosen = [routes.choose(links_of(DOCUMENT), ["a", "b"]) for _ in range(4)]
+    names = [route.replica for route in chosen if route]
+    assert names[:3] == [names[0]] * 3
+    assert names[3] != names[0]
+
+
+def test_a_full_replica_gets_nothing_until_a_request_of_it_ends() -> None:
+    routes, links = routing(max_lead=100, max_requests=2), links_of(DOCUMENT)
+    chosen = [routes.choose(links, ["a", "b"]) for _ in range(4)]
+    names = [route.replica for route in chosen if route]
+    assert sorted(names) == ["a", "a", "b", "b"]
+    assert routes.choose(links, ["a", "b"]) is None
+    routes.ended("a")
+    again = routes.choose(links, ["a", "b"])
+    assert again is not None
+    assert again.replica == "a"
+
+
+def test_without_affinity_only_load_counts() -> None:
+    routes = routing(has_affinity=False)
+    chosen = [routes.choose(links_of(DOCUMENT), ["a", "b"]) for _ in range(4)]
+    assert sorted(route.replica for route in chosen if route) == ["a", "a", "b", "b"]
+
+
+def test_another_replica_may_take_a_request_and_then_holds_its_prompt() -> None:
+    routes, links = routing(), links_of(DOCUMENT)
+    route = routes.choose(links, ["a"])
+    assert route is not None
+    routes.taken(route, links, "b")
+    assert (routes.num_running("a"), routes.num_running("b")) == (0, 1)
+    again = routes.choose(links, ["a", "b"])
+    assert again == Route("b", 960)
+    routes.taken(again, links, "b")
+    routes.ended("b")
+    routes.ended("b")
+    assert routes.num_running("b") == 0
+    assert routes.counts() == RouteCounts(by_prefix=1, by_load=1, prefix_tokens=960)
+
+
+def test_a_replica_that_is_gone_holds_nothing_and_nobody_is_no_route() -> None:
+    routes, links = routing(), links_of(DOCUMENT)
+    assert routes.choose(links, []) is None
+    routes.choose(links, ["a"])
+    routes.forget("a")
+    assert routes.choose(links, ["a", "b"]) == Route("b")

@@ -1,0 +1,88 @@
+"""A replica's worker: it is waited for, stopped, and its death is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carrel.cluster.errors import ReplicaStartError
+from carrel.cluster.worker_process import WorkerProcess
+from carrel.serve.process import ChildSpec
+
+WAIT_SECONDS = 30.0
+# writes its pid when it serves, and ends with 0 on SIGTERM
+SERVES = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+path = pathlib.Path(sys.argv[1])
+path.with_suffix(".new").write_text(str(os.getpid()))
+path.with_suffix(".new").rename(path)
+time.sleep(600)
+"""
+IGNORES = SERVES.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+
+
+def spec(program: str, mark: Path, stop_s: float = WAIT_SECONDS, start_s: float = WAIT_SECONDS) -> ChildSpec:
+    return ChildSpec("worker", (sys.executable, "-c", program, str(mark)), mark.exists, start_s, stop_s)
+
+
+def never(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def start(
+    program: str, mark: Path, on_death: Callable[[str], None] = never, stop_s: float = WAIT_SECONDS
+) -> WorkerProcess:
+    return WorkerProcess(spec(program, mark, stop_s), dict(os.environ), on_death)
+
+
+@pytest.mark.parametrize(
+    ("program", "stop_s"), [(SERVES, WAIT_SECONDS), (IGNORES, 0.2)], ids=["drains", "is killed"]
+)
+def test_it_serves_until_it_is_stopped(tmp_path: Path, program: str, stop_s: float) -> None:
+    worker = start(program, tmp_path / "mark", stop_s=stop_s)
+    worker.wait_ready()
+    pid = int((tmp_path / "mark").read_text())
+    assert worker.is_alive
+    worker.stop()
+    assert not worker.is_alive
+    assert not psutil.pid_exists(pid)
+
+
+def test_one_that_ends_at_the_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    worker = start("import sys; sys.exit('no such model')", tmp_path / "mark", lambda reason: None)
+    with pytest.raises(ReplicaStartError, match="code 1: no such model"):
+        worker.wait_ready()
+    worker.stop()
+
+
+def test_one_that_is_never_ready_is_told(tmp_path: Path) -> None:
+    late = spec("import time; time.sleep(600)", tmp_path / "mark", start_s=0.1)
+    worker = WorkerProcess(late, dict(os.environ), never)
+    with pytest.raises(ReplicaStartError, match=r"did not become ready in 0\.1 s"):
+        worker.wait_ready()
+    worker.stop()
+
+
+def test_its_death_is_told_to_one_who_may_then_clean_up(tmp_path: Path) -> None:
+    told: list[str] = []
+    done = threading.Event()
+
+    def on_death(reason: str) -> None:
+        told.append(reason)
+        worker.stop()
+        done.set()
+
+    worker = start(SERVES, tmp_path / "mark", on_death)
+    worker.wait_ready()
+    os.kill(int((tmp_path / "mark").read_text()), signal.SIGKILL)
+    assert done.wait(WAIT_SECONDS)
+    assert "signal SIGKILL" in told[0]
+    assert not worker.is_alive
