@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in argv:
             import_module(module_of(name)).add_arguments(subparser)
     options = parser.parse_args(argv)
-    options.argv = list(argv)
+    options.argv, options.load_average = list(argv), os.getloadavg()[0]
     try:
         return int(import_module(module_of(options.benchmark)).run(options))
     except BenchmarkError as error:

@@ -13,12 +13,15 @@ from carrel.evaluation.about import describe
 from carrel.version import CHECKOUT
 
 
-def about(argv: Sequence[str], device: str, commit: str | None = None) -> dict[str, Any]:
-    """argv: what stood behind `carrel bench`. commit: for where git is missing. Creates no CUDA context."""
+def about(
+    argv: Sequence[str], device: str, commit: str | None = None, load_average: float | None = None
+) -> dict[str, Any]:
+    """argv: what stood behind `carrel bench`. commit: for where git is missing. load_average: of the last minute before
+    the run; None: it has not begun yet. Creates no CUDA context."""
     found = describe(device)
     found["command"] = shlex.join(["carrel", "bench", *argv])
     found["commit"] = commit or found["versions"]["commit"] + ("-dirty" if _has_changes() else "")
-    found["load_average_before"] = round(os.getloadavg()[0], 2)
+    found["load_average_before"] = round(os.getloadavg()[0] if load_average is None else load_average, 2)
     machine = found["machine"]
     machine["device"] = machine.get("gpu", machine["cpu"])
     machine["python"] = platform.python_version()

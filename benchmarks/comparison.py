@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -40,10 +40,12 @@ def measure_rivals(
     device: str,
     rounds: int,
     progress: RunProgress,
+    keep: Callable[[list[Outcome[C, F]]], object] = lambda outcomes: None,
 ) -> list[Outcome[C, F]]:
     """Every rival in `plan` with its cases; the order turns from round to round.
 
-    A rival whose process fails has the reason in the cases that it did not answer; the others go on.
+    A rival whose process fails has the reason in the cases that it did not answer; the others go on. keep: gets all
+    outcomes so far after each, so that a run that is cut off has measured something.
     """
     found: dict[tuple[str, C], list[Outcome[C, F]]] = {}
     names = [name for name, cases in plan.items() if cases]
@@ -55,7 +57,18 @@ def measure_rivals(
                 found.setdefault((name, outcome.case), []).append(outcome)
                 shown = outcome.error or outcome.figures
                 progress.done(f"round {turn + 1}/{rounds}, {name}, {outcome.case}: {shown}")
-    return [_over(contest, found[name, case]) for name in names for case in plan[name]]
+                keep(_so_far(contest, plan, found))
+    return _so_far(contest, plan, found)
+
+
+def _so_far(
+    contest: Contest[C, F],
+    plan: Mapping[str, Sequence[C]],
+    found: Mapping[tuple[str, C], Sequence[Outcome[C, F]]],
+) -> list[Outcome[C, F]]:
+    """In the plan's order."""
+    known = [(name, case) for name, cases in plan.items() for case in cases if (name, case) in found]
+    return [_over(contest, found[key]) for key in known]
 
 
 def _outcomes(

@@ -13,8 +13,11 @@ R = TypeVar("R")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replaces what is there only once all is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.replace(path)
 
 
 @dataclass(frozen=True)

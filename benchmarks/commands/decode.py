@@ -20,7 +20,7 @@ from benchmarks.commands.options import (
     add_workloads,
     at_least,
     budget_tokens,
-    finish,
+    keeper,
     share,
     workloads_of,
 )
@@ -130,10 +130,10 @@ def run(options: argparse.Namespace) -> int:
         for name in choose(DECODE, options.rivals)
     }
     total = options.rounds * sum(len(cases) for cases in plan.values())
+    keep = keeper(options, str(device), shape, rows_of)
     with RunProgress(total) as progress:
-        outcomes = measure_rivals(DECODE, plan, shape.name, str(device), options.rounds, progress)
-    rows = rows_of(outcomes)
-    finish(options, str(device), {shape.name: shape}, tuple(rows))
+        outcomes = measure_rivals(DECODE, plan, shape.name, str(device), options.rounds, progress, keep)
+    rows = keep(outcomes)
     tables.show("decode", COLUMNS, rows, notes(rows))
     if options.plots:
         draw(rows, options.plots)

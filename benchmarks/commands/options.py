@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.about import about
 from benchmarks.records import Report
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, ModelShape
 from carrel.chat.records import parse_budget
 from carrel.serve.flags import num_bytes
 from gpu_worker.engine.records import Budget
+
+Found = TypeVar("Found")
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,23 @@ def add_memory_limit(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(options: argparse.Namespace, device: str, shapes: dict[str, Any], rows: tuple[Any, ...]) -> Report:
-    """The report of a run, written where the options say."""
-    report = Report(options.benchmark, about(options.argv, device, options.commit), shapes, rows)
+    """The report of a run, written where the options say; also of one that is not over, with the rows so far."""
+    report = Report(
+        options.benchmark, about(options.argv, device, options.commit, options.load_average), shapes, rows
+    )
     if options.json:
         report.write(options.json)
     return report
+
+
+def keeper(
+    options: argparse.Namespace, device: str, shape: ModelShape, rows_of: Callable[[list[Found]], list[Row]]
+) -> Callable[[list[Found]], list[Row]]:
+    """Writes the report of what was measured so far, and gives its rows."""
+
+    def keep(outcomes: list[Found]) -> list[Row]:
+        rows = rows_of(outcomes)
+        finish(options, device, {shape.name: shape}, tuple(rows))
+        return rows
+
+    return keep

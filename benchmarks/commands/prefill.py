@@ -16,7 +16,7 @@ from benchmarks.commands.options import (
     add_policies,
     at_least,
     budget_tokens,
-    finish,
+    keeper,
     num_tokens,
 )
 from benchmarks.comparison import Outcome, choose, measure_rivals
@@ -109,10 +109,10 @@ def run(options: argparse.Namespace) -> int:
     ]
     plan = {name: cases_of(PREFILL.rivals[name], asked) for name in choose(PREFILL, options.rivals)}
     total = options.rounds * sum(len(cases) for cases in plan.values())
+    keep = keeper(options, str(device), shape, rows_of)
     with RunProgress(total) as progress:
-        outcomes = measure_rivals(PREFILL, plan, shape.name, str(device), options.rounds, progress)
-    rows = rows_of(outcomes)
-    finish(options, str(device), {shape.name: shape}, tuple(rows))
+        outcomes = measure_rivals(PREFILL, plan, shape.name, str(device), options.rounds, progress, keep)
+    rows = keep(outcomes)
     tables.show("prefill", COLUMNS, rows, notes(rows))
     if options.plots:
         draw(rows, options.plots)

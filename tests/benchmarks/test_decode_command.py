@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import comparison
 from benchmarks.__main__ import main
 from benchmarks.commands import decode
 from benchmarks.comparison import Outcome
@@ -192,6 +195,24 @@ def test_a_trace_of_another_width_is_not_replayed(tmp_path: Path) -> None:
     assert decode.cases_of(DECODE.rivals[BASELINE], [case], SHAPES["tiny"], 4) == [
         replace(case, policy="full", budget_tokens=None, hit_rate=None, trace=None)
     ]
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two cases the second ends the program; no half of a file is ever there."""
+    json_path, figures = tmp_path / "decode.json", DecodeFigures(Spread(1.0, 1.0, 1.0, 1), 1)
+
+    def outcomes(contest: Any, name: str, cases: Any, shape: str, device: str) -> Iterator[Any]:
+        yield Outcome(name, cases[0], figures)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "_outcomes", outcomes)
+    argv = ["decode", "--model-shape", "tiny", "--device", "cpu", "--rivals", "carrel", "--policies", "full"]
+    assert main([*argv, "--workloads", "64x1", "64x2", "--json", str(json_path)]) == 130
+    (row,) = json.loads(json_path.read_text())["rows"]
+    assert row["case"]["batch"] == 1
+    assert list(tmp_path.iterdir()) == [json_path]
 
 
 @pytest.mark.parametrize(
