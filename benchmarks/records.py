@@ -153,13 +153,13 @@ class PrefillCase:
 @dataclass(frozen=True)
 class IndexSpan:
     """From asking for a layer's index, once the layer is in the arena, until it was there: milliseconds after the
-    prompt was submitted. core_ms: that the store's cores were at it, together."""
+    prompt was submitted. core_ms: that the store's cores were at it, together. Older results lack some fields."""
 
     layer: int
     asked_ms: float
     ready_ms: float
-    core_ms: float
-    iterations: int
+    core_ms: float | None = None
+    iterations: int | None = None
 
 
 @dataclass(frozen=True)
