@@ -138,7 +138,7 @@ class Engine:
                 sequence, self._decoder, caches, self._offloader, self._prefill_chunk, rows.dtype, rows.device
             )
         except torch.OutOfMemoryError as error:
-            self._fail(sequence, no_room(error))
+            self._fail(sequence, no_room("the prompt", error))
         return True
 
     def _open(self, sequence: Sequence) -> None:
@@ -167,9 +167,6 @@ class Engine:
         except WorkerError as error:
             self._fail(sequence, error)
             return True
-        except torch.OutOfMemoryError as error:
-            self._fail(sequence, no_room(error))
-            return True
         sequence.sink(ProgressEvent(prefill.prefilled_tokens))
         if prefill.is_done:
             self._prefill = None
@@ -182,10 +179,7 @@ class Engine:
         sequence.status = Status.INDEXING
         self._indexing.add(sequence, prefill.trained)
         self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
-        if sequence.forced:
-            sequence.next_token = sequence.forced.popleft()
-        else:
-            self._sample([sequence], prefill.logits()[None])
+        self._sample([sequence], prefill.logits()[None])
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
@@ -209,20 +203,25 @@ class Engine:
                 if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)
             return True
+        except torch.OutOfMemoryError as error:
+            for sequence in sequences:
+                self._fail(sequence, no_room("the step", error))
+            return True
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
-        sampled, logits = result.sequences, result.logits
-        if any(sequence.forced for sequence in sampled):
-            places = [place for place, sequence in enumerate(sampled) if not sequence.forced]
-            for sequence in sampled:
-                if sequence.forced:
-                    sequence.next_token = sequence.forced.popleft()
-            sampled, logits = [sampled[place] for place in places], logits[places]
-        if sampled:
-            self._sample(sampled, logits)
+        self._sample(result.sequences, result.logits)
         return True
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        """The next token of each: the one that it is told, else one that is sampled."""
+        places = [place for place, sequence in enumerate(sequences) if not sequence.forced]
+        if len(places) < len(sequences):
+            for sequence in sequences:
+                if sequence.forced:
+                    sequence.next_token = sequence.forced.popleft()
+            sequences, logits = [sequences[place] for place in places], logits[places]
+        if not sequences:
+            return
         try:
             events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
         except InvalidLogits as error:

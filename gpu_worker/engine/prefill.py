@@ -107,7 +107,14 @@ class Prefill:
         return self._buffers[self._layer % len(self._buffers)]
 
     def advance(self) -> None:
-        """One quantum; the last may wait for copies only. Raises StoreUnavailable when rows cannot be offloaded."""
+        """One quantum; the last may wait for copies only. Raises StoreUnavailable when rows cannot be offloaded, and
+        CapacityError when device memory runs out."""
+        try:
+            self._run_quantum()
+        except torch.OutOfMemoryError as error:
+            raise no_room("the prompt", error) from error
+
+    def _run_quantum(self) -> None:
         if self._is_computed:
             self._computed[0].pending.copied.wait()
         left = self._chunk_size
@@ -182,9 +189,7 @@ class Prefill:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
 
 
-def no_room(error: Exception) -> CapacityError:
-    """For a prompt that ran out of device memory; PyTorch's error says how much was asked for."""
+def no_room(what: str, error: Exception) -> CapacityError:
+    """For what ran out of device memory; PyTorch's error says how much was asked for."""
     reason = str(error).partition("\n")[0]
-    return CapacityError(
-        f"the prompt does not fit beside what is there: {reason} Leave more with --slot-memory"
-    )
+    return CapacityError(f"{what} does not fit beside what is there: {reason} Leave more with --slot-memory")

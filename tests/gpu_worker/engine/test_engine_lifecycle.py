@@ -20,6 +20,7 @@ from engine_rig import (
 from naive_decoder import greedy
 
 from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.records import (
     Budget,
@@ -31,7 +32,7 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.engine.sequence import Status
+from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.engine.slot_pool import BLOCK_SIZE, physical_slots
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
 from gpu_worker.policies import Policy, Quest, SnapKV
@@ -554,15 +555,37 @@ def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -
 
 def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    advance = Prefill.advance
+    finish_layer = Prefill._finish_layer
 
     def failing(prefill: Prefill) -> None:
         if prefill.sequence.sequence_id == "big" and prefill.prefilled_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        advance(prefill)
+        finish_layer(prefill)
 
-    monkeypatch.setattr(Prefill, "advance", failing)
+    monkeypatch.setattr(Prefill, "_finish_layer", failing)
     big, following = rig.run(request("big"), request("next"))
     assert "CUDA out of memory" in str(big.error)
     assert following.tokens
+    rig.check_empty()
+
+
+def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on() -> None:
+    rig = Rig(max_num_seqs=3)
+    policies = {"a": ("full", 1.0), "b": ("pqcache", 0.3), "c": ("snapkv", 0.3)}
+    rig.submit(*(request(name, *policy, max_tokens=60) for name, policy in policies.items()))
+    while not all(rig.records[name].tokens for name in "abc"):
+        rig.step()
+    run = rig.engine._decode.run
+
+    def failing(sequences: list[Sequence]) -> StepResult:
+        rig.engine._decode.run = run  # type: ignore[method-assign]
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rig.engine._decode.run = failing  # type: ignore[method-assign]
+    rig.drain()
+    for name in "abc":
+        assert isinstance(rig.records[name].error, CapacityError)
+        assert "CUDA out of memory" in str(rig.records[name].error)
+    rig.check_empty()
+    assert rig.tokens(request("next", "pqcache", 0.3)) == Rig().tokens(request("next", "pqcache", 0.3))
     rig.check_empty()
