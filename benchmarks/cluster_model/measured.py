@@ -118,7 +118,7 @@ def read_measured(policy: str, parameters: ClusterParameters, folder: Path = RES
         num_layers=shape.num_layers,
         sources={
             "step": f"decode_h200.json, {len(steps)} cases of carrel {policy}, least squares",
-            "prefill": f"prefill_h200.json, its longest case: {context} tokens, {PREFILL_RIVAL}; other lengths extrapolated",
+            "prefill": f"prefill_h200.json, longest case: {context} tokens, {PREFILL_RIVAL}; others extrapolated",
             "from_host": "kernels_h200.json, a plain copy",
             "gateway": f"gateway_cpu.json, on {gateway['about']['machine']['cpu']}",
             "slot_tokens": "computed by gpu_worker/engine/memory.py",
