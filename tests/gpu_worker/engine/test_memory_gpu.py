@@ -16,6 +16,7 @@ from gpu_worker.engine.sequence import Status
 
 pytest.importorskip("faiss")
 
+from kv_store.config import idle_cores
 from kv_store.local import LocalStore
 
 LIMIT = 6 << 30
@@ -33,7 +34,7 @@ def test_the_process_stays_under_its_limit() -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
+        with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=idle_cores()) as store:
             config = WorkerConfig(
                 str(NANO),
                 "unix:/unused",
