@@ -43,6 +43,10 @@ class OnceCompressed(AllocationPolicy):
     def name(self) -> str:
         return self.inner.name
 
+    @property
+    def treats_layers_alike(self) -> bool:  # type: ignore[override]
+        return self.inner.treats_layers_alike
+
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         if rows.num_tokens > plan.num_prompt_tokens:
             return self.inner.compress(rows, plan, budget)

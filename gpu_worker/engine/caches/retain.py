@@ -24,6 +24,7 @@ from gpu_worker.engine.slot_pool import (
 from gpu_worker.errors import CapacityError, RequestError
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.retain.stacked import split, stacked
 
 
 def retain_policy(sequence: Sequence) -> RetainPolicy:
@@ -144,10 +145,24 @@ class RetainCache(Cache):
         interval = policy.interval(plan)
         if interval and sequence.num_tokens - sequence.kept_at >= interval:
             sequence.kept_at = sequence.num_tokens
-            for layer in layers:
-                self._keep(sequence, layer, self._compress(sequence, self._rows(sequence, layer)))
+            step = self._layers_at_once(sequence)
+            for first in layers[::step]:
+                together = layers[first - layers.start :][:step]
+                rows = stacked([self._rows(sequence, layer) for layer in together])
+                retained = self._compress(sequence, rows)
+                for layer, of_layer in zip(together, split(retained, len(together)), strict=True):
+                    self._keep(sequence, layer, of_layer)
         if interval:
             sequence.mark = policy.mark(plan, sequence.kept_at + interval - sequence.num_tokens)
+
+    def _layers_at_once(self, sequence: Sequence) -> int:
+        """How many may be compressed together while the sequence decodes: their rows take no more memory in passing
+        than those of one prompt of the greatest length, for which there is room."""
+        policy = retain_policy(sequence)
+        if not policy.treats_layers_alike:
+            return 1
+        num_rows = sequence.longest_kept + policy.interval(sequence.plan)
+        return max(1, self._shape.max_model_len // num_rows)
 
     def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
         """What is kept of a layer by now; heads that hold less than the longest are padded."""

@@ -157,6 +157,9 @@ class RetainPolicy(Policy):
     gives: ClassVar[bool] = False
     # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
     has_degrees: ClassVar[bool] = False
+    # What a head keeps depends on its rows, the plan and the budget only, and every layer has that budget: several may
+    # be compressed at once (`stacked`).
+    treats_layers_alike: ClassVar[bool] = False
     # So many of the sinks, if there are as many, are turned on at every step by as many positions as are missing
     # behind them: the query finds all that is kept at neighbouring positions.
     num_shifted: ClassVar[int] = 0

@@ -37,6 +37,7 @@ class Chelsea(RetainPolicy):
 
     name = "chelsea"
     has_degrees = True
+    treats_layers_alike = True
 
     def __post_init__(self) -> None:
         if self.chunk < 2:

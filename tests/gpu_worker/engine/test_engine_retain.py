@@ -10,6 +10,7 @@ from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, random_prompt,
 from naive_decoder import greedy
 from torch import Tensor
 
+from gpu_worker.engine.caches.retain import RetainCache
 from gpu_worker.policies import Chelsea, RetainPolicy
 from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import Plan, Policy, attend_all
@@ -442,3 +443,24 @@ def test_who_waits_does_not_ask_its_policy_at_every_step() -> None:
     rig.run(*(request(str(number), "asked", 60, max_tokens=20) for number in range(4)))
     assert sorted(asked) == sorted([*range(NUM_LAYERS)] * 4)
     rig.check_empty()
+
+
+def test_layers_that_are_compressed_at_once_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
+    one = request("one", "chelsea", BUDGET, max_tokens=STEPS)
+    compressed: list[int] = []
+    compress = Chelsea.compress
+
+    def note(policy: Chelsea, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        compressed.append(rows.keys.shape[0] // NUM_KV_HEADS)
+        return compress(policy, rows, plan, budget)
+
+    monkeypatch.setattr(Chelsea, "compress", note)
+    rig = Rig(policies=with_policy(policy))
+    together = rig.tokens(one)
+    # Each layer of the prompt, then all of them every nine tokens.
+    assert compressed[: NUM_LAYERS + 1] == [1] * NUM_LAYERS + [NUM_LAYERS]
+    rig.check_empty()
+    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence: 1)
+    assert Rig(policies=with_policy(policy)).tokens(one) == together
+    assert compressed[-1] == 1
