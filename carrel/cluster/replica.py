@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import ray
-import ray.exceptions
 from ray import serve
 
 from carrel.cluster.options import read_arguments
@@ -27,8 +26,6 @@ GENERATE = f"/{pb.DESCRIPTOR.services_by_name['GPUWorker'].full_name}/Generate"
 # streams get their last frame before a replica ends itself
 LAST_FRAMES_S = 1.0
 STORE_CHECK_S = 5.0
-# well within the time that the gateway waits for reports
-PEER_CHECK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +91,7 @@ class Replica:
 
     async def _store_address(self) -> str:
         """Asked for each time: a store that Ray started again has another port."""
-        if not self._peering.is_on:
-            return ""
-        try:
-            port = await asyncio.wait_for(self._services.store.peer_port.remote(), PEER_CHECK_S)
-        except (ray.exceptions.RayError, TimeoutError):
-            return ""
-        return self._peering.address(port)
+        return await self._peering.address_of(self._services.store) if self._peering.is_on else ""
 
     def _on_worker_death(self, reason: str) -> None:
         log.error("this replica ends: %s", reason)
