@@ -247,7 +247,8 @@ async def test_a_replica_that_drains_is_a_source_until_its_last_stream_ends_and_
         client.fleet.known = peers("b", "c")
         await client.census.take()
         assert client.census.stores() == {"a": "a:7000", "b": "b:7000", "c": "c:7000"}
-        following = client.worker.generate(replace(asked, request_id="r2"))
+        forked = (*range(500), *[7] * 100)
+        following = client.worker.generate(replace(asked, request_id="r2", prompt_token_ids=forked))
         await anext(following)
         assert client.fleet.asked[1][0] in ("b", "c")
         assert client.fleet.sources == ["", "a:7000"]

@@ -120,6 +120,9 @@ def test_a_replica_that_is_gone_holds_nothing_and_nobody_is_no_route() -> None:
     routes.choose(links, ["a"])
     routes.forget("a")
     assert routes.choose(links, ["a", "b"]) == Route("b")
+    give(routes, links, ["c"], b"talk")
+    routes.forget("c")
+    assert give(routes, links_of([3] * 200), ["c"], b"talk") == Route("c")
 
 
 def give(
