@@ -10,6 +10,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from carrel.cluster.gateway import Gateway
 from carrel.cluster.options import ClusterOptions, read_arguments
+from carrel.cluster.peering import make_peering
 from carrel.cluster.replica import Replica
 from carrel.serve.options import ServeOptions
 
@@ -33,7 +34,7 @@ def build(args: dict[str, Any]) -> Application:
     options, cluster = read_arguments(args)
     replica = deployment(Replica, replica_options(options, cluster))
     gateway = deployment(Gateway, gateway_options(options, cluster))
-    return gateway.bind(replica.bind(args), args)
+    return gateway.bind(replica.bind(args, make_peering(options, cluster)), args)
 
 
 def deployment(kind: type, options: dict[str, Any]) -> Deployment:
@@ -62,12 +63,11 @@ def replica_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str,
         "max_constructor_retry_count": START_TRIES,
         **_life(options),
     }
-    most = cluster.max_replicas or cluster.min_replicas
-    if cluster.min_replicas == most:
+    if cluster.min_replicas == cluster.most_replicas:
         return chosen | {"num_replicas": cluster.min_replicas}
     scaling = AutoscalingConfig(
         min_replicas=cluster.min_replicas,
-        max_replicas=most,
+        max_replicas=cluster.most_replicas,
         target_ongoing_requests=cluster.target_requests,
     )
     return chosen | {"autoscaling_config": scaling}

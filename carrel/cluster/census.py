@@ -22,12 +22,20 @@ log = logging.getLogger(__name__)
 
 
 class Census:
-    """The last reports. `on_gone` is called with the name of each replica that stopped reporting."""
+    """The last reports.
 
-    def __init__(self, fleet: Fleet, on_gone: Callable[[str], None]) -> None:
+    A replica that reports no more drains as long as requests run there (`num_running` of its name): it is given none,
+    but its store still answers. `on_gone` is called with its name after that.
+    """
+
+    def __init__(
+        self, fleet: Fleet, on_gone: Callable[[str], None], num_running: Callable[[str], int]
+    ) -> None:
         self._fleet = fleet
         self._on_gone = on_gone
+        self._num_running = num_running
         self._reports: dict[str, Report] = {}
+        self._draining: dict[str, Report] = {}
         self._suspects: set[str] = set()
         # totals of replicas that are gone: a counter of all of them never falls
         self._past: Counter[str] = Counter()
@@ -40,6 +48,15 @@ class Census:
         return tuple(
             name for name, each in self._reports.items() if each.is_serving and name not in self._suspects
         )
+
+    def stores(self) -> dict[str, str]:
+        """By replica, where the stores are that a prefix can be fetched from now."""
+        draining = {name: each for name, each in self._draining.items() if self._num_running(name)}
+        return {
+            name: each.store
+            for name, each in (self._reports | draining).items()
+            if each.store and each.is_serving and name not in self._suspects
+        }
 
     def suspect(self, replica: str) -> None:
         """A replica lost a request: it gets none until it has reported again."""
@@ -66,7 +83,10 @@ class Census:
             return
         for name in self._reports.keys() - reports.keys():
             self._leave(self._reports[name])
+        for name in reports.keys() & self._draining.keys():
+            del self._draining[name]
         self._suspects -= reports.keys()
+        self._let_go()
         self._reports = {name: self._with_last_stats(report) for name, report in reports.items()}
 
     async def keep_taking(self, interval_s: float = INTERVAL_S) -> None:
@@ -88,4 +108,10 @@ class Census:
         for field in fields(WorkerStats):
             if report.stats is not None and field.name.endswith("_total"):
                 self._past[field.name] += getattr(report.stats, field.name)
-        self._on_gone(report.replica)
+        self._draining[report.replica] = report
+
+    def _let_go(self) -> None:
+        for name in [name for name in self._draining if not self._num_running(name)]:
+            del self._draining[name]
+            self._suspects.discard(name)
+            self._on_gone(name)

@@ -23,3 +23,10 @@ def prompt_chain(caller: bytes, token_ids: Sequence[int]) -> tuple[bytes, ...]:
         link = hashlib.blake2b(content, key=link or caller[:64], digest_size=16).digest()
         links.append(link)
     return tuple(links)
+
+
+def session_link(caller: bytes, session_id: str) -> bytes:
+    """What routing calls a conversation of `caller`, without telling either; b"" for none."""
+    if not session_id:
+        return b""
+    return hashlib.blake2b(session_id.encode(), key=caller[:64], digest_size=16, person=b"session").digest()

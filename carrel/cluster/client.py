@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from carrel.cluster.census import Census
-from carrel.cluster.chain import prompt_chain
+from carrel.cluster.chain import prompt_chain, session_link
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Failure, Frame
@@ -87,17 +87,19 @@ class ClusterWorkerClient:
         replicas = [name for name in self._census.serving() if name not in lost]
         if not replicas:
             raise WorkerUnavailable("No replica serves now.")
-        route = self._routing.choose(links, replicas)
+        session = session_link(request.caller, request.session_id)
+        stores = {name: store for name, store in self._census.stores().items() if name not in lost}
+        route = self._routing.choose(links, replicas, session, stores)
         if route is None:
             raise Overloaded("All replicas have as many requests as they take.")
         timeout_s = deadline - time.monotonic()
-        frames = Feed(
-            self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
-        )
+        message = write_request(request)
+        message.prefix_source = stores.get(route.source, "")
+        frames = Feed(self._fleet.generate(message.SerializeToString(), timeout_s, route.replica, lost))
         replica = route.replica
         try:
             first = await _next(frames, self._silence_s)
-            self._routing.taken(route, links, first.replica)
+            self._routing.taken(route, links, first.replica, session)
             replica = first.replica
             self._replica_of[request.request_id] = replica
             complete: WorkerComplete | None = None

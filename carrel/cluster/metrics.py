@@ -34,6 +34,7 @@ class ClusterMetrics(Collector):
         routed = CounterMetricFamily(
             "carrel_cluster_routed_requests", "Requests given to replicas, by what decided.", labels=("by",)
         )
+        routed.add_metric(("session",), counts.by_session)
         routed.add_metric(("prefix",), counts.by_prefix)
         routed.add_metric(("load",), counts.by_load)
         yield routed
@@ -42,6 +43,11 @@ class ClusterMetrics(Collector):
         )
         tokens.add_metric((), counts.prefix_tokens)
         yield tokens
+        sources = CounterMetricFamily(
+            "carrel_cluster_prefix_sources", "Requests that named another replica to fetch their prefix from."
+        )
+        sources.add_metric((), counts.with_source)
+        yield sources
         for name, help in (
             ("running", "Requests that a replica runs."),
             ("waiting", "Requests waiting in a replica."),

@@ -1,35 +1,48 @@
-"""Where a request goes: to the replica that was given most of its prompt before, else to the least loaded."""
+"""Where a request goes: to its session's replica, else to that which was given most of its prompt, else by load."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from carrel.cluster.chain import BLOCK_TOKENS
 from carrel.cluster.prefix_map import PrefixMap
 
 MAX_LINKS = 1 << 18
+MAX_SESSIONS = 1 << 16
 # requests by which the holder of a prefix may be busier than the least busy replica
 MAX_LEAD = 8
+# less of a prompt than this is not worth asking another store for
+MIN_MOVED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The wanted replica; `num_tokens` of the prompt went there before."""
+    """The wanted replica; `num_tokens` of the prompt went there before. `by_session`: it had the session's last turn.
+
+    `source`: the replica that was given more of the prompt, to fetch it from; "" for none.
+    """
 
     replica: str
     num_tokens: int = 0
+    by_session: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteCounts:
-    """Requests since the start by what decided their way, and tokens of prompts sent where they had been before."""
+    """Requests since the start by what decided their way, and tokens of prompts sent where they had been before.
 
+    `with_source`: requests that named a replica to fetch their prefix from.
+    """
+
+    by_session: int = 0
     by_prefix: int = 0
     by_load: int = 0
     prefix_tokens: int = 0
+    with_source: int = 0
 
 
 class Routing:
@@ -50,36 +63,44 @@ class Routing:
         self._max_lead = max_lead
         self._rng = rng or random.Random()
         self._prefixes = PrefixMap(MAX_LINKS)
+        # a session is a chain of one link
+        self._sessions = PrefixMap(MAX_SESSIONS)
         self._running: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
-    def choose(self, links: Sequence[bytes], replicas: Sequence[str]) -> Route | None:
-        """The best of `replicas`, which has the request from now on until `ended`; None when all have their most."""
-        replicas = [replica for replica in replicas if self._running[replica] < self._max_requests]
-        if not replicas:
+    def choose(
+        self,
+        links: Sequence[bytes],
+        replicas: Sequence[str],
+        session: bytes = b"",
+        sources: Collection[str] = (),
+    ) -> Route | None:
+        """The best of `replicas`, which has the request from now on until `ended`; None when all have their most.
+
+        session: as `session_link` names it. sources: replicas that a prefix can be fetched from, serving or not.
+        """
+        free = [replica for replica in replicas if self._running[replica] < self._max_requests]
+        if not free:
             return None
-        least = min(self._running[replica] for replica in replicas)
-        holder = self._prefixes.find(links, frozenset(replicas)) if self._has_affinity else None
-        if holder is not None and self._running[holder.replica] - least <= self._max_lead:
-            route = Route(holder.replica, holder.num_links * BLOCK_TOKENS)
-        else:
-            route = Route(self._rng.choice([each for each in replicas if self._running[each] == least]))
+        route = self._by_session(links, session, free) or self._by_prefix(links, free) or self._by_load(free)
+        route = replace(route, source=self._source(links, route.replica, sources))
         self._running[route.replica] += 1
         # at once, so that prompts alike that come together stay together
-        self._prefixes.record(links, route.replica)
+        self._record(links, session, route.replica)
         return route
 
-    def taken(self, route: Route, links: Sequence[bytes], replica: str) -> None:
+    def taken(self, route: Route, links: Sequence[bytes], replica: str, session: bytes = b"") -> None:
         """A replica took the request, be it the wanted one or, if that had no room, another."""
         if replica != route.replica:
             self.ended(route.replica)
             self._running[replica] += 1
-            self._prefixes.record(links, replica)
-        if replica == route.replica and route.num_tokens:
-            self._counts["by_prefix"] += 1
-            self._counts["prefix_tokens"] += route.num_tokens
-        else:
+            self._record(links, session, replica)
             self._counts["by_load"] += 1
+        else:
+            kind = "by_session" if route.by_session else "by_prefix" if route.num_tokens else "by_load"
+            self._counts[kind] += 1
+            self._counts["prefix_tokens"] += route.num_tokens
+        self._counts["with_source"] += bool(route.source)
 
     def ended(self, replica: str) -> None:
         """A request left the replica that has it."""
@@ -94,6 +115,43 @@ class Routing:
     def forget(self, replica: str) -> None:
         """A replica is gone: nobody holds what it held."""
         self._prefixes.forget(replica)
+        self._sessions.forget(replica)
 
     def counts(self) -> RouteCounts:
         return RouteCounts(**self._counts)
+
+    def _by_session(self, links: Sequence[bytes], session: bytes, free: Collection[str]) -> Route | None:
+        """However busy it is: its user waits for the turn before anyhow, and others are sent elsewhere."""
+        if not (self._has_affinity and session) or (last := self._sessions.find([session], free)) is None:
+            return None
+        return Route(last.replica, self._known(links, last.replica) * BLOCK_TOKENS, by_session=True)
+
+    def _by_prefix(self, links: Sequence[bytes], free: Collection[str]) -> Route | None:
+        holder = self._prefixes.find(links, frozenset(free)) if self._has_affinity else None
+        if holder is None or self._running[holder.replica] - self._least(free) > self._max_lead:
+            return None
+        return Route(holder.replica, holder.num_links * BLOCK_TOKENS)
+
+    def _by_load(self, free: Collection[str]) -> Route:
+        least = self._least(free)
+        return Route(self._rng.choice([each for each in free if self._running[each] == least]))
+
+    def _least(self, free: Collection[str]) -> int:
+        return min(self._running[replica] for replica in free)
+
+    def _known(self, links: Sequence[bytes], replica: str) -> int:
+        """Links of a chain that a replica was given before."""
+        holder = self._prefixes.find(links, (replica,))
+        return 0 if holder is None else holder.num_links
+
+    def _source(self, links: Sequence[bytes], replica: str, sources: Collection[str]) -> str:
+        holder = self._prefixes.find(links, sources)
+        if holder is None or holder.replica == replica:
+            return ""
+        gained = (holder.num_links - self._known(links, replica)) * BLOCK_TOKENS
+        return holder.replica if gained >= MIN_MOVED_TOKENS else ""
+
+    def _record(self, links: Sequence[bytes], session: bytes, replica: str) -> None:
+        self._prefixes.record(links, replica)
+        if session:
+            self._sessions.record([session], replica)

@@ -19,7 +19,10 @@ TOKEN_KEY = "authorization"
 # A chunk has 1 MiB.
 _MAX_MESSAGE_BYTES = 2 << 20
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+# To connect: a host that is gone would otherwise cost a request gRPC's own 20 s.
+_CONNECT_MS = 3000
 _OPTIONS = (
+    ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import zlib
@@ -346,6 +347,13 @@ def test_a_source_that_is_not_there(pair: Pair) -> None:
         with pytest.raises(MoveFailed, match=address):
             pair.taking.pull_prefix(address, HASHES, TIMEOUT)
     assert pair.is_as_before()
+
+
+def test_a_host_that_does_not_answer_is_given_up_before_the_deadline(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(MoveFailed, match="failed to connect"):
+            pair.taking.pull_prefix(address, HASHES, 15.0)
 
 
 def test_a_caller_that_gives_up_ends_the_move_on_both_sides(pair: Pair, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 WAIT_SECONDS = 240.0
 SMALL = ("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25")
 
+RECALL = {"carrel": {"policy": "pqcache", "budget": 0.25}}
+
 
 @dataclass
 class Stream:
@@ -63,12 +65,24 @@ class Service:
         assert reply.status_code == 200, reply.text
         return dict(reply.json()["usage"])
 
-    def start(self, prompts: Sequence[str], num_tokens: int) -> list[tuple[Stream, Future[None]]]:
+    def completion(self, prompt: str, **fields: Any) -> tuple[str, int]:
+        """Its text under a policy that recalls, and how many tokens of the prompt were not computed."""
+        body = {"prompt": prompt, "temperature": 0, **RECALL, **fields}
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS)
+        assert reply.status_code == 200, reply.text
+        answer = reply.json()
+        details = answer["usage"]["prompt_tokens_details"]
+        return str(answer["choices"][0]["text"]), int(details["cached_tokens"])
+
+    def start(
+        self, prompts: Sequence[str], num_tokens: int, **fields: Any
+    ) -> list[tuple[Stream, Future[None]]]:
         """A stream for each prompt, all begun."""
         started = []
         for prompt in prompts:
             stream = Stream()
-            started.append((stream, self._pool.submit(self._read, prompt, num_tokens, stream)))
+            body = {"prompt": prompt, "max_tokens": num_tokens, **fields}
+            started.append((stream, self._pool.submit(self._read, body, stream)))
         for stream, _ in started:
             assert stream.has_begun.wait(WAIT_SECONDS)
         return started
@@ -76,19 +90,10 @@ class Service:
     def run(self, prompts: Sequence[str], num_tokens: int) -> list[Stream]:
         return finish(self.start(prompts, num_tokens))
 
-    def _read(self, prompt: str, num_tokens: int, stream: Stream) -> None:
-        body = {
-            "prompt": prompt,
-            "max_tokens": num_tokens,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-        }
-        recall = {"carrel": {"policy": "pqcache", "budget": 0.25}}
+    def _read(self, body: dict[str, Any], stream: Stream) -> None:
+        body = {**body, **RECALL, "temperature": 0, "stream": True, "ignore_eos": True}
         try:
-            with httpx.stream(
-                "POST", f"{self.url}/v1/completions", json=body | recall, timeout=WAIT_SECONDS
-            ) as reply:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS) as reply:
                 if reply.status_code != 200:
                     stream.error = str(json.loads(reply.read())["error"]["code"])
                     return

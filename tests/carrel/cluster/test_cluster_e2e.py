@@ -12,6 +12,8 @@ from benchmarks.load.ray_cluster import ray_nodes
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_TOKENS = 150
+# of a replica: more than its half of the prompts
+MOST = 6
 PROMPTS = [
     f"{count} ships lay in the bay. It had rained all morning, and nobody knew when the boats would come home. "
     * 12
@@ -21,6 +23,9 @@ QUESTION = (
     "It rained. The secret number of the amber fox is 48213. The boats came home.\n\n"
     "What is the secret number of the amber fox?"
 )
+
+
+DOCUMENT = " ".join(f"On day {day} the boats brought {day * 7 % 41} baskets of fish." for day in range(90))
 
 
 def free_port() -> int:
@@ -34,7 +39,7 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
     with ray_nodes(2) as nodes:
         out = nodes.carrel(
             *("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", "--cpus", "1"),
-            *("--store-cpus", "1", *SMALL),
+            *("--store-cpus", "1", "--max-requests", str(MOST), *SMALL),
         )
         assert f"http://127.0.0.1:{port}" in out
         service = Service(port)
@@ -42,6 +47,8 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
         assert service.answer(QUESTION) == "48213"
         # its account comes from the replica that was told to stop
         assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "pqcache"
+
+        follow(service)
 
         undisturbed = service.run(PROMPTS, NUM_TOKENS)
         assert [stream.error for stream in undisturbed] == [""] * len(PROMPTS)
@@ -65,3 +72,24 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
         nodes.carrel("deploy", "--remove")
         assert not nodes.running("gpu_worker")
         assert not nodes.running("StoreActor")
+
+
+def follow(service: Service) -> None:
+    """A session whose replica is full goes to the other node, and what the first store knows comes with it."""
+
+    def ask() -> tuple[str, int]:
+        return service.completion(DOCUMENT, max_tokens=24, session_id="walk", ignore_eos=True)
+
+    answer, cached = ask()
+    assert cached == 0
+    filling = service.start([f"{number} boats" for number in range(MOST)], NUM_TOKENS, session_id="walk")
+    until(lambda: sorted(service.running_by_replica()) == [0, MOST], "the session's replica is full")
+    there, moved = ask()
+    assert (there, moved > len(DOCUMENT.split())) == (answer, True)
+    assert {stream.error for stream in finish(filling)} == {""}
+    # where it is now, it stays
+    again, cached = ask()
+    assert (again, cached) == (answer, moved)
+    known = service.metrics()
+    assert known["carrel_cluster_prefix_sources_total"] == 1
+    assert known['carrel_cluster_routed_requests_total{by="session"}'] == MOST + 1

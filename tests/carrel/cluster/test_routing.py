@@ -1,13 +1,15 @@
-"""Where requests go: the replica that was given most of a prompt before, else the least loaded."""
+"""Where requests go: their session's replica, that which was given most of a prompt before, else the least loaded."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from carrel.cluster.chain import BLOCK_TOKENS, MAX_BLOCKS, prompt_chain
+import pytest
+
+from carrel.cluster.chain import BLOCK_TOKENS, MAX_BLOCKS, prompt_chain, session_link
 from carrel.cluster.prefix_map import Holder, PrefixMap
-from carrel.cluster.routing import Route, RouteCounts, Routing
+from carrel.cluster.routing import MIN_MOVED_TOKENS, Route, RouteCounts, Routing
 
 DOCUMENT = list(range(1000))
 
@@ -118,3 +120,91 @@ def test_a_replica_that_is_gone_holds_nothing_and_nobody_is_no_route() -> None:
     routes.choose(links, ["a"])
     routes.forget("a")
     assert routes.choose(links, ["a", "b"]) == Route("b")
+    give(routes, links, ["c"], b"talk")
+    routes.forget("c")
+    assert give(routes, links_of([3] * 200), ["c"], b"talk") == Route("c")
+
+
+def give(
+    routes: Routing,
+    links: Sequence[bytes],
+    replicas: Sequence[str],
+    session: bytes = b"",
+    sources: Sequence[str] = (),
+) -> Route:
+    """Choose, and let the chosen one take it."""
+    route = routes.choose(links, replicas, session, sources)
+    assert route is not None
+    routes.taken(route, links, route.replica, session)
+    return route
+
+
+def test_a_session_has_a_name_of_its_caller_only() -> None:
+    links = {session_link(caller, name) for caller in (b"", b"a" * 32, b"b" * 32) for name in ("one", "two")}
+    assert len(links) == 6
+    assert session_link(b"a" * 32, "one") == session_link(b"a" * 32, "one")
+    assert session_link(b"a" * 32, "") == b""
+
+
+def test_a_session_stays_however_busy_its_replica_is_and_whatever_its_prompt_is() -> None:
+    routes, session = routing(max_lead=2), session_link(b"key", "talk")
+    home = give(routes, links_of(DOCUMENT), ["a", "b"], session).replica
+    other = "b" if home == "a" else "a"
+    # another user's, with the same document: the other replica holds its prompt last
+    for _ in range(3):
+        give(routes, links_of(DOCUMENT), [other])
+    for turn in range(6):
+        route = give(routes, links_of([turn] * 200), ["a", "b"], session)
+        assert (route.replica, route.by_session) == (home, True)
+    assert routes.counts().by_session == 6
+    # the name of another caller's session is another session
+    least = min(("a", "b"), key=routes.num_running)
+    assert give(routes, links_of([77] * 200), ["a", "b"], session_link(b"other", "talk")).replica == least
+
+
+@pytest.mark.parametrize("why", ["full", "draining", "lost"])
+def test_a_session_leaves_a_replica_that_cannot_take_it_and_stays_where_it_went(why: str) -> None:
+    routes, session = routing(max_lead=100, max_requests=2), session_link(b"", "talk")
+    links = links_of(DOCUMENT)
+    assert give(routes, links, ["a"], session).replica == "a"
+    if why == "full":
+        give(routes, links_of([1] * 200), ["a"])
+    if why == "lost":
+        routes.forget("a")
+    there = ["a", "b"] if why == "full" else ["b"]
+    route = give(routes, links, there, session, ["b"] if why == "lost" else ["a", "b"])
+    assert route == Route("b", source="" if why == "lost" else "a")
+    routes.ended("a")
+    assert give(routes, links, ["a", "b"], session) == Route("b", 960, by_session=True)
+
+
+def test_who_computes_elsewhere_names_the_holder_of_the_longest_part() -> None:
+    routes = routing(max_lead=0)
+    give(routes, links_of(DOCUMENT[:300]), ["b"])
+    give(routes, links_of(DOCUMENT), ["a"])
+    give(routes, links_of(DOCUMENT), ["a"])
+    # the holder is busier by more than the lead
+    assert give(routes, links_of(DOCUMENT), ["a", "b"], sources=["a", "b"]) == Route("b", source="a")
+    assert routes.counts() == RouteCounts(by_prefix=1, by_load=3, prefix_tokens=960, with_source=1)
+    # and from now on it is here too
+    routes.ended("b")
+    assert give(routes, links_of(DOCUMENT), ["a", "b"], sources=["a", "b"]) == Route("b", 960)
+
+
+def test_nobody_is_named_who_cannot_give_or_has_no_more() -> None:
+    routes = routing()
+    give(routes, links_of(DOCUMENT), ["a"])
+    short = DOCUMENT[:MIN_MOVED_TOKENS] + [7] * 100
+    assert give(routes, links_of(short[: MIN_MOVED_TOKENS - 1]), ["b"], sources=["a"]).source == ""
+    assert routing().choose(links_of(short), ["b"], sources=["a"]) == Route("b")
+    # its store does not answer, or it is the one that computes
+    assert routes.choose(links_of(DOCUMENT[:900] + [7] * 100), ["c"], sources=["b"]) == Route("c")
+    assert routes.choose(links_of([9] * 500), ["b"], sources=["a"]) == Route("b")
+
+
+def test_without_affinity_sessions_spread_too_and_prefixes_still_come() -> None:
+    routes, session = routing(has_affinity=False), session_link(b"", "talk")
+    first = give(routes, links_of(DOCUMENT), ["a", "b"], session, ["a", "b"])
+    second = give(routes, links_of(DOCUMENT), ["a", "b"], session, ["a", "b"])
+    assert {first.replica, second.replica} == {"a", "b"}
+    assert (first.source, second.source) == ("", first.replica)
