@@ -1,7 +1,8 @@
-"""Try compose.yaml for real: build, start the cpu profile, ask, restart the store, kill each process, drain, take all down.
+"""Try compose.yaml for real: up, ask, restart the store, kill each process, drain, take everything down.
 
-`python -m tools.compose_test [--no-build] [--output FILE]`; needs a Docker engine with Compose 2 or 1.29.2. The question is
-that of examples/documents, about one sentence in 8K tokens, under pqcache; the answer must be right over REST and gRPC.
+`python -m tools.compose_test [--no-build] [--output FILE]`; needs a Docker engine with Compose 2 or 1.29.2. The
+question is that of examples/documents, about one sentence in 8K tokens, under pqcache; the answer must be right each time, over REST
+and over gRPC.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tools.compose.deployment import (
     STORE,
     Deployment,
     TestFailed,
-    docker,
     compose_version,
+    docker,
     wait_until,
 )
 from tools.compose.faults import Drain, Fault

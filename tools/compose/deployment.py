@@ -77,6 +77,10 @@ class Deployment:
         """`healthy`, `starting` or `unhealthy`."""
         return self.inspect(service, "State.Health.Status")
 
+    def is_healthy(self) -> bool:
+        """Docker says so of every container."""
+        return all(self.health(service) == "healthy" for service in SERVICES)
+
     def inside(self, service: str, script: str) -> int:
         """Exit status of a shell script in a running container, as the service's user."""
         command = ["docker", "exec", self.container(service), "sh", "-c", script]
