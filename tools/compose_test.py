@@ -26,8 +26,8 @@ from tools.compose.deployment import (
     LABEL,
     SERVICES,
     STORE,
+    CheckFailed,
     Deployment,
-    TestFailed,
     compose_version,
     docker,
     wait_until,
@@ -71,11 +71,11 @@ class Report:
 
 
 def check_containment(deployment: Deployment) -> None:
-    """Raises TestFailed for a container in which the kernel does not hold what compose.yaml asks for."""
+    """Raises CheckFailed for a container in which the kernel does not hold what compose.yaml asks for."""
     for service in SERVICES:
         for wanted, test in CONTAINMENT.items():
             if deployment.inside(service, test) != 0:
-                raise TestFailed(f"{service}: {wanted} does not hold")
+                raise CheckFailed(f"{service}: {wanted} does not hold")
 
 
 def restart_store(deployment: Deployment) -> None:
@@ -85,10 +85,10 @@ def restart_store(deployment: Deployment) -> None:
 
 
 def check_nothing_left() -> None:
-    """Raises TestFailed, naming the kind, for a container, volume or network of this project."""
+    """Raises CheckFailed, naming the kind, for a container, volume or network of this project."""
     for kind in (["ps", "--all"], ["volume", "ls"], ["network", "ls"]):
         if left := docker(*kind, "--quiet", "--filter", LABEL):
-            raise TestFailed(f"docker {' '.join(kind)} still shows {left.split()}")
+            raise CheckFailed(f"docker {' '.join(kind)} still shows {left.split()}")
 
 
 def seen_of_images() -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def run(deployment: Deployment, report: Report, is_built: bool) -> None:
             report.drains.append(faults.stop_gateway(deployment))
         with report.step("stop all under streams"):
             report.drains.append(faults.stop_all(deployment))
-    except TestFailed:
+    except CheckFailed:
         deployment.compose("logs", "--tail", "50")
         raise
     finally:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(Deployment(), report, options.no_build)
         if options.output:
             options.output.write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    except TestFailed as exc:
+    except CheckFailed as exc:
         print(f"compose-test: {exc}", file=sys.stderr)
         return 1
     print("compose-test: passed, nothing left")

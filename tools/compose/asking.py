@@ -11,7 +11,7 @@ import grpc
 import httpx
 
 from gateway.v1 import chat_pb2, chat_pb2_grpc
-from tools.compose.deployment import ROOT, Deployment, TestFailed, wait_until
+from tools.compose.deployment import ROOT, CheckFailed, Deployment, wait_until
 
 REQUEST = ROOT / "examples" / "documents" / "request.json"
 # what tools/make_request.py put into the document
@@ -36,7 +36,7 @@ def ask_by_rest(deployment: Deployment) -> None:
         trust_env=False,
     )
     if reply.status_code != httpx.codes.OK:
-        raise TestFailed(f"REST: {reply.status_code} {reply.text}")
+        raise CheckFailed(f"REST: {reply.status_code} {reply.text}")
     found = reply.json()
     used = found["usage"]["carrel"]
     check_answer(
@@ -67,27 +67,27 @@ def ask_by_grpc(deployment: Deployment) -> None:
                 elif event.HasField("complete"):
                     used = event.complete.usage.carrel
                 else:
-                    raise TestFailed(f"gRPC: {event}")
+                    raise CheckFailed(f"gRPC: {event}")
         except grpc.RpcError as exc:
-            raise TestFailed(f"gRPC: {exc}") from exc
+            raise CheckFailed(f"gRPC: {exc}") from exc
     if used is None:
-        raise TestFailed("gRPC: the stream ended without an account")
+        raise CheckFailed("gRPC: the stream ended without an account")
     check_answer("gRPC", answer, used.policy, used.offloaded_tokens, used.bytes_moved)
 
 
 def ask(deployment: Deployment) -> None:
-    """Ask over both. Raises TestFailed unless both answers are right."""
+    """Ask over both. Raises CheckFailed unless both answers are right."""
     ask_by_rest(deployment)
     ask_by_grpc(deployment)
 
 
 def check_answer(how: str, answer: str, policy: str, offloaded_tokens: int, bytes_moved: int) -> None:
-    """Raises TestFailed unless the answer is right and came out of the arena."""
+    """Raises CheckFailed unless the answer is right and came out of the arena."""
     shown = f"{how}: {answer!r} under {policy}, {offloaded_tokens} tokens offloaded, {bytes_moved} bytes back"
     if answer.strip() != ANSWER:
-        raise TestFailed(f"{shown}: {ANSWER} is right")
+        raise CheckFailed(f"{shown}: {ANSWER} is right")
     if policy != "pqcache" or offloaded_tokens < LEAST_OFFLOADED_TOKENS or bytes_moved == 0:
-        raise TestFailed(f"{shown}: rows were to go through the arena")
+        raise CheckFailed(f"{shown}: rows were to go through the arena")
     print(f"compose-test: {shown}", flush=True)
 
 
@@ -107,22 +107,22 @@ class RunningStream:
         self._thread.start()
 
     def wait_for_deltas(self, count: int) -> None:
-        """Raises TestFailed when the stream ends before, or nothing comes."""
+        """Raises CheckFailed when the stream ends before, or nothing comes."""
         wait_until(
             f"a stream has {count} deltas",
             lambda: self.num_deltas >= count or not self._thread.is_alive(),
             ANSWER_S,
         )
         if not self._thread.is_alive():
-            raise TestFailed(
+            raise CheckFailed(
                 f"a stream ended after {self.num_deltas} deltas: {self.error or self.finish_reason}"
             )
 
     def wait_for_end(self, seconds: float) -> None:
-        """Raises TestFailed when the stream hangs."""
+        """Raises CheckFailed when the stream hangs."""
         self._thread.join(seconds)
         if self._thread.is_alive():
-            raise TestFailed(f"a stream has not ended within {seconds:g} s")
+            raise CheckFailed(f"a stream has not ended within {seconds:g} s")
 
     def _read(self) -> None:
         try:

@@ -36,7 +36,7 @@ print(ArenaHandle.unpack(header).epoch)
 """
 
 
-class TestFailed(Exception):
+class CheckFailed(Exception):
     """What was asked of the containers did not hold."""
 
 
@@ -55,18 +55,18 @@ class Deployment:
         }
 
     def compose(self, *arguments: str) -> None:
-        """Run one compose command. Raises TestFailed."""
+        """Run one compose command. Raises CheckFailed."""
         command = [*self._compose, *arguments]
         # its progress goes where ours goes
         if status := subprocess.run(command, cwd=ROOT, env=self._environment).returncode:
-            raise TestFailed(f"{' '.join(command)} ended with {status}")
+            raise CheckFailed(f"{' '.join(command)} ended with {status}")
 
     def container(self, service: str) -> str:
-        """Id of the service's container, running or not. Raises TestFailed."""
+        """Id of the service's container, running or not. Raises CheckFailed."""
         wanted = f"label=com.docker.compose.service={service}"
         found = docker("ps", "--all", "--quiet", "--filter", LABEL, "--filter", wanted).split()
         if len(found) != 1:
-            raise TestFailed(f"{service} has {len(found)} containers")
+            raise CheckFailed(f"{service} has {len(found)} containers")
         return found[0]
 
     def inspect(self, service: str, field: str) -> str:
@@ -91,7 +91,7 @@ class Deployment:
         self.inside(service, KILL)
 
     def epoch(self) -> int:
-        """Of the running store, from its arena socket. Raises TestFailed."""
+        """Of the running store, from its arena socket. Raises CheckFailed."""
         return int(docker("exec", self.container(STORE), "python", "-c", EPOCH))
 
     def logs(self, service: str) -> str:
@@ -115,25 +115,25 @@ class Deployment:
 
 
 def find_compose() -> list[str]:
-    """`docker compose`, or the older docker-compose. Raises TestFailed."""
+    """`docker compose`, or the older docker-compose. Raises CheckFailed."""
     for command in (["docker", "compose"], ["docker-compose"]):
         with contextlib.suppress(FileNotFoundError):
             if subprocess.run([*command, "version"], capture_output=True).returncode == 0:
                 return command
-    raise TestFailed("neither `docker compose` nor docker-compose can be run: install one")
+    raise CheckFailed("neither `docker compose` nor docker-compose can be run: install one")
 
 
 def compose_version() -> str:
-    """Such as 1.29.2. Raises TestFailed."""
+    """Such as 1.29.2. Raises CheckFailed."""
     done = subprocess.run([*find_compose(), "version", "--short"], capture_output=True, text=True)
     return done.stdout.strip()
 
 
 def docker(*arguments: str) -> str:
-    """What one docker command prints. Raises TestFailed."""
+    """What one docker command prints. Raises CheckFailed."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=DOCKER_S)
     if done.returncode:
-        raise TestFailed(f"docker {' '.join(arguments)}: {done.stderr.strip()}")
+        raise CheckFailed(f"docker {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -144,9 +144,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until(what: str, holds: Callable[[], bool], seconds: float) -> None:
-    """Raises TestFailed when it does not hold in time."""
+    """Raises CheckFailed when it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
-            raise TestFailed(f"{what}: not within {seconds:g} s")
+            raise CheckFailed(f"{what}: not within {seconds:g} s")
         time.sleep(0.1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from tools.compose.asking import ANSWER, ANSWER_S, RunningStream, ask, question
-from tools.compose.deployment import GATEWAY, SERVICES, STORE, WORKER, Deployment, TestFailed, wait_until
+from tools.compose.deployment import GATEWAY, SERVICES, STORE, WORKER, CheckFailed, Deployment, wait_until
 
 # an error comes at once; a hang would be minutes
 ERROR_S = 30.0
@@ -48,42 +48,42 @@ class Drain:
 
 
 def kill_worker(deployment: Deployment) -> Fault:
-    """The stream ends with an error, the store keeps its epoch. Raises TestFailed."""
+    """The stream ends with an error, the store keeps its epoch. Raises CheckFailed."""
     epoch = deployment.epoch()
     fault = _killed(deployment, WORKER, {httpx.codes.SERVICE_UNAVAILABLE})
     if deployment.epoch() != epoch:
-        raise TestFailed("the store has another epoch, although only the worker died")
+        raise CheckFailed("the store has another epoch, although only the worker died")
     return fault
 
 
 def kill_store(deployment: Deployment) -> Fault:
-    """The stream, which recalls, ends with an error; the new store has another epoch. Raises TestFailed."""
+    """The stream, which recalls, ends with an error; the new store has another epoch. Raises CheckFailed."""
     epoch = deployment.epoch()
     fault = _killed(deployment, STORE, {httpx.codes.SERVICE_UNAVAILABLE})
     if deployment.epoch() == epoch:
-        raise TestFailed(f"the new store has the epoch {epoch} of the dead one")
+        raise CheckFailed(f"the new store has the epoch {epoch} of the dead one")
     return fault
 
 
 def kill_gateway(deployment: Deployment) -> Fault:
-    """The connection breaks, worker and store go on. Raises TestFailed."""
+    """The connection breaks, worker and store go on. Raises CheckFailed."""
     return _killed(deployment, GATEWAY, {NOBODY, httpx.codes.SERVICE_UNAVAILABLE})
 
 
 def stop_gateway(deployment: Deployment) -> Drain:
-    """SIGTERM for the gateway alone, under eight streams; it serves again when started. Raises TestFailed."""
+    """SIGTERM for the gateway alone, under eight streams; it serves again when started. Raises CheckFailed."""
     with _watched(deployment) as statuses:
         drain = _drained(deployment, "gateway", GATEWAY)
         deployment.compose("up", "--detach", "--no-build")
         wait_until("the gateway is ready again", deployment.is_ready, BACK_S)
     if httpx.codes.SERVICE_UNAVAILABLE not in statuses:
-        raise TestFailed(f"/ready was {statuses} while the gateway drained")
+        raise CheckFailed(f"/ready was {statuses} while the gateway drained")
     ask(deployment)
     return drain
 
 
 def stop_all(deployment: Deployment) -> Drain:
-    """What `down` does first: SIGTERM for one after the other, under eight streams. Raises TestFailed."""
+    """What `down` does first: SIGTERM for one after the other, under eight streams. Raises CheckFailed."""
     return _drained(deployment, "all three")
 
 
@@ -103,13 +103,15 @@ def _killed(deployment: Deployment, service: str, not_ready: set[int]) -> Fault:
         # /ready has to stay as it is meanwhile
         ask(deployment)
     if not stream.error or not stream.text.startswith(ANSWER):
-        raise TestFailed(f"{service} killed: a stream ended with {stream.error!r} after {stream.text[:40]!r}")
+        raise CheckFailed(
+            f"{service} killed: a stream ended with {stream.error!r} after {stream.text[:40]!r}"
+        )
     seen = set(statuses[1:-1])
     if not seen or not seen <= not_ready or {statuses[0], statuses[-1]} != {httpx.codes.OK}:
-        raise TestFailed(f"{service} killed: /ready was {statuses}")
+        raise CheckFailed(f"{service} killed: /ready was {statuses}")
     changed = {name for name, since in _starts(deployment).items() if since != started[name]}
     if changed != {service}:
-        raise TestFailed(f"{service} killed: started again were {sorted(changed)}")
+        raise CheckFailed(f"{service} killed: started again were {sorted(changed)}")
     wait_until("all are healthy", deployment.is_healthy, BACK_S)
     fault = Fault(service, tuple(statuses), round(ended - killed, 1), stream.error, round(ready - killed, 1))
     print(f"compose-test: {fault}", flush=True)
@@ -159,18 +161,18 @@ def _drained(deployment: Deployment, name: str, *services: str) -> Drain:
     for stream in streams:
         stream.wait_for_end(STOP_S)
         if stream.error or stream.finish_reason != "length":
-            raise TestFailed(
+            raise CheckFailed(
                 f"a stream ended with {stream.error or stream.finish_reason!r} instead of draining"
             )
         if stream.text != undisturbed.text:
-            raise TestFailed(
+            raise CheckFailed(
                 f"a drained stream said {stream.text!r}, an undisturbed one {undisturbed.text!r}"
             )
     for service in services or SERVICES:
         if (code := deployment.inspect(service, "State.ExitCode")) != "0":
-            raise TestFailed(f"{service} stopped with {code}")
+            raise CheckFailed(f"{service} stopped with {code}")
     if deployment.logs(GATEWAY).count(DRAINING) != said + 1:
-        raise TestFailed(f"the {NUM_STREAMS} streams had ended before SIGTERM came: make them longer")
+        raise CheckFailed(f"the {NUM_STREAMS} streams had ended before SIGTERM came: make them longer")
     drain = Drain(name, NUM_STREAMS, round(took, 1))
     print(f"compose-test: {drain}", flush=True)
     return drain
