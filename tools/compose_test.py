@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -140,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, metavar="FILE", help="what was seen, as JSON")
     options = parser.parse_args(arguments)
     report = Report()
+    # so that a test that is ended takes its containers down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         run(Deployment(), report, options.no_build)
         if options.output:
