@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -37,8 +36,8 @@ class Census:
         self._reports: dict[str, Report] = {}
         self._draining: dict[str, Report] = {}
         self._suspects: set[str] = set()
-        # totals of replicas that are gone: a counter of all of them never falls
-        self._past: Counter[str] = Counter()
+        # what each replica told last, also those that are gone: a counter of all of them never falls
+        self._told: dict[str, WorkerStats] = {}
 
     def reports(self) -> tuple[Report, ...]:
         return tuple(self._reports.values())
@@ -68,8 +67,10 @@ class Census:
         if not known:
             return None
         sums = {
-            field.name: sum(getattr(each, field.name) for each in known) + self._past[field.name]
-            for field in fields(WorkerStats)
+            name: sum(
+                getattr(each, name) for each in (self._told.values() if name.endswith("_total") else known)
+            )
+            for name in (field.name for field in fields(WorkerStats))
         }
         total = WorkerStats(**sums)
         return replace(total, store_reachable=any(each.store_reachable for each in known))
@@ -82,12 +83,13 @@ class Census:
             log.warning("the replicas do not report: %r", exc)
             return
         for name in self._reports.keys() - reports.keys():
-            self._leave(self._reports[name])
+            self._draining[name] = self._reports[name]
         for name in reports.keys() & self._draining.keys():
             del self._draining[name]
         self._suspects -= reports.keys()
         self._let_go()
-        self._reports = {name: self._with_last_stats(report) for name, report in reports.items()}
+        self._told |= {name: report.stats for name, report in reports.items() if report.stats is not None}
+        self._reports = {name: replace(each, stats=self._told.get(name)) for name, each in reports.items()}
 
     async def keep_taking(self, interval_s: float = INTERVAL_S) -> None:
         """For ever; ends when cancelled."""
@@ -97,18 +99,6 @@ class Census:
             except Exception:
                 log.exception("the replicas could not be asked")
             await asyncio.sleep(interval_s if self.serving() else EMPTY_INTERVAL_S)
-
-    def _with_last_stats(self, report: Report) -> Report:
-        before = self._reports.get(report.replica)
-        if report.stats is None and before is not None:
-            return replace(report, stats=before.stats)
-        return report
-
-    def _leave(self, report: Report) -> None:
-        for field in fields(WorkerStats):
-            if report.stats is not None and field.name.endswith("_total"):
-                self._past[field.name] += getattr(report.stats, field.name)
-        self._draining[report.replica] = report
 
     def _let_go(self) -> None:
         for name in [name for name in self._draining if not self._num_running(name)]:

@@ -193,6 +193,16 @@ async def test_closing_ends_the_request_and_abort_reaches_its_replica() -> None:
     assert client.routing.num_running("a") == 0
 
 
+async def test_a_replica_that_missed_a_report_is_counted_once() -> None:
+    both = replicas("a", "b", running=2, prompt_tokens_total=10)
+    fleet = FakeFleet(both, lambda name: [])
+    client = Client(fleet)
+    for known, total in (both, 20), ({"a": both["a"]}, 20), (both, 20):
+        fleet.known = known
+        await client.census.take()
+        assert (await client.worker.stats()).prompt_tokens_total == total
+
+
 async def test_all_replicas_are_counted_as_one_and_counters_never_fall() -> None:
     fleet = FakeFleet(replicas("a", "b", running=2, prompt_tokens_total=10), lambda name: [])
     client = Client(fleet)
