@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from benchmarks.records import IndexSpan
-from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.offload import Offloader, TrainedLayer
+from gpu_worker.engine.offload import TrainedLayer
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.sequence import Sequence
-from gpu_worker.models import Decoder
 
 
 @dataclass(slots=True)
@@ -38,17 +34,9 @@ class Timeline:
         # Answers come in threads of their own.
         self._lock = threading.Lock()
 
-    def make_prefill(
-        self,
-        sequence: Sequence,
-        decoder: Decoder,
-        caches: list[Cache],
-        offloader: Offloader,
-        chunk_size: int,
-        row_dtype: torch.dtype,
-        device: torch.device,
-    ) -> Prefill:
-        return WatchedPrefill(self, sequence, decoder, caches, offloader, chunk_size, row_dtype, device)
+    def make_prefill(self, *arguments: Any) -> Prefill:
+        """With the arguments of `Prefill`."""
+        return WatchedPrefill(self, *arguments)
 
     def note(self, trained: TrainedLayer) -> None:
         """An index was asked for now."""
@@ -71,18 +59,8 @@ class Timeline:
 class WatchedPrefill(Prefill):
     """Tells a timeline of every index that was asked for in a quantum."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        sequence: Sequence,
-        decoder: Decoder,
-        caches: list[Cache],
-        offloader: Offloader,
-        chunk_size: int,
-        row_dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(sequence, decoder, caches, offloader, chunk_size, row_dtype, device)
+    def __init__(self, timeline: Timeline, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._timeline = timeline
         self._num_told = 0
 

@@ -11,8 +11,9 @@ from gpu_worker.engine.caches import Cache, CacheSet
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.prefill import Prefill, no_room
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefix_mover import PrefixMover
 from gpu_worker.engine.prefixes import PrefixChain, open_sequence
 from gpu_worker.engine.records import (

@@ -11,9 +11,9 @@ from torch import Tensor
 from gpu_worker.engine.caches import Cache
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
+from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder, KeyShift
 from gpu_worker.policies.base import PromptAttention
@@ -187,9 +187,3 @@ class Prefill:
         sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
-
-
-def no_room(what: str, error: Exception) -> CapacityError:
-    """For what ran out of device memory; PyTorch's error says how much was asked for."""
-    reason = str(error).partition("\n")[0]
-    return CapacityError(f"{what} does not fit beside what is there: {reason} Leave more with --slot-memory")

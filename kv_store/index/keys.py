@@ -25,10 +25,6 @@ class KeySource(ABC):
     @abstractmethod
     def num_rows(self) -> int: ...
 
-    @property
-    @abstractmethod
-    def head_dim(self) -> int: ...
-
     @abstractmethod
     def rows(self, numbers: npt.NDArray[np.int64]) -> Keys:
         """These rows, float32 [k, d]."""
@@ -56,10 +52,6 @@ class ArrayKeys(KeySource):
     @property
     def num_rows(self) -> int:
         return self._keys.shape[0]
-
-    @property
-    def head_dim(self) -> int:
-        return self._keys.shape[1]
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> Keys:
         return _finite(self._keys[numbers], "the keys")
@@ -94,10 +86,6 @@ class ArenaKeys(KeySource):
     @property
     def num_rows(self) -> int:
         return self._num_rows
-
-    @property
-    def head_dim(self) -> int:
-        return self._layout.head_dim
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> Keys:
         places, per_slab = numbers + self._skip, self._slabs.shape[2]

@@ -14,6 +14,7 @@ from gpu_worker.engine.caches.index_training import IndexTraining, recall_policy
 from gpu_worker.engine.caches.recall_fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.engine.caches.recall_step import RecallParts, RecallStep
 from gpu_worker.engine.caches.whole_context import WholeContext
+from gpu_worker.engine.no_room import no_room_for_policy
 from gpu_worker.engine.offload import Offloader, TrainedLayer
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
@@ -155,7 +156,7 @@ class RecallCache(Cache):
         try:
             self._training.observe(sequence, layer, rows, queries)
         except torch.OutOfMemoryError as error:
-            raise _no_room(sequence, rows.shape[1]) from error
+            raise no_room_for_policy(sequence.policy.name, "index", rows.shape[1]) from error
 
     def prompt_job(self, sequence: Sequence) -> IndexJob | None:
         return self._training.job(sequence)
@@ -166,7 +167,7 @@ class RecallCache(Cache):
         try:
             return self._training.load(sequence, trained, timeout_seconds)
         except torch.OutOfMemoryError as error:
-            raise _no_room(sequence, trained.job.end) from error
+            raise no_room_for_policy(sequence.policy.name, "index", trained.job.end) from error
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
@@ -248,10 +249,3 @@ class RecallCache(Cache):
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)
-
-
-def _no_room(sequence: Sequence, num_tokens: int) -> CapacityError:
-    return CapacityError(
-        f"no device memory is left for policy {sequence.policy.name!r} to index {num_tokens} tokens; leave more free "
-        "with --slot-memory, or choose another policy"
-    )

@@ -12,6 +12,7 @@ from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.caches.base import Cache
 from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.caches.retain_step import RetainParts, RetainStep
+from gpu_worker.engine.no_room import no_room_for_policy
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import (
@@ -104,10 +105,7 @@ class RetainCache(Cache):
         try:
             return policy.compress(rows, plan, self._layer_budgets(sequence)[rows.layer])
         except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"no device memory is left for policy {policy.name!r} to compress {rows.num_tokens} tokens; leave more "
-                "free with --slot-memory, or choose another policy"
-            ) from error
+            raise no_room_for_policy(policy.name, "compress", rows.num_tokens) from error
 
     def _keep(self, sequence: Sequence, layer: int, retained: Retained) -> None:
         """Put into the layer's slots what is retained; they are dealt anew, as a head may keep more than before."""
