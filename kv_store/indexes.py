@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.gather import CHUNK_BYTES
-from kv_store.index import ArraySpec, FitCost, FitOptions, Index, IterationBound, make_index
+from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence
 from kv_store.state import StoredIndex, StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
@@ -102,7 +102,7 @@ class IndexBuilder:
         try:
             outcome = self._train(sequence, task)
             with state.lock:
-                self._bound.observe(index.costs_like, self._cost(index, task.num_tokens, outcome))
+                self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.training_seconds += outcome.seconds
                 self._check_alive(sequence)
                 index_id = next(self._ids)
@@ -181,17 +181,17 @@ class IndexBuilder:
             for spec, start in zip(specs, starts, strict=True)
         )
 
-    def _cost(self, index: Index, num_tokens: int, outcome: TrainOutcome) -> FitCost:
-        num_points = index.num_points(num_tokens, self._max_points_per_centroid)
-        return FitCost(num_tokens, num_points, outcome.iterations, outcome.seconds, outcome.iterating_seconds)
-
     def _options(self, index: Index, request: BuildRequest) -> FitOptions:
         num_tokens = request.token_end - request.token_begin
         num_points = index.num_points(num_tokens, self._max_points_per_centroid)
-        iterations = request.params.max_iterations or self._bound.iterations(
-            index.costs_like, num_tokens, num_points, request.prefill_seconds
-        )
-        return FitOptions(iterations, request.seed, self._max_points_per_centroid)
+        if request.params.max_iterations:
+            effort = Effort(request.params.max_iterations)
+        else:
+            effort = self._bound.effort(index.costs_like, num_tokens, num_points, request.prefill_seconds)
+        per_centroid = self._max_points_per_centroid
+        if effort.share < 1:
+            per_centroid = max(1, int(effort.share * num_points / index.num_centroids))
+        return FitOptions(effort.iterations, request.seed, per_centroid)
 
     def _train(self, sequence: Sequence, task: TrainTask) -> TrainOutcome:
         """Every head by itself: so the last layer of a prompt, which nothing hides, has many cores."""
@@ -219,3 +219,10 @@ class IndexBuilder:
         """Raises NotFound once the sequence has ended, also when another has taken its name."""
         if self._state.sequences.find(sequence.worker_id, sequence.sequence_id) is not sequence:
             raise NotFound(f"sequence {sequence.sequence_id!r} ended while its index was trained")
+
+
+def _cost(index: Index, task: TrainTask, outcome: TrainOutcome) -> FitCost:
+    num_points = index.num_points(task.num_tokens, task.options.max_points_per_centroid)
+    return FitCost(
+        task.num_tokens, num_points, outcome.iterations, outcome.seconds, outcome.iterating_seconds
+    )

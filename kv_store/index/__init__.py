@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kv_store.client.records import IndexParams, KMeansParams, PQParams
 from kv_store.index.base import ArraySpec, FitOptions, Index
-from kv_store.index.bound import FitCost, IterationBound
+from kv_store.index.bound import Effort, FitCost, IterationBound
 from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource
 from kv_store.index.kmeans import KMeansIndex
 from kv_store.index.pq import PQIndex
@@ -13,6 +13,7 @@ __all__ = [
     "ArenaKeys",
     "ArrayKeys",
     "ArraySpec",
+    "Effort",
     "FitCost",
     "FitOptions",
     "Index",

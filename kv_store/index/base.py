@@ -63,9 +63,14 @@ class Index(ABC):
         """Indexes of one name take alike for as many tokens, points and iterations."""
         return self.kind
 
+    @property
     @abstractmethod
+    def num_centroids(self) -> int:
+        """Of each K-means problem of a head."""
+
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         """How many of so many rows an iteration goes over."""
+        return min(num_rows, max_points_per_centroid * self.num_centroids or num_rows)
 
     @abstractmethod
     def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:

@@ -1,4 +1,4 @@
-"""How many iterations hide under prefill (PQCache 3.3)."""
+"""How much fitting hides under prefill (PQCache 3.3): iterations, and where the fewest take too long, points."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 _LEAST, _MOST = 3, 300
 _SMOOTHING = 0.25
+# Of the points that a fit may have. Of its recall half of them cost 0.013 (0.446 to 0.433: carrel-nano, 8K tokens).
+_LEAST_POINTS = 0.5
 # Of what the trainers can do while a layer is computed. The rest is for what prefill itself asks of the cores, and
 # keeps the wait for the last layer, which nothing hides, to half of a layer's time.
 _SHARE = 0.5
@@ -27,6 +29,14 @@ class FitCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What a fit is granted. share: of the points that it may have."""
+
+    iterations: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class _Rates:
     """Seconds for a token beside the iterations, and for a point of an iteration."""
 
@@ -35,7 +45,7 @@ class _Rates:
 
 
 class IterationBound:
-    """Learns what a fit costs and grants as many iterations as a layer's prefill leaves time for. Thread-safe."""
+    """Learns what a fit costs and grants as much as a layer's prefill leaves time for. Thread-safe."""
 
     def __init__(self, default_iterations: int, num_trainers: int) -> None:
         self._default = default_iterations
@@ -56,12 +66,14 @@ class IterationBound:
                 known.per_point + _SMOOTHING * (within - known.per_point),
             )
 
-    def iterations(self, kind: str, num_tokens: int, num_points: int, prefill_seconds: float) -> int:
-        """Iterations for such a fit; the default while what they cost or the prefill's time is unknown (0)."""
+    def effort(self, kind: str, num_tokens: int, num_points: int, prefill_seconds: float) -> Effort:
+        """For such a fit; the default iterations while what they cost or the prefill's time is unknown (0)."""
         with self._lock:
             rates = self._rates.get(kind)
         if rates is None or prefill_seconds <= 0.0 or rates.per_point <= 0.0:
-            return self._default
+            return Effort(self._default)
         left = _SHARE * prefill_seconds * self._num_trainers - rates.per_token * num_tokens
         fitting = left / (rates.per_point * num_points)
-        return int(min(max(fitting, _LEAST), _MOST))
+        if fitting < _LEAST:
+            return Effort(_LEAST, max(_LEAST_POINTS, fitting / _LEAST))
+        return Effort(int(min(fitting, _MOST)))

@@ -48,8 +48,9 @@ class KMeansIndex(Index):
             ArraySpec("labels", "int32", (heads, num_tokens)),
         )
 
-    def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
-        return min(num_rows, max_points_per_centroid * self._num_clusters or num_rows)
+    @property
+    def num_centroids(self) -> int:
+        return self._num_clusters
 
     def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
         return self._fit(keys.all(), options)

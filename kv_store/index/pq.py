@@ -43,7 +43,7 @@ class PQIndex(Index):
             raise InvalidArgument(f"num_subvectors {self._parts} does not divide head_dim {layout.head_dim}")
         heads = layout.num_kv_heads
         width = layout.head_dim // self._parts + self._is_ip
-        specs = [ArraySpec("codebooks", "float32", (heads, self._parts, 1 << self._bits, width))]
+        specs = [ArraySpec("codebooks", "float32", (heads, self._parts, self.num_centroids, width))]
         if self._assigns:
             specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)))
         if self._is_ip:
@@ -54,12 +54,13 @@ class PQIndex(Index):
     def costs_like(self) -> str:
         return self.kind if self._assigns else "pq codebooks"
 
-    def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
-        return min(num_rows, (max_points_per_centroid << self._bits) or num_rows)
+    @property
+    def num_centroids(self) -> int:
+        return 1 << self._bits
 
     def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
         max_square_norms = self._max_square_norms(keys) if self._is_ip else None
-        num_rows, num_centroids = keys.num_rows, 1 << self._bits
+        num_rows, num_centroids = keys.num_rows, self.num_centroids
         if num_rows <= num_centroids:
             # Too few rows to fit: each row is its own centroid, the last one fills the rest.
             filled = np.minimum(np.arange(num_centroids), num_rows - 1)
@@ -107,7 +108,7 @@ class PQIndex(Index):
         quantizer.cp.min_points_per_centroid = 1
         quantizer.cp.max_points_per_centroid = _NO_LIMIT
         quantizer.train(np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_points, num_parts * width))
-        return faiss.vector_to_array(quantizer.centroids).reshape(num_parts, 1 << self._bits, width)
+        return faiss.vector_to_array(quantizer.centroids).reshape(num_parts, self.num_centroids, width)
 
     def _parts_of(self, rows: Keys, max_square_norms: Keys | None) -> Keys:
         """Rows [n, d] as parts [m, n, w]; by inner product with sqrt(phi - |x|^2) as a last coordinate.

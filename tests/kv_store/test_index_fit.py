@@ -8,7 +8,7 @@ import pytest
 from kv_store.client import KMeansParams, Layout, PQParams
 from kv_store.client.layout import SlabGeometry
 from kv_store.errors import InvalidArgument
-from kv_store.index import ArenaKeys, ArrayKeys, FitCost, FitOptions, IterationBound, make_index
+from kv_store.index import ArenaKeys, ArrayKeys, Effort, FitCost, FitOptions, IterationBound, make_index
 from kv_store.index import keys as keys_module
 
 OPTIONS = FitOptions(max_iterations=8, seed=3, max_points_per_centroid=0)
@@ -200,17 +200,28 @@ def test_parameters_out_of_range_are_refused(params: PQParams | KMeansParams) ->
 
 def test_the_bound_hides_training_under_prefill() -> None:
     bound = IterationBound(default_iterations=10, num_trainers=2)
-    assert bound.iterations("pq", 1000, 500, 1.0) == 10
+    assert bound.effort("pq", 1000, 500, 1.0) == Effort(10)
     # 0.2 ms a token, and 0.1 ms an iteration and point
     bound.observe("pq", FitCost(1000, 500, 10, seconds=0.7, iterating_seconds=0.5))
-    assert bound.iterations("pq", 1000, 500, 0.0) == 10
+    assert bound.effort("pq", 1000, 500, 0.0) == Effort(10)
     # Half of two trainers' second, less 0.2 s for the tokens: 0.8 s, at 50 ms an iteration.
-    assert bound.iterations("pq", 1000, 500, 1.0) == pytest.approx(16, abs=1)
-    assert bound.iterations("pq", 3000, 500, 1.0) == pytest.approx(8, abs=1)
-    assert bound.iterations("pq", 1000, 1000, 1.0) == pytest.approx(8, abs=1)
-    assert bound.iterations("pq", 1000, 500, 1e-6) == 3
-    assert bound.iterations("pq", 1000, 500, 1e6) == 300
-    assert bound.iterations("kmeans", 1000, 500, 1.0) == 10
+    assert bound.effort("pq", 1000, 500, 1.0).iterations == pytest.approx(16, abs=1)
+    assert bound.effort("pq", 3000, 500, 1.0).iterations == pytest.approx(8, abs=1)
+    assert bound.effort("pq", 1000, 1000, 1.0).iterations == pytest.approx(8, abs=1)
+    assert bound.effort("pq", 1000, 500, 1.0).share == 1
+    assert bound.effort("pq", 1000, 500, 1e6) == Effort(300)
+    assert bound.effort("kmeans", 1000, 500, 1.0) == Effort(10)
+
+
+def test_where_the_fewest_iterations_take_too_long_a_fit_has_fewer_points() -> None:
+    bound = IterationBound(default_iterations=10, num_trainers=2)
+    # 0.1 ms an iteration and point, nothing beside
+    bound.observe("pq", FitCost(1000, 500, 10, seconds=0.5, iterating_seconds=0.5))
+    assert bound.effort("pq", 1000, 500, 0.16) == Effort(3)
+    few = bound.effort("pq", 1000, 500, 0.12)
+    assert few.iterations == 3
+    assert few.share == pytest.approx(0.8)
+    assert bound.effort("pq", 1000, 500, 1e-6) == Effort(3, 0.5)
 
 
 def test_a_fit_goes_over_no_more_points_than_it_may() -> None:

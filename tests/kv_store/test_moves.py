@@ -325,7 +325,7 @@ def half_way(
 
 def test_a_source_that_dies_half_way(pair: Pair, tmp_path: Path) -> None:
     with half_way(pair, tmp_path) as (_, move, server):
-        assert pair.held()[1] > pair.idle[1]
+        eventually(lambda: pair.held()[1] > pair.idle[1])
         # What is here of an unfinished move is nobody's.
         assert same(found(pair.taking), pair.rows, 0)
         server.stop(None)

@@ -21,6 +21,7 @@ from kv_store.client import (
     StoreUnreachable,
 )
 from kv_store.client.lease import Lease
+from kv_store.index import ArrayKeys, FitOptions, make_index
 from kv_store.local import LocalStore
 
 Connect = Callable[..., StoreClient]
@@ -84,6 +85,18 @@ def test_an_index_is_trained_on_the_keys_of_the_range(connect: Connect, row_type
     for head in range(2):
         codes = index.arrays["codes"][head, :, 0]
         assert (index.arrays["codebooks"][head, 0][codes] == keys[head]).all()
+
+
+def test_a_fit_that_nothing_hides_has_the_fewest_iterations_over_half_of_the_points(connect: Connect) -> None:
+    client = connect()
+    keys = keys_of(LAYOUT, filled(client, 150))
+    params, index = PQParams(2, 4), make_index(PQParams(2, 4))
+    for seconds, most, num_points in ((0.0, 10, 0), (1e-9, 3, 75), (0.0, 10, 0)):
+        built = client.build_index("a", 0, 0, 150, params, seed=5, prefill_seconds=seconds).result(30)
+        assert built.iterations == most
+        # The same as a fit with so many points and iterations.
+        fit = index.fit_head(ArrayKeys(keys[1]), FitOptions(most, 5, num_points // 16))
+        assert (built.arrays["codebooks"][1] == fit.arrays[0]).all()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
