@@ -93,6 +93,10 @@ class TimedRecall(RecallPolicy[Any]):
         return self.inner.trains_when_leaving
 
     @property
+    def trains_last_layers(self) -> bool:  # type: ignore[override]
+        return self.inner.trains_last_layers
+
+    @property
     def reads_early_query(self) -> bool:  # type: ignore[override]
         return self.inner.reads_early_query
 

@@ -191,7 +191,7 @@ class Offloader:
     def build(
         self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
     ) -> TrainedLayer:
-        """Ask for an index over sealed rows; returns at once. prefill_seconds: that hide it; 0 if unknown."""
+        """Ask for an index over sealed rows; returns at once. prefill_seconds: that the layer took; 0 if unknown."""
         seed = sequence.request.sampling.seed or 0
         seconds = prefill_seconds if self._hides_training else 0.0
         future = self._call(

@@ -18,10 +18,6 @@ from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder, KeyShift
 from gpu_worker.policies.base import PromptAttention
 
-# Of what the layers before took, what the training of each of the last two indexes may take: the last layer is computed
-# for one token only, so that nothing hides them, and the second token waits.
-LAST_SHARE = 0.01
-
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
@@ -79,8 +75,6 @@ class Prefill:
         self._begin = self._first
         self._begun = Mark(device)
         self._computed: deque[_Computed] = deque()
-        # Of all layers in the arena.
-        self._seconds = 0.0
         # Indexes that the store trains while later layers compute.
         self.trained: list[TrainedLayer] = []
 
@@ -187,14 +181,9 @@ class Prefill:
         while self._computed and self._computed[0].pending.copied.is_reached:
             computed = self._computed.popleft()
             self._offloader.seal_layer(self.sequence, computed.pending)
-            layer, seconds = computed.pending.layer, computed.ended.seconds_since(computed.begun)
-            self._seconds += seconds
-            if layer >= self._decoder.config.num_layers - 2:
-                seconds = min(seconds, LAST_SHARE * self._seconds)
-            self._ask_for_index(layer, seconds)
+            self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
-        """prefill_seconds: in which it should be trained."""
-        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence)
+        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))

@@ -66,8 +66,8 @@ class Cache(ABC):
         """Keep what is attended of a prefilled layer; nothing by reference. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
         of the last w tokens, as many as the policy reads."""
 
-    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
-        """What the store must train of each prefilled layer of the sequence; None: nothing."""
+    def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        """What the store must train of a prefilled layer of the sequence; None: nothing."""
         return None
 
     @abstractmethod

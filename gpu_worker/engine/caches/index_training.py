@@ -23,6 +23,9 @@ from gpu_worker.trainers import train_index
 INDEX_TIMEOUT_SECONDS = 600.0
 # Between two looks at whether the store is still there.
 INDEX_WAIT_SECONDS = 0.5
+# The last layer of a prompt is computed for one token only: no computing hides the training of its index, nor of the one
+# before.
+UNHIDDEN_LAYERS = 2
 
 
 def recall_policy(sequence: Sequence) -> RecallPolicy:
@@ -39,8 +42,9 @@ def prompt_job(sequence: Sequence) -> IndexJob | None:
 class IndexTraining:
     """Has layers indexed, and puts what was trained into the policies' indexes.
 
-    trains_here: on the model's device; else by the store. Where that device is a GPU and has every row, the store does
-    only what takes cores and leaves the rest to it (`RecallPolicy.coarse`).
+    trains_here: on the model's device; else by the store. Where that device is a GPU, it trains what the second token
+    would wait for (`RecallPolicy.trains_last_layers`); and where it has every row, the store does only what takes cores
+    and leaves the rest to it (`RecallPolicy.coarse`).
     """
 
     def __init__(
@@ -65,13 +69,13 @@ class IndexTraining:
     def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
         self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
-        job = prompt_job(sequence) if self.trains_here else None
+        job = prompt_job(sequence) if self._is_trained_here(sequence, layer) else None
         if job is not None:
             self._train_here(sequence, layer, job, rows[:, job.begin : job.end, : self._shape.head_dim])
 
-    def job(self, sequence: Sequence) -> IndexJob | None:
-        """What the store is to train of each prefilled layer; None: nothing."""
-        if self.trains_here or not sequence.plan.selects:
+    def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        """What the store is to train of a prefilled layer; None: nothing."""
+        if not sequence.plan.selects or self._is_trained_here(sequence, layer):
             return None
         job = prompt_job(sequence)
         if job is None or sequence.can_miss or not self._is_quick:
@@ -108,6 +112,10 @@ class IndexTraining:
             while not self.load(sequence, index, INDEX_WAIT_SECONDS):
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
+
+    def _is_trained_here(self, sequence: Sequence, layer: int) -> bool:
+        is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
+        return self.trains_here or (is_last and recall_policy(sequence).trains_last_layers)
 
     def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
         """Index the keys [H_kv, T, d] of the job's tokens."""

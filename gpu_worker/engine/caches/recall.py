@@ -158,8 +158,8 @@ class RecallCache(Cache):
         except torch.OutOfMemoryError as error:
             raise no_room_for_policy(sequence.policy.name, "index", rows.shape[1]) from error
 
-    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
-        return self._training.job(sequence)
+    def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        return self._training.job(sequence, layer)
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come, and

@@ -78,6 +78,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
     reads_keys: ClassVar[bool] = False
     # Tokens that leave the window are trained, all at once, rather than coded one by one by `extend`.
     trains_when_leaving: ClassVar[bool] = False
+    # A GPU trains the indexes of a prompt's last layers itself, in less time and memory than is worth a wait.
+    trains_last_layers: bool = False
     # Guesses a layer's query before the layer before it is done.
     reads_early_query: ClassVar[bool] = False
     # What a step leaves out is stood for by the mean of all values (`missed`).

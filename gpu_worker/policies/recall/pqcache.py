@@ -57,6 +57,11 @@ class PQCache(RecallPolicy[PQIndex]):
     def __post_init__(self) -> None:
         check_metric(self.metric, PQ_METRICS)
 
+    @property
+    def trains_last_layers(self) -> bool:  # type: ignore[override]
+        # By inner product it takes a copy of all keys; and who asks for so many iterations gets the store's.
+        return self.metric == "l2" and self.max_iterations == 0
+
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)

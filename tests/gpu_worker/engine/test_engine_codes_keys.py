@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_rig import NUM_LAYERS, Rig, random_prompt, request
+import torch
+from engine_rig import NUM_LAYERS, Rig, random_prompt, request, small_policies
 
 from gpu_worker.engine.caches import HotCacheSize, index_training
 from gpu_worker.engine.records import GenerationRequest
-from gpu_worker.policies import PQCache
+from gpu_worker.policies import PQCache, registry
 from gpu_worker.policies.recall import pqcache
 
 ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
+# The store trains all layers of it, with as many iterations as it makes by default.
+FIXED = {**small_policies(), "pqcache": PQCache(num_bits=3, num_sink=4, max_iterations=10)}
 
 
 def requests() -> list[GenerationRequest]:
@@ -38,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    return answers(Rig(max_num_seqs=4, hot_cache=ROOMY))
+    return answers(Rig(max_num_seqs=4, hot_cache=ROOMY, policies=FIXED))
 
 
 def asked(rig: Rig) -> dict[str, list[bool]]:
@@ -59,7 +62,7 @@ def test_codes_of_the_worker_give_the_answers_of_those_of_the_store(
     coded: int, quick: None, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pqcache, "CODED", coded)
-    rig = Rig(max_num_seqs=4, hot_cache=ROOMY)
+    rig = Rig(max_num_seqs=4, hot_cache=ROOMY, policies=FIXED)
     found = asked(rig)
     assert answers(rig) == expected
     assert found["a"] == found["b"] == [True] * NUM_LAYERS
@@ -67,10 +70,33 @@ def test_codes_of_the_worker_give_the_answers_of_those_of_the_store(
 
 
 def test_who_has_not_every_row_gets_codes_from_the_store(quick: None, expected: dict[str, list[int]]) -> None:
-    rig = Rig(max_num_seqs=4, hot_cache=LEAST)
+    rig = Rig(max_num_seqs=4, hot_cache=LEAST, policies=FIXED)
     found = asked(rig)
     assert answers(rig) == expected
     assert not any(any(of_one) for of_one in found.values())
+
+
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+def test_what_no_layer_hides_the_device_trains(quick: None, hot_cache: HotCacheSize) -> None:
+    free = registry(PQCache(num_bits=4))
+    alone = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free, trains_indexes=True)
+    layers, rig = [], Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
+    build = rig.engine._offloader.build
+
+    def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
+        layers.append(layer)
+        return build(sequence, layer, job, prefill_seconds)
+
+    rig.engine._offloader.build = note  # type: ignore[method-assign]
+    asked_for = request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45)
+    for each in (rig, alone):
+        each.run(asked_for)
+    assert layers == list(range(NUM_LAYERS - 2))
+    indexes = [each.engine._caches.recall._indexes._index(free["pqcache"]) for each in (rig, alone)]
+    assert torch.equal(indexes[0].codebooks[0, -2:], indexes[1].codebooks[0, -2:])
+    # One whose training is fixed is the store's as a whole.
+    assert not PQCache(max_iterations=4).trains_last_layers
+    assert not PQCache(metric="ip").trains_last_layers
 
 
 def test_by_inner_product_the_store_codes() -> None:

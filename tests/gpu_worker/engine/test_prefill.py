@@ -15,7 +15,7 @@ from gpu_worker.engine.caches.index_training import prompt_job
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
-from gpu_worker.engine.prefill import LAST_SHARE, Prefill
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall.base import IndexJob
@@ -84,7 +84,7 @@ class NoCache:
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self.stored.append(rows.clone())
 
-    def prompt_job(self, sequence: Sequence) -> IndexJob | None:
+    def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         return prompt_job(sequence)
 
 
@@ -135,18 +135,6 @@ def test_the_last_quantum_waits_for_the_copies_that_are_left() -> None:
     assert offloader.sealed == list(range(NUM_LAYERS))
     assert len(prefill.trained) == NUM_LAYERS
     assert prefill.sequence.num_tokens == NUM_TOKENS
-
-
-@torch.inference_mode()
-def test_what_nothing_hides_is_trained_in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mark, "seconds_since", lambda *_: 2.0)
-    offloader = SlowOffloader()
-    prefill, _ = make_prefill(offloader)
-    while not prefill.is_done:
-        prefill.advance()
-    # The last layer is computed for one token only: neither its index nor the one before has a layer's time.
-    last = [LAST_SHARE * 2.0 * num_layers for num_layers in (NUM_LAYERS - 1, NUM_LAYERS)]
-    assert offloader.seconds == pytest.approx([2.0] * (NUM_LAYERS - 2) + last)
 
 
 @torch.inference_mode()
