@@ -23,7 +23,7 @@ from gpu_worker.trainers import train_index
 INDEX_TIMEOUT_SECONDS = 600.0
 # Between two looks at whether the store is still there.
 INDEX_WAIT_SECONDS = 0.5
-# The last layer of a prompt is computed for one token only: no computing hides the training of its index, nor of the one
+# The last layer of a prompt is computed for one token only: nothing hides the training of its index, nor of the one
 # before.
 UNHIDDEN_LAYERS = 2
 
