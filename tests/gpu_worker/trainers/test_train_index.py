@@ -154,7 +154,7 @@ def test_an_empty_cluster_splits_a_large_one(metric: str) -> None:
     points = directions.repeat(30, 1)[None]
     points = points if metric != "cosine" else torch.nn.functional.normalize(points, dim=-1)
     for seed in range(10):
-        centroids = lloyd.fit(points, 4, 20, seed, metric, max_points=120)
+        centroids, _ = lloyd.fit(points, 4, 20, seed, metric)
         labels = lloyd.assign(points, centroids, metric)
         assert labels[0, :4].unique().tolist() == [0, 1, 2, 3], seed
 
