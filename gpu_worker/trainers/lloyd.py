@@ -7,11 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.kmeans import Centroids, assign_points, move_centroids
+from gpu_worker.kernels.kmeans import Centroids, assign_points, cluster_sizes, move_centroids, sort_members
 
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-# Of a short type the sort of the labels takes half as many passes.
-MAX_SHORT = torch.iinfo(torch.int16).max
 
 
 def fit(
@@ -30,9 +28,9 @@ def fit(
     places = spread(num_points, num_clusters, seed, points.device)
     centroids = move_centroids(points[:, places], order, ends, is_unit)
     for _ in range(iterations):
-        order, ends = members(assign(points, centroids, metric), num_clusters)
+        order, ends = sort_members(assign(points, centroids, metric), num_clusters)
         centroids = move_centroids(points, order, ends, is_unit)
-    return centroids, torch.diff(ends.flatten(), prepend=ends.new_zeros(1)).view_as(ends)
+    return centroids, cluster_sizes(ends)
 
 
 def assign(points: Tensor, centroids: Centroids, metric: str, sizes: Tensor | None = None) -> Tensor:
@@ -57,17 +55,3 @@ def spread(num_points: int, num_chosen: int, seed: int, device: torch.device) ->
     while math.gcd(step, num_points) > 1:
         step += 1
     return (torch.arange(num_chosen, device=device) * step + seed % num_points) % num_points
-
-
-def members(labels: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
-    """Points in the order of their clusters, as `move_centroids` takes them: order int64 [P n], ends int64 [P, C].
-
-    labels: int32 [P, n]. One stable sort for all problems, of the names of their clusters among all.
-    """
-    num_problems = labels.shape[0]
-    total = num_problems * num_clusters
-    short = torch.int16 if total <= MAX_SHORT else torch.int32
-    before = torch.arange(0, total, num_clusters, device=labels.device, dtype=torch.int32)
-    names, order = (labels + before[:, None]).to(short).flatten().sort(stable=True)
-    clusters = torch.arange(total, device=labels.device, dtype=short)
-    return order, torch.searchsorted(names, clusters, right=True).view(num_problems, num_clusters)

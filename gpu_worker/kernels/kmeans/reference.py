@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.kmeans.members import cluster_sizes
+
 # Scores of points against centroids that exist at one time.
 MAX_SCORES = 1 << 28
 # An empty cluster takes a centroid beside that of a large one: its coordinates by this much longer and shorter in turn,
@@ -46,13 +48,12 @@ def assign_points(points: Tensor, targets: Tensor, less: Tensor | None = None) -
 def move_centroids(points: Tensor, order: Tensor, ends: Tensor, is_unit: bool) -> Centroids:
     """Every centroid at the mean of its members; an empty cluster's beside that of a large one.
 
-    points: [P, n, d]. order: int64 [P n], places p n + i of the points, those of problem 0's cluster 0 first, then of
-    its cluster 1, ... ends: int64 [P, C], where each cluster's end in it. is_unit: targets are the means' directions.
-    The i-th empty cluster of a problem splits the i-th largest, ties by number, and from the largest on again after the
-    last that has members. A problem has at least one point.
+    points: [P, n, d]. order: int64 [P n], ends: int64 [P, C], as `sort_members` gives them. is_unit: targets are the
+    means' directions. The i-th empty cluster of a problem splits the i-th largest, ties by number, and from the largest
+    on again after the last that has members. A problem has at least one point.
     """
     width = points.shape[2]
-    sizes = torch.diff(ends.flatten(), prepend=ends.new_zeros(1)).view_as(ends)
+    sizes = cluster_sizes(ends)
     ordered = points.float().reshape(-1, width)[order]
     sums = torch.segment_reduce(ordered, "sum", lengths=sizes.flatten(), unsafe=True, initial=0)
     means = sums.view(*ends.shape, width) / sizes.clamp(min=1)[..., None]

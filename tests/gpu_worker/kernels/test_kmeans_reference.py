@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 
-from gpu_worker.kernels.kmeans import assign_points, move_centroids
+from gpu_worker.kernels.kmeans import assign_points, cluster_sizes, move_centroids, sort_members
 
 
 def test_a_point_goes_to_the_largest_product_less_the_targets_own() -> None:
@@ -49,3 +52,25 @@ def test_empty_clusters_split_the_largest_in_turn() -> None:
         [4, 4],
         [4 * longer, 4 * shorter],
     ]
+
+
+@pytest.mark.parametrize("num_clusters", [3, 7, 20000])
+def test_members_are_in_the_order_of_clusters_and_points(num_clusters: int) -> None:
+    labels = torch.tensor([[2, 0, 2, 0, 1], [0, 0, 2, 2, 0]], dtype=torch.int32)
+    order, ends = sort_members(labels, num_clusters)
+    assert order.tolist() == [1, 3, 4, 0, 2, 5, 6, 9, 7, 8]
+    assert cluster_sizes(ends)[:, :3].tolist() == [[2, 1, 2], [3, 0, 2]]
+    assert ends[:, -1].tolist() == [5, 10]
+
+
+@pytest.mark.parametrize("num_points", [1, 5, 3000])
+def test_members_of_many_points(num_points: int) -> None:
+    labels = torch.randint(0, 50, (3, num_points), generator=torch.Generator().manual_seed(0))
+    order, ends = sort_members(labels, 50)
+    expected = [
+        [place * num_points + int(i) for i in (row == cluster).nonzero()]
+        for place, row in enumerate(labels)
+        for cluster in range(50)
+    ]
+    assert order.tolist() == list(itertools.chain(*expected))
+    assert ends.flatten().tolist() == list(itertools.accumulate(map(len, expected)))
