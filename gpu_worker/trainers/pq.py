@@ -23,13 +23,15 @@ def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapp
         extra["max_square_norms"] = max_square_norms(keys, num_parts)
         keys = augment(keys, extra["max_square_norms"][:, None])
     num_heads, num_tokens, head_dim = keys.shape
-    parts = keys.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)
+    num_points = min(num_tokens, POINTS_PER_CENTROID * ksub)
+    places = lloyd.spread(num_tokens, num_points, seed, keys.device)
+    sample = keys[:, places] if num_points < num_tokens else keys
+    parts = sample.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)
     if num_tokens <= ksub:
         filled = torch.arange(ksub, device=keys.device).clamp(max=num_tokens - 1)
         codebooks = parts[:, filled].float()
     else:
-        codebooks = lloyd.fit(
-            parts, ksub, iterations, seed, metric="l2", max_points=POINTS_PER_CENTROID * ksub
-        )
+        fitted, _ = lloyd.fit(parts, ksub, iterations, seed, metric="l2")
+        codebooks = fitted.means
     codebooks = codebooks.view(num_heads, num_parts, ksub, -1)
     return {"codebooks": codebooks, "codes": pq_assign(keys, codebooks), **extra}

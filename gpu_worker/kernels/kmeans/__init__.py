@@ -1,11 +1,13 @@
-"""The two halves of a K-means round over many problems: whose point, and the sums of each cluster's points."""
+"""The two halves of a K-means round over many problems: whose point, and where centroids move."""
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.kmeans import reference
+from gpu_worker.kernels.kmeans.members import cluster_sizes, sort_members
+from gpu_worker.kernels.kmeans.reference import Centroids
 
 _KERNEL = "gpu_worker.kernels.kmeans.kernel"
 
 assign_points = by_device(reference.assign_points, _KERNEL, "assign_points")
-sum_members = by_device(reference.sum_members, _KERNEL, "sum_members")
+move_centroids = by_device(reference.move_centroids, _KERNEL, "move_centroids")
 
-__all__ = ["assign_points", "sum_members"]
+__all__ = ["Centroids", "assign_points", "cluster_sizes", "move_centroids", "sort_members"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.centroid_rank import centroid_rank
+from gpu_worker.kernels.kmeans import cluster_sizes, sort_members
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
@@ -90,14 +91,14 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     ) -> None:
         centroids, labels = arrays["centroids"], arrays["labels"].long()
         num_clusters = centroids.shape[1]
-        sizes = torch.zeros(labels.shape[0], num_clusters, dtype=torch.int32, device=labels.device)
-        sizes.scatter_add_(1, labels, torch.ones_like(labels, dtype=torch.int32))
+        order, ends = sort_members(labels, num_clusters)
+        sizes = cluster_sizes(ends)
         first = self._first_cluster(index, seat, layer, job)
         clusters, span = slice(first, first + num_clusters), slice(job.begin, job.end)
         index.centroids[seat, layer, :, clusters] = centroids
-        index.sizes[seat, layer, :, clusters] = sizes
+        index.sizes[seat, layer, :, clusters] = sizes.int()
         index.labels[seat, layer, :, span] = (labels + first).int()
-        index.within[seat, layer, :, span] = _places(labels, sizes)
+        index.within[seat, layer, :, span] = _places(order, (ends - sizes).gather(1, labels))
 
     def score(self, index: ClusterIndex, candidates: Candidates) -> Tensor:
         layer = candidates.layer
@@ -125,9 +126,10 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         return int(index.labels[seat, layer, :, : job.begin].max()) + 1
 
 
-def _places(labels: Tensor, sizes: Tensor) -> Tensor:
-    """Place of every token in its cluster by ascending position: int32, the shape of `labels` [H_kv, T]."""
-    order = labels.argsort(dim=1, stable=True)
-    starts = (sizes.cumsum(1) - sizes).gather(1, labels.gather(1, order))
-    ranks = torch.arange(labels.shape[1], device=labels.device, dtype=torch.int32) - starts
-    return torch.zeros_like(labels, dtype=torch.int32).scatter_(1, order, ranks.int())
+def _places(order: Tensor, begins: Tensor) -> Tensor:
+    """Place of every token in its cluster by ascending position: int32 [H_kv, T].
+
+    order: of `sort_members`. begins: int64 [H_kv, T], where each token's cluster begins in it.
+    """
+    place = torch.arange(len(order), device=order.device)
+    return (torch.empty_like(order).scatter_(0, order, place).view_as(begins) - begins).int()

@@ -64,12 +64,14 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     slot_weights(query, pool, tables, seats, zeros(2, 2, dtype=int64), 0.1, 300)
 """
 KMEANS = """
-from gpu_worker.kernels.kmeans.kernel import assign_points, sum_members
+from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 
 for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33):
-    points, centroids = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width)
-    assign_points(points, centroids, zeros(2, 300))
-    sum_members(points, zeros(2, 900, dtype=int64), zeros(2, 300, dtype=int64))
+    points, targets = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width, dtype=dtype)
+    assign_points(points, targets)
+    assign_points(points, targets, zeros(2, 300))
+    for is_unit in False, True:
+        move_centroids(points, zeros(1800, dtype=int64), zeros(2, 300, dtype=int64), is_unit)
 """
 PAIRS = """
 from gpu_worker.kernels.pq_append.kernel import pq_append
@@ -163,7 +165,7 @@ for dtype in bfloat16, float16, float32:
                 "weigh",
             },
         ),
-        (KMEANS, {"_assign_points", "_sum_members"}),
+        (KMEANS, {"assign_tile", "move_one"}),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),
         (
             ROWS,

@@ -154,9 +154,31 @@ def test_an_empty_cluster_splits_a_large_one(metric: str) -> None:
     points = directions.repeat(30, 1)[None]
     points = points if metric != "cosine" else torch.nn.functional.normalize(points, dim=-1)
     for seed in range(10):
-        centroids = lloyd.fit(points, 4, 20, seed, metric, max_points=120)
+        centroids, _ = lloyd.fit(points, 4, 20, seed, metric)
         labels = lloyd.assign(points, centroids, metric)
         assert labels[0, :4].unique().tolist() == [0, 1, 2, 3], seed
+
+
+@pytest.mark.parametrize("num_points", [1, 2, 3, 80, 997, 32752])
+def test_chosen_places_are_different_and_spread(num_points: int) -> None:
+    for seed in (0, 5, 2**40):
+        places = lloyd.spread(num_points, num_points, seed, torch.device("cpu"))
+        assert places.sort().values.tolist() == list(range(num_points))
+    if num_points > 900:
+        gaps = places[:90].sort().values.diff()
+        assert int(gaps.max()) < 4 * num_points / 90
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_keys_of_16_bits_are_clustered_as_well(metric: str, device: torch.device) -> None:
+    keys, params = clustered_keys(2000, 24, 30, device), KMeansParams(25, metric, 15)
+    error = []
+    for points in (keys, keys.bfloat16()):
+        arrays = train_index(points, params, seed=1)
+        own = arrays["centroids"].gather(1, arrays["labels"].long()[..., None].expand_as(keys))
+        assert arrays["centroids"].dtype == torch.float32
+        error.append(float((keys - own).square().sum()))
+    assert error[1] < 1.05 * error[0]
 
 
 @pytest.mark.parametrize(
