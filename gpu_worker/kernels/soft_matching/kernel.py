@@ -3,8 +3,8 @@
 1. Zeros for the histogram. 2. `match_chunk`, grid (chunks, H): cosines of a chunk's rows in one tile of products; each
 seeking row leaves its best edge as one number, and counts it in the head's histogram of 8193 levels. 3. `choose_edges`,
 grid (H): the level at which the wanted number of edges is reached, and by prefix sums over chunks how many of the ties
-each chunk leaves out and where its survivors go. 4. `merge_chunk`, grid (chunks, tiles of d, H): survivors are copied in
-order, and partners become means, by a product with a matrix of zeros and ones.
+each chunk leaves out and where its survivors go. 4. `merge_chunk`, grid (chunks, tiles of d, H): survivors are copied
+in order, and partners become means, by a product with a matrix of zeros and ones.
 
 Rows are read twice and written once; beside them a round takes 4 bytes an edge and 32 KiB a head. The histogram's
 atomic sums are of whole numbers: two runs agree. Chunks above 256 rows, and so all rows as one chunk, go to the
@@ -43,6 +43,10 @@ MATCHED_BYTES = 128
 MERGED_DIMS = 64
 # Edges that choosing has in registers.
 CHOSEN_TILE = 8192
+# Warps of a program; half of them where a chunk has half of the rows, or fewer.
+MATCH_WARPS = 8
+CHOOSE_WARPS = 16
+MERGE_WARPS = 8
 
 
 def match_rows(keys: Tensor, chunk: int, max_similarities: int = reference.MAX_SIMILARITIES) -> Matches:
@@ -93,7 +97,7 @@ def merge_rows(
         EACH=each,
         CHUNKS=max(16, min(triton.next_power_of_2(num_chunks), CHOSEN_TILE // step)),
         STEP=step,
-        num_warps=16,
+        num_warps=CHOOSE_WARPS,
     )
     dims = max(16, min(MERGED_DIMS, triton.next_power_of_2(width)))
     half = _half(chunk)
@@ -122,7 +126,7 @@ def merge_rows(
         HALF=half,
         DIMS=dims,
         WIDE_DOT=is_interpreted(),
-        num_warps=8 if half == MAX_CHUNK // 2 else 4,
+        num_warps=MERGE_WARPS if half == MAX_CHUNK // 2 else MERGE_WARPS // 2,
     )
     return merged
 
@@ -147,7 +151,7 @@ def _matched(keys: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
             HALF=half,
             DIMS=MATCHED_BYTES // keys.element_size(),
             WIDE_DOT=is_interpreted(),
-            num_warps=8 if half == MAX_CHUNK // 2 else 4,
+            num_warps=MATCH_WARPS if half == MAX_CHUNK // 2 else MATCH_WARPS // 2,
         )
     return edges, histogram
 

@@ -72,7 +72,7 @@ def match_chunk(
     cosines = tl.where(cosines == cosines, cosines, -STEPS)
     levels = (tl.minimum(tl.maximum(cosines, -STEPS), STEPS) + ROUNDING) - ROUNDING
     levels = levels.to(tl.int32) + NO_COSINE
-    candidates = levels * PLACES + (PLACES - 1 - pairs)[None, :]
+    candidates = levels * PLACES + (pairs ^ (PLACES - 1))[None, :]
     best = tl.max(tl.where(is_offered[None, :], candidates, -1), axis=1)
     edge = chunk * ((CHUNK + 1) // 2) + pairs
     is_edge = is_seeking & (edge < num_edges)
@@ -167,7 +167,7 @@ def merge_chunk(
     edge = chunk * ((CHUNK + 1) // 2) + pairs
     # A row without a partner has a level below all others.
     found = tl.load(edges + head * num_edges + edge, mask=is_source & (edge < num_edges), other=-PLACES)
-    level, partner = found >> 8, PLACES - 1 - (found & (PLACES - 1))
+    level, partner = found >> 8, (found & (PLACES - 1)) ^ (PLACES - 1)
     threshold = tl.load(thresholds + head)
     of_chunk = head * tl.num_programs(0) + chunk
     is_tie = level == threshold
@@ -229,7 +229,8 @@ def merge_chunk(
 @triton.jit
 def sums_by(is_into: tl.tensor, given: tl.tensor, WIDE_DOT: tl.constexpr) -> tl.tensor:
     """Sums of the rows that go into each row. Three parts of 8 bits are all of a float32, and times 0 or 1 exact."""
-    into = is_into.to(tl.bfloat16)
+    # By way of float32, as the interpreter takes no truth value for a number of 16 bits.
+    into = is_into.to(tl.float32).to(tl.bfloat16)
     high = given.to(tl.bfloat16)
     rest = given - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)

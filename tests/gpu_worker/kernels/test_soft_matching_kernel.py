@@ -39,7 +39,9 @@ def walk(num_heads: int, num_rows: int, width: int, seed: int = 0) -> Tensor:
     return torch.randn(num_heads, num_rows, width, generator=generator).cumsum(1)
 
 
-def rows_of(device: torch.device, keys: Tensor, dtype: torch.dtype, with_degrees: bool = True) -> WeightedRows:
+def rows_of(
+    device: torch.device, keys: Tensor, dtype: torch.dtype, with_degrees: bool = True
+) -> WeightedRows:
     """As the engine has them: a part of rows K|V that lie between others, which are NaN here."""
     num_heads, num_rows, width = keys.shape
     generator = torch.Generator().manual_seed(num_rows + width)
@@ -68,9 +70,18 @@ def check(
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [16, 64, 96, 128])
-@pytest.mark.parametrize(("num_rows", "chunk"), [(300, 256), (77, 32), (23, 5)])
+@pytest.mark.parametrize(
+    ("num_rows", "chunk", "width", "dtype"),
+    [
+        (300, 256, 128, torch.bfloat16),
+        (300, 256, 64, torch.float32),
+        (200, 100, 96, torch.float32),
+        (77, 32, 96, torch.bfloat16),
+        (77, 32, 128, torch.float16),
+        (23, 5, 80, torch.float32),
+        (9, 2, 16, torch.float16),
+    ],
+)
 def test_matches_are_those_of_the_reference(
     device: torch.device, num_rows: int, chunk: int, width: int, dtype: torch.dtype
 ) -> None:
@@ -91,48 +102,52 @@ def test_matches_of_any_rows_are_the_best_but_for_rounding(device: torch.device,
     assert (found.partner == expected.partner).float().mean() > 0.99
 
 
-@pytest.mark.parametrize(("num_rows", "chunk"), [(1, 8), (2, 8), (17, 8), (513, 256), (600, 255), (65, 2)])
+@pytest.mark.parametrize(("num_rows", "chunk"), [(1, 8), (2, 8), (17, 8), (257, 256), (320, 255), (13, 2)])
 def test_so_many_rows_merge(device: torch.device, num_rows: int, chunk: int) -> None:
     """None, one, all that have a partner; a last chunk of one row; chunks of odd length."""
     most = num_matches(num_rows, chunk)
-    rows = rows_of(device, signs(3, num_rows, 64), torch.float32)
-    for num_merged in sorted({0, min(1, most), most // 2, most}):
+    rows = rows_of(device, signs(2, num_rows, 16), torch.float32)
+    for num_merged in sorted({0, min(1, most), most}):
         merged = check(rows, chunk, num_merged)
-        assert merged.positions.shape == (3, num_rows - num_merged)
+        assert merged.positions.shape == (2, num_rows - num_merged)
         assert torch.equal(merged.degrees.sum(1), rows.degrees.sum(1))
 
 
-@pytest.mark.parametrize("width", [16, 64, 80, 96, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("with_degrees", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dtype", "with_degrees"),
+    [
+        (16, torch.float32, True),
+        (64, torch.bfloat16, False),
+        (80, torch.float32, False),
+        (96, torch.float16, True),
+        (96, torch.float32, True),
+        (128, torch.bfloat16, True),
+    ],
+)
 def test_head_sizes_and_types(
     device: torch.device, width: int, dtype: torch.dtype, with_degrees: bool
 ) -> None:
-    keys = signs(2, 150, width) if width in (16, 64) else walk(2, 150, width)
-    rows = rows_of(device, keys, dtype, with_degrees)
+    rows = rows_of(device, (signs if width == 64 else walk)(2, 150, width), dtype, with_degrees)
     check(rows, 64, 40)
     check(rows, 64, 40, dtype)
 
 
-@pytest.mark.parametrize("num_merged", [1, 5, 63, 64, 65, 129, 200])
+@pytest.mark.parametrize("num_merged", [1, 5, 25, 52])
 def test_ties_across_chunks_go_to_the_higher_rows(device: torch.device, num_merged: int) -> None:
-    keys = torch.ones(2, 403, 16)
-    # Of half of the chunks nobody is like another.
-    keys[1, :200] = walk(1, 200, 16)
+    keys = torch.ones(2, 103, 16)
+    keys[1, :50] = walk(1, 50, 16)
     merged = check(rows_of(device, keys, torch.float32), 8, num_merged)
-    removed = set((torch.arange(2, 405) * 7).tolist()) - set(merged.positions[0].tolist())
-    # The third of the last three rows is odd and seeks a partner too.
-    seeking = [row for row in range(403) if row % 8 % 2 == 0]
+    removed = set((torch.arange(2, 105) * 7).tolist()) - set(merged.positions[0].tolist())
+    # The last chunk has 7 rows, and of these 4 seek a partner.
+    seeking = [row for row in range(103) if row % 8 % 2 == 0]
     assert removed == {7 * (row + 2) for row in seeking[-num_merged:]}
 
 
-@pytest.mark.parametrize("tile", [64, 128])
-def test_chunks_are_chosen_from_tile_by_tile(
-    device: torch.device, tile: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "CHOSEN_TILE", tile)
-    rows = rows_of(device, signs(2, 700, 64), torch.float32)
-    for num_merged in 1, 100, 350:
+def test_chunks_are_chosen_from_tile_by_tile(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "CHOSEN_TILE", 64)
+    # 39 chunks, 16 at a time.
+    rows = rows_of(device, signs(1, 305, 16), torch.float32)
+    for num_merged in 1, 70:
         check(rows, 8, num_merged)
 
 
@@ -149,8 +164,8 @@ def test_many_rows_into_one_weigh_by_their_degrees(device: torch.device) -> None
 
 
 def test_rounds_follow_each_other(device: torch.device) -> None:
-    mine = theirs = rows_of(device, signs(2, 600, 64), torch.bfloat16, with_degrees=False)
-    for num_merged in 200, 100, 45:
+    mine = theirs = rows_of(device, signs(2, 400, 64), torch.bfloat16, with_degrees=False)
+    for num_merged in 120, 60, 45:
         mine = merge_rows(mine, 128, num_merged)
         theirs = reference.merge_rows(theirs, 128, num_merged)
     assert torch.equal(mine.degrees.sum(1), theirs.degrees.sum(1))
