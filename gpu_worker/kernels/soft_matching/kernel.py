@@ -47,6 +47,9 @@ CHOSEN_TILE = 8192
 MATCH_WARPS = 8
 CHOOSE_WARPS = 16
 MERGE_WARPS = 8
+# Registers of a thread, so that two programs of 256 threads share an SM.
+MATCH_REGISTERS = 128
+MERGE_REGISTERS = 128
 
 
 def match_rows(keys: Tensor, chunk: int, max_similarities: int = reference.MAX_SIMILARITIES) -> Matches:
@@ -101,7 +104,7 @@ def merge_rows(
     )
     dims = max(16, min(MERGED_DIMS, triton.next_power_of_2(width)))
     half = _half(chunk)
-    merge_chunk[(num_chunks, triton.cdiv(width, dims), num_heads)](
+    merge_chunk[(num_chunks, 2 * triton.cdiv(width, dims), num_heads)](
         rows.positions,
         rows.degrees,
         rows.keys,
@@ -126,6 +129,7 @@ def merge_rows(
         HALF=half,
         DIMS=dims,
         WIDE_DOT=is_interpreted(),
+        maxnreg=MERGE_REGISTERS,
         num_warps=MERGE_WARPS if half == MAX_CHUNK // 2 else MERGE_WARPS // 2,
     )
     return merged
@@ -151,6 +155,7 @@ def _matched(keys: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
             HALF=half,
             DIMS=MATCHED_BYTES // keys.element_size(),
             WIDE_DOT=is_interpreted(),
+            maxnreg=MATCH_REGISTERS,
             num_warps=MATCH_WARPS if half == MAX_CHUNK // 2 else MATCH_WARPS // 2,
         )
     return edges, histogram

@@ -59,9 +59,12 @@ def match_chunk(
         wide_seeking, wide_offered = seeking.to(tl.float32), offered.to(tl.float32)
         seeking_squares += tl.sum(wide_seeking * wide_seeking, axis=1)
         offered_squares += tl.sum(wide_offered * wide_offered, axis=0)
-        # Products of 16-bit rows are exact, those of float32 rows are made of three of TF32.
+        # Products of 16-bit rows are exact. Of float32 rows they are made of three of TF32, in one sum.
         if keys.dtype.element_ty == tl.float32:
-            products = tl.dot(seeking, offered, products, input_precision="tf32x3")
+            high_seeking, high_offered = upper_half(seeking), upper_half(offered)
+            products = tl.dot(seeking - high_seeking, high_offered, products, input_precision="tf32")
+            products = tl.dot(high_seeking, offered - high_offered, products, input_precision="tf32")
+            products = tl.dot(high_seeking, high_offered, products, input_precision="tf32")
         else:
             products += dot(seeking, offered, WIDE_DOT)
     ones = tl.full([HALF], 1.0, tl.float32)
@@ -78,6 +81,12 @@ def match_chunk(
     is_edge = is_seeking & (edge < num_edges)
     tl.store(edges + head * num_edges + edge, best, mask=is_edge)
     tl.atomic_add(histogram + head * LEVELS + best // PLACES, 1, mask=is_edge, sem="relaxed")
+
+
+@triton.jit
+def upper_half(x: tl.tensor) -> tl.tensor:
+    """What TF32 has of a float32; the rest is a float32 of fewer bits."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["num_edges", "num_chunks", "num_merged"])
@@ -182,12 +191,18 @@ def merge_chunk(
     stays = is_source & (is_merged == 0)
 
     is_into = (partner[None, :] == pairs[:, None]) & is_merged[None, :]
+    # By way of float32, as the interpreter takes no truth value for a number of 16 bits.
+    into = is_into.to(tl.float32).to(tl.bfloat16)
     source_degrees = tl.load(degrees + head * degrees_stride + sources, mask=is_source, other=0.0)
     target_degrees = tl.load(degrees + head * degrees_stride + targets, mask=is_target, other=1.0)
-    totals = target_degrees + tl.sum(tl.where(is_into, source_degrees[None, :], 0.0), axis=1)
-    own_share = tl.div_rn(target_degrees, totals)
-    partner_totals = tl.sum(tl.where(is_into, totals[:, None], 0.0), axis=0)
-    share = tl.div_rn(source_degrees, tl.where(is_merged, partner_totals, 1.0))
+    # In a column of 16, the narrowest product there is.
+    gained = tl.where((tl.arange(0, 16) == 0)[None, :], source_degrees[:, None], 0.0)
+    totals = target_degrees + tl.sum(sums_by(into, gained, WIDE_DOT), axis=1)
+    # A row into which nothing is merged stays as it is, to the bit.
+    own_share, inverse = (
+        tl.div_rn(target_degrees, totals),
+        tl.div_rn(tl.full([HALF], 1.0, tl.float32), totals),
+    )
     if tl.program_id(1) == 0:
         of_head = head * positions_stride
         tl.store(
@@ -203,36 +218,34 @@ def merge_chunk(
         tl.store(new_degrees + head * num_left + new_sources, source_degrees, mask=stays)
         tl.store(new_degrees + head * num_left + new_targets, totals, mask=is_target)
 
-    dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    # Keys in the first half of the grid's second axis, values in the other.
+    tiles = tl.num_programs(1) // 2
+    dims = tl.program_id(1) % tiles * DIMS + tl.arange(0, DIMS)
     is_dim = (dims < width)[None, :]
-    old_sources, old_targets = sources.to(tl.int64)[:, None], targets.to(tl.int64)[:, None]
-    new_source_rows = (head * num_left + new_sources)[:, None] * width + dims[None, :]
-    new_target_rows = (head * num_left + new_targets)[:, None] * width + dims[None, :]
+    if tl.program_id(1) < tiles:
+        old, new, stride = keys + head * keys_stride_head, new_keys, keys_stride_row
+    else:
+        old, new, stride = values + head * values_stride_head, new_values, values_stride_row
+    old += dims[None, :]
+    new += head * num_left * width + dims[None, :]
     stays_at, is_target_at = stays[:, None] & is_dim, is_target[:, None] & is_dim
-    for half in tl.static_range(2):
-        if half == 0:
-            old = keys + head * keys_stride_head + dims[None, :]
-            new = new_keys
-            stride = keys_stride_row
-        else:
-            old = values + head * values_stride_head + dims[None, :]
-            new = new_values
-            stride = values_stride_row
-        alone = tl.load(old + old_sources * stride, mask=is_source[:, None] & is_dim, other=0.0)
-        tl.store(new + new_source_rows, alone, mask=stays_at)
-        given = tl.where(is_merged[:, None], alone.to(tl.float32) * share[:, None], 0.0)
-        means = tl.load(old + old_targets * stride, mask=is_target_at, other=0.0).to(tl.float32)
-        means = means * own_share[:, None] + sums_by(is_into, given, WIDE_DOT)
-        tl.store(new + new_target_rows, means, mask=is_target_at)
+    alone = tl.load(old + sources.to(tl.int64)[:, None] * stride, mask=is_source[:, None] & is_dim, other=0.0)
+    tl.store(new + new_sources.to(tl.int64)[:, None] * width, alone, mask=stays_at)
+    given = tl.where(is_merged[:, None], alone.to(tl.float32) * source_degrees[:, None], 0.0)
+    means = tl.load(old + targets.to(tl.int64)[:, None] * stride, mask=is_target_at, other=0.0).to(tl.float32)
+    means = means * own_share[:, None] + sums_by(into, given, WIDE_DOT) * inverse[:, None]
+    tl.store(new + new_targets.to(tl.int64)[:, None] * width, means, mask=is_target_at)
 
 
 @triton.jit
-def sums_by(is_into: tl.tensor, given: tl.tensor, WIDE_DOT: tl.constexpr) -> tl.tensor:
+def sums_by(into: tl.tensor, given: tl.tensor, WIDE_DOT: tl.constexpr) -> tl.tensor:
     """Sums of the rows that go into each row. Three parts of 8 bits are all of a float32, and times 0 or 1 exact."""
-    # By way of float32, as the interpreter takes no truth value for a number of 16 bits.
-    into = is_into.to(tl.float32).to(tl.bfloat16)
     high = given.to(tl.bfloat16)
     rest = given - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
     low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    return dot(into, low, WIDE_DOT) + dot(into, middle, WIDE_DOT) + dot(into, high, WIDE_DOT)
+    if WIDE_DOT:
+        sums = dot(into, low, True) + dot(into, middle, True) + dot(into, high, True)
+    else:
+        sums = tl.dot(into, high, tl.dot(into, middle, tl.dot(into, low)))
+    return sums
