@@ -37,8 +37,9 @@ from gpu_worker.kernels.soft_matching.records import (
 
 # A tile of products is one half of a chunk by the other.
 MAX_CHUNK = 256
-# Bytes of a row that a step of matching has, of either half.
-MATCHED_BYTES = 128
+# Dimensions that a step of matching has of either half, of 16-bit rows and of float32 rows.
+NARROW_DIMS = 64
+WIDE_DIMS = 16
 # Dimensions of a row that a program merges, of keys and then of values.
 MERGED_DIMS = 64
 # Edges that choosing has in registers.
@@ -98,7 +99,7 @@ def merge_rows(
         num_chunks,
         num_merged,
         EACH=each,
-        CHUNKS=max(16, min(triton.next_power_of_2(num_chunks), CHOSEN_TILE // step)),
+        CHUNKS=CHOSEN_TILE // step,
         STEP=step,
         num_warps=CHOOSE_WARPS,
     )
@@ -153,7 +154,7 @@ def _matched(keys: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
             width,
             CHUNK=chunk,
             HALF=half,
-            DIMS=MATCHED_BYTES // keys.element_size(),
+            DIMS=WIDE_DIMS if keys.dtype == torch.float32 else NARROW_DIMS,
             WIDE_DOT=is_interpreted(),
             maxnreg=MATCH_REGISTERS,
             num_warps=MATCH_WARPS if half == MAX_CHUNK // 2 else MATCH_WARPS // 2,

@@ -76,7 +76,7 @@ from gpu_worker.kernels.soft_matching import WeightedRows
 from gpu_worker.kernels.soft_matching.kernel import match_rows, merge_rows
 
 for dtype, width, chunk, num_rows in (
-    (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 256, 513), (float32, 64, 7, 100)
+    (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 255, 513), (float32, 64, 2, 100)
 ):
     positions, both = torch.arange(num_rows).expand(2, -1), zeros(2, num_rows, 2 * width, dtype=dtype)
     rows = WeightedRows(positions, zeros(2, num_rows), both[..., :width], both[..., width:])
