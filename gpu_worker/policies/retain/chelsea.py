@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.functional import embedding_bag
 
+from gpu_worker.kernels.soft_matching import WeightedRows, merge_rows, num_matches
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
-from gpu_worker.policies.retain.base import LayerRows, Retained, RetainPolicy, best_first
-from gpu_worker.policies.retain.soft_matching import Matches, match_rows, num_matches
+from gpu_worker.policies.retain.base import LayerRows, Retained, RetainPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Chelsea(RetainPolicy):
         return self.interval_tokens if plan.selects else 0
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        num_rows = int((rows.positions >= 0).sum(dim=1).max())
+        num_rows, dtype = _num_rows(rows), rows.keys.dtype
         begin, end = plan.num_sink, num_rows - plan.num_recent
         wanted = budget - plan.num_sink - plan.num_recent
         if wanted < 1:
@@ -69,20 +67,21 @@ class Chelsea(RetainPolicy):
                 f"a budget of {budget} tokens leaves none beside {plan.num_sink} sinks and {plan.num_recent} "
                 f"in the window; give at least {budget - wanted + 1}"
             )
-        middle, rounds = _Rows.between(rows, begin, end), rows.rounds
+        middle, rounds = _between(rows, begin, end), rows.rounds
         while (num_middle := middle.keys.shape[1]) > wanted:
             # The last round lands on the budget (CH-A3); it is the same number in every head (CH-A7).
             removed = max(1, int(self._ratio(rounds) * num_middle + 1e-6))
             chunk = self.chunk if self.chunked else num_middle
             num_merged = min(removed, num_middle - wanted, num_matches(num_middle, chunk))
-            middle = middle.merged(match_rows(middle.keys, chunk), num_merged)
+            # Means of means are not rounded between the rounds.
+            is_last = num_middle - num_merged == wanted
+            middle = merge_rows(middle, chunk, num_merged, dtype if is_last else torch.float32)
             rounds += 1
-        sinks, recent = _Rows.between(rows, 0, begin), _Rows.between(rows, end, num_rows)
-        parts = (sinks, middle, recent)
+        parts = _between(rows, 0, begin), middle, _between(rows, end, num_rows)
         return Retained(
             torch.cat([part.positions for part in parts], dim=1),
-            torch.cat([part.keys.to(rows.keys.dtype) for part in parts], dim=1),
-            torch.cat([part.values.to(rows.values.dtype) for part in parts], dim=1),
+            torch.cat([part.keys for part in parts], dim=1),
+            torch.cat([part.values for part in parts], dim=1),
             torch.cat([part.degrees for part in parts], dim=1),
             rounds=rounds,
         )
@@ -92,56 +91,19 @@ class Chelsea(RetainPolicy):
         return max(self.r_min, self.r_init - self.alpha * min(self.decay_rounds, rounds))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Some rows of every head by ascending position: int64 and float32 [H, M] and, in float32, [H, M, d]."""
+def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
+    taken = slice(begin, end)
+    positions = rows.positions[:, taken]
+    # Whole numbers, though the engine keeps their logarithms.
+    degrees = torch.ones_like(positions, dtype=torch.float32)
+    if rows.degrees is not None:
+        degrees = rows.degrees[:, taken].round()
+    return WeightedRows(positions, degrees, rows.keys[:, taken], rows.values[:, taken])
 
-    positions: Tensor
-    degrees: Tensor
-    keys: Tensor
-    values: Tensor
 
-    @classmethod
-    def between(cls, rows: LayerRows, begin: int, end: int) -> _Rows:
-        taken = slice(begin, end)
-        positions = rows.positions[:, taken]
-        # Whole numbers, though the engine keeps their logarithms.
-        degrees = torch.ones_like(positions, dtype=torch.float32)
-        if rows.degrees is not None:
-            degrees = rows.degrees[:, taken].round()
-        return cls(positions, degrees, rows.keys[:, taken].float(), rows.values[:, taken].float())
-
-    def merged(self, matches: Matches, num_merged: int) -> _Rows:
-        """Merge so many rows of each head into their partners, the most similar ones. Means are weighted by
-        degrees and stand where the partner stood (CH-A6)."""
-        best = best_first(matches.similarity)[:, :num_merged]
-        source, target = matches.source[best], matches.partner.gather(1, best)
-        gained = self.degrees.gather(1, source)
-        degrees = self.degrees.scatter_add(1, target, gained)
-        num_heads, num_rows = degrees.shape
-        # One bag a row, of what is merged into it. Its sum has an order, as that of a scatter on a GPU has not.
-        first = torch.arange(num_heads, device=source.device)[:, None] * num_rows
-        into, order = (target + first).flatten().sort(stable=True)
-        bags = torch.searchsorted(into, torch.arange(num_heads * num_rows, device=into.device))
-        members = (source + first).flatten()[order]
-        shares = (gained / degrees.gather(1, target)).flatten()[order]
-        own_share = (self.degrees / degrees)[..., None]
-
-        def mean(of: Tensor) -> Tensor:
-            flat = of.flatten(0, 1)
-            added = embedding_bag(members, flat, bags, mode="sum", per_sample_weights=shares)
-            return of * own_share + added.view_as(of)
-
-        stays = torch.ones_like(degrees, dtype=torch.bool).scatter_(1, source, False)
-        survivors = stays.nonzero()[:, 1].view(num_heads, -1)
-        means = replace(self, degrees=degrees, keys=mean(self.keys), values=mean(self.values))
-        return means.taken(survivors)
-
-    def taken(self, index: Tensor) -> _Rows:
-        wide = index[..., None].expand(-1, -1, self.keys.shape[2])
-        return _Rows(
-            self.positions.gather(1, index),
-            self.degrees.gather(1, index),
-            self.keys.gather(1, wide),
-            self.values.gather(1, wide),
-        )
+def _num_rows(rows: LayerRows) -> int:
+    """Of every head."""
+    if rows.degrees is None:
+        # A prompt: nothing is padded, and its shape says so without waiting for the device.
+        return rows.positions.shape[1]
+    return int((rows.positions >= 0).sum(dim=1).max())

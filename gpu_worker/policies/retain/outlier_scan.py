@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpu_worker.policies.retain.soft_matching import match_rows
+from gpu_worker.kernels.soft_matching import match_rows
 
 
 def outlier_scores(

@@ -73,6 +73,19 @@ for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33)
     for is_unit in False, True:
         move_centroids(points, zeros(1800, dtype=int64), zeros(2, 300, dtype=int64), is_unit)
 """
+SOFT_MATCHING = """
+from gpu_worker.kernels.soft_matching import WeightedRows
+from gpu_worker.kernels.soft_matching.kernel import match_rows, merge_rows
+
+for dtype, width, chunk, num_rows in (
+    (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 255, 513), (float32, 64, 2, 100)
+):
+    positions, both = torch.arange(num_rows).expand(2, -1), zeros(2, num_rows, 2 * width, dtype=dtype)
+    rows = WeightedRows(positions, zeros(2, num_rows), both[..., :width], both[..., width:])
+    match_rows(rows.keys, chunk)
+    for into in dtype, float32:
+        merge_rows(rows, chunk, 40, into)
+"""
 PAIRS = """
 from gpu_worker.kernels.pq_append.kernel import pq_append
 from gpu_worker.kernels.pq_select.kernel import pq_select
@@ -166,6 +179,7 @@ for dtype in bfloat16, float16, float32:
             },
         ),
         (KMEANS, {"assign_tile", "move_one"}),
+        (SOFT_MATCHING, {"match_chunk", "choose_edges", "merge_chunk"}),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),
         (
             ROWS,
@@ -182,7 +196,7 @@ for dtype in bfloat16, float16, float32:
         ),
         (ACTIVATIONS, {"_rms_norm", "_rope", "_silu_mul"}),
     ],
-    ids=["attention", "top_k", "scores", "kmeans", "pairs", "rows", "activations"],
+    ids=["attention", "top_k", "scores", "kmeans", "soft_matching", "pairs", "rows", "activations"],
 )
 def test_programs_compile(tmp_path: Path, script: str, programs: set[str]) -> None:
     if torch.cuda.is_available():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.soft_matching import match_rows, num_matches
 from gpu_worker.models import KeyShift, RopeConfig
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.retain.base import LayerRows, Retained
 from gpu_worker.policies.retain.chelsea import Chelsea
-from gpu_worker.policies.retain.soft_matching import match_rows, num_matches
 
 DIM = 16
 POLICY = Chelsea(num_sink=2, num_recent=4, chunk=8)
