@@ -3,13 +3,16 @@
 A row is the N scores of one head. Its positions modulo TILE are its columns; TILE is at least twice `width`.
 
 1. `column_maxima`: the best score of each column. The count-th best of them is a floor: that many scores reach it,
-   and where scores do not follow columns, at most some 1.5 times as many do.
-2. `prune`: a program a chunk of a row lists the positions above the floor, in order, and counts those at it.
-3. `finish`: if fewer than asked for lie above the floor, the floor is the threshold and a program a chunk writes what
-   is taken. Otherwise one program a row finds the threshold among the listed, which fit its registers or nearly.
+   and where scores do not follow columns, at most some 1.6 times as many do.
+2. `prune`: a program a chunk of a row lists the positions above the floor, in order, and counts those at it. All
+   lists of a row, chunk after chunk as these come, also make its short list, of one tile.
+3. `finish`: a program a chunk finds the threshold among the row's short list, each for itself, counts what is taken
+   of the chunks before it and writes what is taken of its own. If fewer than asked for lie above the floor, the floor
+   is the threshold. If more than a tile do, one program a row prunes their list and writes.
 
-A row that fits one tile needs the last launch only. Grids have about two programs an SM for one row as for hundreds:
-the fewer rows, the narrower the strips of columns and the more chunks. Nothing is added atomically, so two runs agree.
+A row that fits one tile needs a launch of its own only. Grids have about two programs an SM for one row as for
+hundreds: the fewer rows, the narrower the strips of columns and the more chunks. The order of chunks in a short list
+is the only thing that may differ between two runs, and what is taken does not depend on it.
 Traffic: the scores twice (the second time mostly from L2), and 4 bytes of scratch a score, of which few are touched.
 """
 
@@ -21,7 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.top_k.programs import column_maxima, finish, prune, select_in_tile
+from gpu_worker.kernels.top_k.finish import finish
+from gpu_worker.kernels.top_k.programs import NUM_NOTES, column_maxima, prune, select_in_tile
 
 # Two for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 264
@@ -53,8 +57,9 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     bits, counts = scores.view(torch.int32), counts.contiguous()
     row_shape = (num_heads, num_positions, width, bits.stride(0), bits.stride(1))
     tile = max(2048, 2 * triton.next_power_of_2(width))
-    # Eight scores a thread; two programs of 512 threads share an SM.
-    build = {"TILE": tile, "num_warps": min(tile // 256, 32), "maxnreg": 64}
+    # Sixteen scores a thread: what each thread does on its own in a round of the search costs more than its share.
+    num_warps = min(tile // 512, 32)
+    build = {"TILE": tile, "num_warps": num_warps, "maxnreg": min(128, 2048 // num_warps)}
     if num_positions <= tile:
         select_in_tile[(rows,)](bits, counts, taken, *row_shape, **build)
         return taken
@@ -65,14 +70,17 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     def scratch(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=scores.device)
 
-    maxima, floors, listed = scratch(rows, tile), scratch(rows), scratch(rows, num_positions)
-    lists = (floors, scratch(rows, num_chunks), scratch(rows, num_chunks), listed)
+    maxima, notes = scratch(rows, tile), scratch(rows, NUM_NOTES.value)
+    by_chunk = [scratch(rows, num_chunks) for _ in range(3)]
+    lists = (notes, *by_chunk, scratch(rows, num_positions), scratch(rows, tile), scratch(rows, tile))
     chunking = (num_chunks, chunk_tiles * tile)
+    # Twice what a chunk lists if all list as much.
+    build["SLAB"] = min(tile, max(512, triton.next_power_of_2(3 * width // num_chunks)))
     column_maxima[(rows, tile // strip)](
-        bits, maxima, *row_shape, TILE=tile, STRIP=strip, DEPTH=4096 // strip, num_warps=8
+        bits, maxima, notes, *row_shape, TILE=tile, STRIP=strip, DEPTH=4096 // strip, num_warps=8
     )
     grid = (rows, num_chunks)
-    prune[grid](bits, counts, maxima, *lists, *row_shape, *chunking, **build)
+    prune[grid](bits, counts, maxima, *lists, *row_shape, *chunking, IS_ONE_TILE=chunk_tiles == 1, **build)
     finish[grid](
         bits, counts, *lists, taken, *row_shape, *chunking, CHUNKS=triton.next_power_of_2(num_chunks), **build
     )

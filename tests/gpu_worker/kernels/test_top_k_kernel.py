@@ -8,7 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from gpu_worker.kernels.top_k.finish import finish
 from gpu_worker.kernels.top_k.kernel import MAX_WIDTH, top_k
+from gpu_worker.kernels.top_k.programs import FLOOR, PEAK, SIZE
 from gpu_worker.kernels.top_k.reference import top_k as reference
 
 MINUS_INF = float("-inf")
@@ -85,6 +87,53 @@ def test_good_scores_in_one_place(device: torch.device) -> None:
     scores[0, 0, 3 * TILE - 100 : 3 * TILE + 1000] += 50
     scores[0, 1, -1000:] = 50.0
     check(scores, [950], device)
+
+
+def test_chunks_of_several_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As many rows have it.
+    monkeypatch.setattr("gpu_worker.kernels.top_k.kernel._chunk_tiles", lambda rows, num_tiles: 2)
+    scores = torch.randn(1, 3, 4 * TILE + 300, generator=torch.Generator().manual_seed(0))
+    scores[0, 1] = scores[0, 1].mul_(4).round()
+    scores[0, 2, 2000:2900] += 50
+    check(scores, [700], device)
+
+
+def test_good_scores_in_one_chunk_of_many(device: torch.device) -> None:
+    scores = torch.randn(1, 1, 14 * TILE, generator=torch.Generator().manual_seed(0))
+    scores[0, 0, 5 * TILE + 7 : 5 * TILE + 1007] += 50
+    check(scores, [950], device)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]], ids=str)
+def test_chunks_may_be_listed_in_any_order(order: list[int], device: torch.device) -> None:
+    # Each program of `prune` takes the next place of the short list; here it is made by hand.
+    scores = torch.randn(1, 1, 3 * TILE, generator=torch.Generator().manual_seed(0)).mul_(20).round_()
+    floor, count = 20.0, 500
+    chunks = [(scores[0, 0, c * TILE : (c + 1) * TILE] > floor).nonzero()[:, 0] + c * TILE for c in range(3)]
+    sizes = [len(chunk) for chunk in chunks]
+    places = [sum(sizes[c] for c in order[: order.index(chunk)]) for chunk in range(3)]
+    listed = torch.cat([chunks[c] for c in order])
+    bits = scores.view(torch.int32)
+    peak = int(bits.max())
+    notes = {
+        FLOOR.value: int(torch.tensor(floor).view(torch.int32)),
+        PEAK.value: peak,
+        SIZE.value: sum(sizes),
+    }
+
+    def row(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    short_positions = torch.zeros(TILE, dtype=torch.int32)
+    short_positions[: len(listed)] = listed
+    short_keys = bits[0, 0, short_positions.long()]
+    taken = torch.empty(1, 1, count, dtype=torch.int64, device=device)
+    finish[(1, 3)](
+        bits.to(device), torch.tensor([count], device=device), row(*(notes[n] for n in range(3))),
+        row(*sizes), row(0, 0, 0), row(*places), row(0), short_keys.to(device), short_positions.to(device), taken,
+        1, 3 * TILE, count, 3 * TILE, 3 * TILE, 3, TILE, CHUNKS=4, TILE=TILE, SLAB=256,
+    )  # fmt: skip
+    assert torch.equal(taken.cpu(), reference(scores, torch.tensor([count]), count))
 
 
 @pytest.mark.parametrize("num_positions", [TILE, 2 * TILE + 5])
