@@ -91,6 +91,10 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Abstr
         max_num_seqs=arguments.max_num_seqs,
         threads=arguments.threads,
         slot_memory=arguments.slot_memory,
+        trainers=arguments.trainers,
+        index_device=arguments.index_device,
+        # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
+        reuses_prefixes=arguments.measure,
     )
     return local_worker(options, lambda text: notes.print(text, highlight=False))
 
@@ -116,6 +120,7 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             dtype=info.dtype,
             hot_cache=REMOTE_HOT_CACHE if arguments.worker else arguments.hot_cache,
             is_measured=arguments.measure,
+            index_device=arguments.index_device,
         )
     except (OSError, CorpusError) as exc:
         raise EvaluationError(f"cannot hash the model and the books: {exc}") from exc

@@ -145,6 +145,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="host memory for the KV cache (default: the store's own)",
     )
     own.add_argument(
+        "--index-device",
+        choices=("cpu", "gpu"),
+        default=None,
+        help="who trains indexes: the store's cores, or the model's device (default: cpu)",
+    )
+    own.add_argument(
+        "--trainers",
+        type=_least(1),
+        default=None,
+        metavar="N",
+        help="cores of the store that train indexes (default: the store's own)",
+    )
+    own.add_argument(
         "--store-runtime",
         choices=STORE_RUNTIMES,
         default="process",

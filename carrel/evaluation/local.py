@@ -27,7 +27,8 @@ STORE_RUNTIMES = ("process", "ray")
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """How to start the two. None leaves a choice to the process."""
+    """How to start the two. None leaves a choice to the process. reuses_prefixes: a prompt that begins as an earlier
+    one need not be prefilled whole."""
 
     model: str
     device: str
@@ -39,6 +40,9 @@ class LocalOptions:
     max_num_seqs: int | None = None
     threads: int | None = None
     slot_memory: int | None = None
+    trainers: int | None = None
+    index_device: str | None = None
+    reuses_prefixes: bool = True
 
 
 @contextmanager
@@ -58,6 +62,7 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--listen": f"unix:{store}",
         "--arena-bytes": options.arena_bytes,
         "--runtime": options.store_runtime,
+        "--trainers": options.trainers,
     }
     worker_arguments = {
         "--listen": f"unix:{worker}",
@@ -69,6 +74,8 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--max-num-seqs": options.max_num_seqs,
         "--threads": options.threads,
         "--slot-memory": options.slot_memory,
+        "--index-device": options.index_device,
+        "--prefix-cache": None if options.reuses_prefixes else "off",
     }
     ray = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
     return (

@@ -52,7 +52,8 @@ class Outcome:
 class Source:
     """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
 
-    is_measured: whether attention mass and recall rate are measured, be it for some documents only.
+    is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
+    where it was not said.
     """
 
     model_sha256: str
@@ -62,6 +63,7 @@ class Source:
     dtype: str
     hot_cache: str
     is_measured: bool = True
+    index_device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Report:
         self.about = about
         self._outcomes: dict[Cell, dict[int, Outcome]] = {}
 
+    def expect(self, cells: Iterable[Cell]) -> None:
+        """Let these cells come in this order, whichever has an outcome first."""
+        for cell in cells:
+            self._outcomes.setdefault(cell, {})
+
     def add(self, cell: Cell, outcome: Outcome) -> None:
         """Record one document, in place of an earlier outcome of it."""
         self._outcomes.setdefault(cell, {})[outcome.index] = outcome
@@ -147,7 +154,7 @@ class Report:
 
     def results(self) -> list[CellResult]:
         """Every cell that has an outcome, in the order in which the cells came."""
-        return [self.result(cell) for cell in self._outcomes]
+        return [self.result(cell) for cell, outcomes in self._outcomes.items() if outcomes]
 
     def result(self, cell: Cell) -> CellResult:
         """Of a cell that has an outcome."""
@@ -156,6 +163,7 @@ class Report:
     def merge(self, other: Report) -> None:
         """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
         require_same_source(self.source, other.source)
+        self.expect(other._outcomes)
         for cell in other._outcomes:
             for outcome in other.outcomes(cell):
                 self.add(cell, outcome)
@@ -163,11 +171,10 @@ class Report:
     def write(self, path: Path) -> None:
         """As JSON, in one step: whoever is interrupted leaves the old file."""
         cells = []
-        for cell in self._outcomes:
-            result = asdict(self.result(cell))
-            del result["cell"]
-            rows = [_row(outcome) for outcome in self.outcomes(cell)]
-            cells.append({"cell": asdict(cell), "result": result, "documents": rows})
+        for result in self.results():
+            rows = [_row(outcome) for outcome in self.outcomes(result.cell)]
+            shown = asdict(result)
+            cells.append({"cell": shown.pop("cell"), "result": shown, "documents": rows})
         names = [field.name for field in fields(Outcome)]
         content = {
             "format": FORMAT,

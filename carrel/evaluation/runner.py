@@ -82,6 +82,7 @@ class Runner:
         """
         pool = ThreadPoolExecutor(self._concurrency)
         num_asked = len(order.indexes)
+        self._report.expect(order.cells)
         try:
             for cell in order.cells:
                 self._progress.cell(cell, self._num_done(cell, order), num_asked)

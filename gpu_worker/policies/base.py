@@ -97,7 +97,8 @@ class Policy(ABC):
         """What requests call it."""
 
     def ablations(self) -> tuple[Policy, ...]:
-        """Its paper's ablations: itself with one part left out or of another kind, under names of their own."""
+        """Its paper's ablations: the whole method with one part left out or of another kind, under names of their own.
+        An ablation's are those of its method."""
         return ()
 
     @abstractmethod

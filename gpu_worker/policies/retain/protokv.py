@@ -45,7 +45,10 @@ class ProtoKV(ScoredPolicy):
         return "protokv" + "+chunks" * (not self.hash_prototypes) + "+hashes" * (not self.chunk_prototypes)
 
     def ablations(self) -> tuple[Policy, ...]:
-        return replace(self, hash_prototypes=False), replace(self, chunk_prototypes=False)
+        return (
+            replace(self, chunk_prototypes=True, hash_prototypes=False),
+            replace(self, chunk_prototypes=False, hash_prototypes=True),
+        )
 
     def __post_init__(self) -> None:
         if not (self.chunk_prototypes or self.hash_prototypes):

@@ -49,12 +49,13 @@ class SemanticKV(ScoredPolicy):
         return "".join(("semantickv", *parts))
 
     def ablations(self) -> tuple[Policy, ...]:
+        whole = SemanticKV(self.num_sink, self.recent_share, self.semantic_share)
         return (
-            replace(self, reserve_sinks=False),
-            replace(self, reserve_recent=False),
-            replace(self, by_norm=False),
-            replace(self, head_wise=False),
-            replace(self, count_corrected=True),
+            replace(whole, reserve_sinks=False),
+            replace(whole, reserve_recent=False),
+            replace(whole, by_norm=False),
+            replace(whole, head_wise=False),
+            replace(whole, count_corrected=True),
         )
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
