@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import add_arguments
 from carrel.evaluation.cells import ALL, Cell, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
-from carrel.evaluation.local import LocalOptions, local_worker
+from carrel.evaluation.local import LocalOptions, local_worker, sigterm_as_interrupt
 from carrel.evaluation.order import Order
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
@@ -77,9 +78,12 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
     return report
 
 
-def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> AbstractContextManager[str]:
+@contextmanager
+def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Iterator[str]:
     if arguments.worker:
-        return nullcontext(arguments.worker)
+        with sigterm_as_interrupt():
+            yield arguments.worker
+        return
     options = LocalOptions(
         model=str(model),
         device=arguments.device,
@@ -96,7 +100,8 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Abstr
         # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
         reuses_prefixes=arguments.measure,
     )
-    return local_worker(options, lambda text: notes.print(text, highlight=False))
+    with local_worker(options, lambda text: notes.print(text, highlight=False)) as address:
+        yield address
 
 
 def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:

@@ -51,7 +51,7 @@ def local_worker(options: LocalOptions, notice: Callable[[str], None]) -> Iterat
 
     SIGTERM ends the block as Ctrl-C does. Raises ChildError when a process does not come up.
     """
-    with runtime_dir() as folder, _sigterm_as_interrupt(), _running(specs(options, folder), folder, notice):
+    with runtime_dir() as folder, sigterm_as_interrupt(), _running(specs(options, folder), folder, notice):
         yield f"unix:{folder}/gpu_worker.sock"
 
 
@@ -161,8 +161,12 @@ def _print_errors(inbox: SimpleQueue[Message]) -> None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C while the block runs. A second one must not end what the first has begun: `timeout` sends
+    it twice."""
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGTERM, interrupt)

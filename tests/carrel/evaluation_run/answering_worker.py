@@ -32,7 +32,8 @@ PREFILL_MS, STEP_MS = 40.0, 6.0
 
 class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Answers right, but for the policies in `wrong`. `fail_from`: number of the first request that is refused.
-    `least_budget`: what `snapkv` refuses less than, in tokens. `broken`: policies that fail.
+    `least_budget`: what `snapkv` refuses less than, in tokens. `broken`: policies that fail. `holds_from`:
+    number of the first request that is not answered until `released` is set.
     """
 
     def __init__(self, codec: Codec, questions: list[Question], wrong: tuple[str, ...] = ()) -> None:
@@ -45,6 +46,8 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self.num_busy = 0
         self.least_budget = 0
         self.broken: tuple[str, ...] = ()
+        self.holds_from: int | None = None
+        self.released = threading.Event()
 
     def GetInfo(self, request: pb.GetInfoRequest, context: grpc.ServicerContext) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
@@ -66,6 +69,9 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             if request.policy in self.broken:
                 context.abort(grpc.StatusCode.INTERNAL, "no memory for the index")
             self.requests.append(request)
+            is_held = self.holds_from is not None and len(self.requests) > self.holds_from
+        if is_held:
+            self.released.wait(60)
         answer = self._answers[tuple(request.prompt_token_ids)]
         token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
         yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=1))

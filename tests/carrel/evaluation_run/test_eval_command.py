@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,7 @@ from carrel.evaluation.record import read_report
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite
 
 MakeRun = Callable[..., FakeRun]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_cell_asks_the_same_questions(fake_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
@@ -187,6 +192,44 @@ def test_a_cut_off_run_has_asked_every_cell_the_same(fake_run: MakeRun, tmp_path
     assert main([*arguments, "--resume"]) == 0
     assert len(run.worker.requests) == 4 * NUM_DOCUMENTS
     assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 4
+
+
+def test_a_terminated_run_keeps_what_it_had(fake_run: MakeRun, tmp_path: Path) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [
+        "--json",
+        str(path),
+        "--policies",
+        "full",
+        "oracle",
+        "--rounds-of",
+        "2",
+        "--concurrency",
+        "1",
+    ]
+    run.worker.holds_from = 10
+    process = subprocess.Popen(
+        [sys.executable, "-m", "carrel", *run.arguments, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(run.worker.requests) < 11:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        # twice, as from `timeout`
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert process.wait(60) == 130
+    finally:
+        run.worker.released.set()
+        process.kill()
+        process.wait(60)
+    assert [result.n for result in read_report(path).results()] == [4, 2, 2, 2]
+    assert not path.with_name("report.json.partial").exists()
 
 
 def test_some_documents_are_measured(fake_run: MakeRun, tmp_path: Path, suite: Suite) -> None:
