@@ -170,7 +170,7 @@ def notes(rows: Sequence[PrefillRow]) -> Iterable[str]:
         if row.figures is None or row.figures.own_ms is None or row.figures.own_share is None:
             continue
         # What the store's cores train is nothing that the device does.
-        if row.rival == TRAINING or row.case.policy not in TRAINED:
+        if row.rival == TRAINING or row.case.policy.partition("+")[0] not in TRAINED:
             yield from targets.own_share_verdicts(row.case, row.figures.own_share.median)
             prompt = row.case.shape, row.case.context
             own.setdefault(prompt, {})[row.case.policy] = row.figures.own_ms.median

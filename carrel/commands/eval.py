@@ -3,153 +3,31 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 
 from carrel.errors import EvaluationError, OptionError
 from carrel.evaluation.about import describe, hash_files, model_files
-from carrel.evaluation.cells import ALL, PROTOCOLS, Cell, is_tokens, name_policies, plan_cells
+from carrel.evaluation.arguments import add_arguments
+from carrel.evaluation.cells import ALL, Cell, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
-from carrel.evaluation.local import STORE_RUNTIMES, LocalOptions, local_worker
+from carrel.evaluation.local import LocalOptions, local_worker, sigterm_as_interrupt
+from carrel.evaluation.order import Order
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
 from carrel.evaluation.runner import Runner
-from carrel.evaluation.suite import ANSWER_TOKENS, TASKS, load_suite
+from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
 from carrel.evaluation.table import markdown_table, rich_table, verdicts
 from carrel.evaluation.worker_client import WorkerClient
-from carrel.serve.flags import num_bytes
 from carrel.serve.model import find_model
 from gpu_worker.v1 import gpu_worker_pb2
 
-T = TypeVar("T")
+__all__ = ["add_arguments", "run"]
+
 REMOTE_HOT_CACHE = "the worker's own"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Lengths count prompt and answer together. docs/evaluation.md says how to read the table."
-    parser.add_argument("--model", default=None, metavar="DIR", help="model directory (default: carrel-nano)")
-    parser.add_argument(
-        "--books", type=Path, default=None, metavar="DIR", help="folder that holds heldout/*.txt.xz"
-    )
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=list(TASKS),
-        default=["mixed"],
-        metavar="TASK",
-        help="mixed (1 of 16 facts), needle (one fact) (default: mixed)",
-    )
-    parser.add_argument(
-        "--lengths",
-        nargs="+",
-        type=_least(256),
-        default=[4096, 8192],
-        metavar="N",
-        help="tokens of prompt and answer (default: 4096 8192)",
-    )
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        default=["full", "oracle", "pqcache", "clusterkv"],
-        metavar="NAME",
-        help="any of the worker's; all: every one that wraps no other (default: full oracle pqcache clusterkv)",
-    )
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        type=_budget,
-        default=[0.2, 0.1],
-        metavar="SHARE|N",
-        help="share of the prefilled tokens attended, or from 2 up their number; full has none (default: 0.2 0.1)",
-    )
-    parser.add_argument(
-        "--protocols",
-        nargs="+",
-        choices=PROTOCOLS,
-        default=list(PROTOCOLS),
-        metavar="P",
-        help="P1 prefills the question too, P2 decodes it (default: P1 P2)",
-    )
-    parser.add_argument(
-        "--documents", type=_least(1), default=100, metavar="N", help="per cell (default: 100)"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the questions (default: 1)")
-    parser.add_argument(
-        "--shard",
-        type=_shard,
-        default=(0, 1),
-        metavar="I/N",
-        help="only every N-th document, from the I-th (from 0)",
-    )
-    parser.add_argument(
-        "--json", type=Path, default=None, metavar="FILE", help="write everything measured here"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on with what --json FILE already holds")
-    parser.add_argument(
-        "--merge",
-        nargs="+",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="run nothing: join the reports of shards, show them and write --json",
-    )
-    parser.add_argument(
-        "--no-measure",
-        dest="measure",
-        action="store_false",
-        help="no attention mass and recall rate, which slow decoding; then its time is compared",
-    )
-    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="per answer (default: 900)")
-    parser.add_argument(
-        "--concurrency",
-        type=_least(1),
-        default=None,
-        metavar="N",
-        help="questions at once (default: what the worker runs at once)",
-    )
-    parser.add_argument(
-        "--worker",
-        default=None,
-        metavar="ADDRESS",
-        help="use a running worker (unix:PATH or HOST:PORT) instead of an own one",
-    )
-    own = parser.add_argument_group("the worker and store that are started without --worker")
-    own.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
-    own.add_argument(
-        "--dtype", default=None, metavar="TYPE", help="default: float32 on a CPU, else the model's"
-    )
-    own.add_argument(
-        "--hot-cache",
-        default="0.25",
-        metavar="SHARE|N|auto",
-        help="slots for selected tokens; auto takes all memory, so nothing is moved (default: 0.25)",
-    )
-    own.add_argument("--max-num-seqs", type=_least(1), default=None, metavar="N")
-    own.add_argument("--threads", type=_least(1), default=None, metavar="N", help="of the worker, on a CPU")
-    own.add_argument(
-        "--slot-memory",
-        type=num_bytes,
-        default=None,
-        metavar="SIZE",
-        help="device memory for the KV cache (default: the worker's own)",
-    )
-    own.add_argument(
-        "--arena-bytes",
-        type=num_bytes,
-        default=None,
-        metavar="SIZE",
-        help="host memory for the KV cache (default: the store's own)",
-    )
-    own.add_argument(
-        "--store-runtime",
-        choices=STORE_RUNTIMES,
-        default="process",
-        help="where the store runs (default: process)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -178,7 +56,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
     indexes = range(first, arguments.documents, step)
     with (
         _worker(arguments, model, notes) as target,
-        WorkerClient(target, arguments.timeout, arguments.measure) as worker,
+        WorkerClient(target, arguments.timeout) as worker,
     ):
         info = worker.info()
         policies = name_policies(arguments.policies, info.policies)
@@ -194,13 +72,18 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
 
         concurrency = arguments.concurrency or max(1, info.max_num_seqs)
         with RunProgress(notes, report, len(cells), len(indexes)) as progress:
-            Runner(suite, worker, report, save, progress, concurrency).run(cells, indexes)
+            num_measured = arguments.measure_documents if arguments.measure else 0
+            order = Order(cells, indexes, arguments.rounds_of, num_measured)
+            Runner(suite, worker, report, save, progress, concurrency).run(order)
     return report
 
 
-def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> AbstractContextManager[str]:
+@contextmanager
+def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Iterator[str]:
     if arguments.worker:
-        return nullcontext(arguments.worker)
+        with sigterm_as_interrupt():
+            yield arguments.worker
+        return
     options = LocalOptions(
         model=str(model),
         device=arguments.device,
@@ -212,8 +95,13 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Abstr
         max_num_seqs=arguments.max_num_seqs,
         threads=arguments.threads,
         slot_memory=arguments.slot_memory,
+        trainers=arguments.trainers,
+        index_device=arguments.index_device,
+        # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
+        reuses_prefixes=arguments.measure,
     )
-    return local_worker(options, lambda text: notes.print(text, highlight=False))
+    with local_worker(options, lambda text: notes.print(text, highlight=False)) as address:
+        yield address
 
 
 def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
@@ -237,6 +125,7 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             dtype=info.dtype,
             hot_cache=REMOTE_HOT_CACHE if arguments.worker else arguments.hot_cache,
             is_measured=arguments.measure,
+            index_device=arguments.index_device,
         )
     except (OSError, CorpusError) as exc:
         raise EvaluationError(f"cannot hash the model and the books: {exc}") from exc
@@ -261,29 +150,3 @@ def _show(report: Report) -> None:
     print(markdown_table(results), end="\n\n")
     for verdict in verdicts(results):
         print(verdict)
-
-
-def _least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number} is below {least}")
-        return number
-
-    return integer
-
-
-def _budget(text: str) -> float:
-    budget = float(text)
-    if is_tokens(budget) and budget.is_integer():
-        return int(budget)
-    if not 0 < budget <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share in (0, 1] and no number of tokens from 2 up")
-    return budget
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard I/N with I below N, such as 0/4")
-    return int(index), int(count)

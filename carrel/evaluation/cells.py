@@ -10,6 +10,21 @@ PROTOCOLS = ("P1", "P2")
 UNBUDGETED = "full"
 # Stands for every method of the worker.
 ALL = "all"
+# Stands for the papers' ablations, each paper's method before its own.
+ABLATIONS = "ablations"
+ABLATED = {
+    "pqcache": ("pqcache+ip",),
+    "clusterkv": ("clusterkv+l2", "clusterkv+ip"),
+    "chelsea": ("chelsea+unchunked",),
+    "semantickv": (
+        "semantickv+no_sinks",
+        "semantickv+no_recent",
+        "semantickv+random",
+        "semantickv+shared",
+        "semantickv+corrected",
+    ),
+    "protokv": ("protokv+chunks", "protokv+hashes"),
+}
 # Chooses between two of the methods, and is none itself.
 CHOOSER = "auto"
 # Between the name of a method and what is wrapped around it.
@@ -56,11 +71,16 @@ def plan_cells(
 
 
 def name_policies(asked: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The policies that are asked for; `all` stands for every known one that wraps none, `full` first."""
+    """The policies that are asked for, each once.
+
+    `all` stands for every known one without a plus in its name, `full` first; `ablations` for the known ones of
+    `ABLATED`, and stays as it is where none is known.
+    """
     alone = [name for name in known if WRAPPED not in name and name not in (UNBUDGETED, CHOOSER)]
     methods = [UNBUDGETED, *alone] if UNBUDGETED in known else alone
-    named = [name for policy in asked for name in (methods if policy == ALL else [policy])]
-    return list(dict.fromkeys(named))
+    ablated = [name for method, kinds in ABLATED.items() for name in (method, *kinds) if name in known]
+    words = {ALL: methods, ABLATIONS: ablated or [ABLATIONS]}
+    return list(dict.fromkeys(name for policy in asked for name in words.get(policy, [policy])))
 
 
 def length_name(length: int) -> str:

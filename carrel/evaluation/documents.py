@@ -62,7 +62,8 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        # a batch of one: without offsets, which nobody reads, it takes half the time
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         """Text of `token_ids`, special tokens left out."""

@@ -27,7 +27,8 @@ STORE_RUNTIMES = ("process", "ray")
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """How to start the two. None leaves a choice to the process."""
+    """How to start the two. None leaves a choice to the process. reuses_prefixes: a prompt that begins as an earlier
+    one need not be prefilled whole."""
 
     model: str
     device: str
@@ -39,6 +40,9 @@ class LocalOptions:
     max_num_seqs: int | None = None
     threads: int | None = None
     slot_memory: int | None = None
+    trainers: int | None = None
+    index_device: str | None = None
+    reuses_prefixes: bool = True
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def local_worker(options: LocalOptions, notice: Callable[[str], None]) -> Iterat
 
     SIGTERM ends the block as Ctrl-C does. Raises ChildError when a process does not come up.
     """
-    with runtime_dir() as folder, _sigterm_as_interrupt(), _running(specs(options, folder), folder, notice):
+    with runtime_dir() as folder, sigterm_as_interrupt(), _running(specs(options, folder), folder, notice):
         yield f"unix:{folder}/gpu_worker.sock"
 
 
@@ -58,6 +62,7 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--listen": f"unix:{store}",
         "--arena-bytes": options.arena_bytes,
         "--runtime": options.store_runtime,
+        "--trainers": options.trainers,
     }
     worker_arguments = {
         "--listen": f"unix:{worker}",
@@ -69,6 +74,8 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--max-num-seqs": options.max_num_seqs,
         "--threads": options.threads,
         "--slot-memory": options.slot_memory,
+        "--index-device": options.index_device,
+        "--prefix-cache": None if options.reuses_prefixes else "off",
     }
     ray = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
     return (
@@ -154,8 +161,12 @@ def _print_errors(inbox: SimpleQueue[Message]) -> None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C while the block runs. A second one must not end what the first has begun: `timeout` sends
+    it twice."""
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGTERM, interrupt)

@@ -14,9 +14,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.record import Report
-from carrel.evaluation.worker_client import BudgetRefused
 
 
 class RunProgress:
@@ -47,9 +47,13 @@ class RunProgress:
         shown = f"{result.exact_match:.2f} ({result.low:.2f}-{result.high:.2f})"
         self._console.print(f"{cell.name}: {shown} of {result.n}", highlight=False)
 
-    def refused(self, cell: Cell, reason: BudgetRefused) -> None:
+    def left_out(self, cell: Cell, reason: EvaluationError) -> None:
         self.cell(cell, self._num_documents, self._num_documents)
         self._console.print(f"left out: {reason}", highlight=False)
+
+    def round(self, number: int, total: int) -> None:
+        if total > 1:
+            self._console.print(f"round {number} of {total} is done", highlight=False)
 
     def __enter__(self) -> RunProgress:
         self._bar.start()

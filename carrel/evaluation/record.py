@@ -21,8 +21,8 @@ FORMAT = 1
 class Outcome:
     """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
 
-    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last three in
-    reports from before they were kept.
+    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last four in
+    reports from before they were kept. is_measured: whether they were asked for.
     """
 
     index: int
@@ -45,11 +45,16 @@ class Outcome:
     decode_steps: int | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
+    is_measured: bool | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """What every outcome of a report depends on: reports of different sources cannot be continued or merged."""
+    """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
+
+    is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
+    where it was not said.
+    """
 
     model_sha256: str
     books_sha256: str
@@ -58,11 +63,13 @@ class Source:
     dtype: str
     hot_cache: str
     is_measured: bool = True
+    index_device: str | None = None
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval.
+    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval. num_measured: the
+    documents that `attention_mass` and `recall_rate` are means of.
 
     The medians are for comparing times: the first documents of a cell may wait for a kernel to be compiled. None where
     measuring slowed what was timed.
@@ -73,6 +80,7 @@ class CellResult:
     exact_match: float
     low: float
     high: float
+    num_measured: int
     attention_mass: float | None
     recall_rate: float | None
     budget_tokens: float
@@ -101,6 +109,7 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         exact_match=rate.value,
         low=low,
         high=high,
+        num_measured=sum(_or(outcome.is_measured, is_measured) for outcome in outcomes),
         attention_mass=_mean(outcome.attention_mass for outcome in outcomes),
         recall_rate=_mean(outcome.recall_rate for outcome in outcomes),
         budget_tokens=_mean(outcome.budget_tokens for outcome in outcomes) or 0.0,
@@ -126,6 +135,11 @@ class Report:
         self.about = about
         self._outcomes: dict[Cell, dict[int, Outcome]] = {}
 
+    def expect(self, cells: Iterable[Cell]) -> None:
+        """Let these cells come in this order, whichever has an outcome first."""
+        for cell in cells:
+            self._outcomes.setdefault(cell, {})
+
     def add(self, cell: Cell, outcome: Outcome) -> None:
         """Record one document, in place of an earlier outcome of it."""
         self._outcomes.setdefault(cell, {})[outcome.index] = outcome
@@ -140,7 +154,7 @@ class Report:
 
     def results(self) -> list[CellResult]:
         """Every cell that has an outcome, in the order in which the cells came."""
-        return [self.result(cell) for cell in self._outcomes]
+        return [self.result(cell) for cell, outcomes in self._outcomes.items() if outcomes]
 
     def result(self, cell: Cell) -> CellResult:
         """Of a cell that has an outcome."""
@@ -149,6 +163,7 @@ class Report:
     def merge(self, other: Report) -> None:
         """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
         require_same_source(self.source, other.source)
+        self.expect(other._outcomes)
         for cell in other._outcomes:
             for outcome in other.outcomes(cell):
                 self.add(cell, outcome)
@@ -156,11 +171,10 @@ class Report:
     def write(self, path: Path) -> None:
         """As JSON, in one step: whoever is interrupted leaves the old file."""
         cells = []
-        for cell in self._outcomes:
-            result = asdict(self.result(cell))
-            del result["cell"]
-            rows = [_row(outcome) for outcome in self.outcomes(cell)]
-            cells.append({"cell": asdict(cell), "result": result, "documents": rows})
+        for result in self.results():
+            rows = [_row(outcome) for outcome in self.outcomes(result.cell)]
+            shown = asdict(result)
+            cells.append({"cell": shown.pop("cell"), "result": shown, "documents": rows})
         names = [field.name for field in fields(Outcome)]
         content = {
             "format": FORMAT,
@@ -209,6 +223,10 @@ def require_same_source(ours: Source, theirs: Source) -> None:
 def _row(outcome: Outcome) -> list[Any]:
     values = [getattr(outcome, field.name) for field in fields(Outcome)]
     return [round(value, 4) if isinstance(value, float) else value for value in values]
+
+
+def _or(known: bool | None, otherwise: bool) -> bool:
+    return otherwise if known is None else known
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
+from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.documents import Codec
+from carrel.evaluation.order import Order, Stage
 from carrel.evaluation.record import Outcome, Report
 from carrel.evaluation.scoring import exact_match
 from carrel.evaluation.suite import Question
-from carrel.evaluation.worker_client import BudgetRefused, Generation
+from carrel.evaluation.worker_client import AnswerFailed, BudgetRefused, Generation
 
-SAVE_INTERVAL_S = 30.0
+# what a run that is killed without a warning loses at most
+SAVE_INTERVAL_S = 10.0
 # the main thread looks up this often, so that Ctrl-C is heard
 POLL_S = 0.5
 
@@ -23,7 +26,7 @@ POLL_S = 0.5
 class Answerer(Protocol):
     """What the runner needs of a worker."""
 
-    def generate(self, cell: Cell, question: Question) -> Generation: ...
+    def generate(self, cell: Cell, question: Question, is_measured: bool) -> Generation: ...
 
 
 class Questions(Protocol):
@@ -42,11 +45,13 @@ class Progress(Protocol):
 
     def finished(self, cell: Cell) -> None: ...
 
-    def refused(self, cell: Cell, reason: BudgetRefused) -> None: ...
+    def left_out(self, cell: Cell, reason: EvaluationError) -> None: ...
+
+    def round(self, number: int, total: int) -> None: ...
 
 
 class Runner:
-    """Fills `report`. `save` is called after each cell and at least every half minute."""
+    """Fills `report`. `save` is called every few seconds, and when the run ends, however it does."""
 
     def __init__(
         self,
@@ -65,48 +70,70 @@ class Runner:
         self._concurrency = concurrency
         self._stop = threading.Event()
         self._questions: dict[tuple[str, int, int], Question] = {}
+        self._left_out: set[Cell] = set()
+        self._failed: list[Cell] = []
+        self._saved_at = time.monotonic()
 
-    def run(self, cells: Sequence[Cell], indexes: Sequence[int]) -> None:
-        """Ask every question that has no outcome yet; cells whose budget the policy refuses are passed over.
+    def run(self, order: Order) -> None:
+        """Ask every question that has no outcome yet.
 
-        Raises EvaluationError; what is done until then is saved.
+        A cell whose budget the policy refuses is passed over, and so is one of which an answer failed.
+        Raises EvaluationError where there were any of the latter, or the worker is gone; what is done is saved.
         """
         pool = ThreadPoolExecutor(self._concurrency)
+        num_asked = len(order.indexes)
+        self._report.expect(order.cells)
         try:
-            for cell in cells:
-                try:
-                    self._run_cell(cell, indexes, pool)
-                except BudgetRefused as reason:
-                    self._progress.refused(cell, reason)
+            for cell in order.cells:
+                self._progress.cell(cell, self._num_done(cell, order), num_asked)
+            for number, indexes in enumerate(order.rounds, 1):
+                for stage in order.stages(indexes):
+                    self._run_stage(stage, order, pool)
+                self._progress.round(number, len(order.rounds))
         finally:
             # not waited for: whoever owns the worker's connection ends the calls that still run
             self._stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             self._save()
+        if self._failed:
+            names = ", ".join(cell.name for cell in self._failed)
+            raise EvaluationError(f"answers failed in {names}; --resume asks them again")
 
-    def _run_cell(self, cell: Cell, indexes: Sequence[int], pool: ThreadPoolExecutor) -> None:
-        done = self._report.done(cell)
-        missing = [index for index in indexes if index not in done]
-        total = len(indexes)
-        self._progress.cell(cell, total - len(missing), total)
-        if not missing:
-            return
-        pending: set[Future[Outcome]] = set()
-        queue, saved_at, num_left = iter(missing), time.monotonic(), len(missing)
-        while num_left:
+    def _run_stage(self, stage: Stage, order: Order, pool: ThreadPoolExecutor) -> None:
+        """Returns when every question of the stage has an answer, or its cell is left out."""
+        queue = iter([(cell, index) for cell, index in stage.jobs if index not in self._report.done(cell)])
+        pending: dict[Future[Outcome], Cell] = {}
+        while True:
             # a few ahead only: a document takes memory, and drawing one takes time
-            while len(pending) < 2 * self._concurrency and (index := next(queue, None)) is not None:
-                pending.add(pool.submit(self._ask, cell, self._question(cell, index)))
-            finished, pending = wait(pending, POLL_S, FIRST_COMPLETED)
-            for future in finished:
-                self._report.add(cell, future.result())
-                num_left -= 1
-                self._progress.cell(cell, total - num_left, total)
-            if time.monotonic() - saved_at > SAVE_INTERVAL_S:
+            while len(pending) < 2 * self._concurrency and (job := next(queue, None)) is not None:
+                cell, index = job
+                if cell not in self._left_out:
+                    question = self._question(cell, index)
+                    pending[pool.submit(self._ask, cell, question, stage.is_measured)] = cell
+            if not pending:
+                return
+            for future in wait(pending, POLL_S, FIRST_COMPLETED).done:
+                self._take(pending.pop(future), future, order)
+            if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
                 self._save()
-                saved_at = time.monotonic()
-        self._save()
-        self._progress.finished(cell)
+                self._saved_at = time.monotonic()
+
+    def _take(self, cell: Cell, future: Future[Outcome], order: Order) -> None:
+        try:
+            self._report.add(cell, future.result())
+        except (BudgetRefused, AnswerFailed) as reason:
+            if cell not in self._left_out:
+                self._left_out.add(cell)
+                self._failed += [cell] if isinstance(reason, AnswerFailed) else []
+                self._progress.left_out(cell, reason)
+            return
+        num_done = self._num_done(cell, order)
+        self._progress.cell(cell, num_done, len(order.indexes))
+        if num_done == len(order.indexes):
+            self._progress.finished(cell)
+
+    def _num_done(self, cell: Cell, order: Order) -> int:
+        return len(self._report.done(cell).intersection(order.indexes))
 
     def _question(self, cell: Cell, index: int) -> Question:
         key = (cell.task, cell.length, index)
@@ -116,14 +143,16 @@ class Runner:
             self._questions[key] = self._suite.question(*key)
         return self._questions[key]
 
-    def _ask(self, cell: Cell, question: Question) -> Outcome:
+    def _ask(self, cell: Cell, question: Question, is_measured: bool) -> Outcome:
         if self._stop.is_set():
             raise InterruptedError("the run is over")
-        generation = self._worker.generate(cell, question)
-        return outcome(cell, question, generation, self._suite.codec)
+        generation = self._worker.generate(cell, question, is_measured)
+        return outcome(cell, question, generation, self._suite.codec, is_measured)
 
 
-def outcome(cell: Cell, question: Question, generation: Generation, codec: Codec) -> Outcome:
+def outcome(
+    cell: Cell, question: Question, generation: Generation, codec: Codec, is_measured: bool
+) -> Outcome:
     """Score one answer by exact match and keep its cost."""
     usage = generation.usage
     prediction = codec.decode(generation.token_ids)
@@ -150,4 +179,5 @@ def outcome(cell: Cell, question: Question, generation: Generation, codec: Codec
         decode_steps=num_decoded + max(0, usage.completion_tokens - 1),
         device_bytes=usage.device_bytes,
         host_bytes=usage.host_bytes,
+        is_measured=is_measured,
     )

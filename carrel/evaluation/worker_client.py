@@ -18,6 +18,8 @@ INFO_TIMEOUT_S = 10.0
 # A full queue or arena passes as other requests end; it is asked again, with pauses.
 BUSY_TRIES = 8
 BUSY_PAUSE_S = 2.0
+# No other question would be answered either.
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 # Trailing metadata of a refused request, and what it says when the policy cannot keep to the budget.
 PARAM_KEY = "carrel-param"
 BUDGET_PARAM = "carrel.budget"
@@ -25,6 +27,10 @@ BUDGET_PARAM = "carrel.budget"
 
 class BudgetRefused(EvaluationError):
     """The policy cannot serve the budget, whatever the question."""
+
+
+class AnswerFailed(EvaluationError):
+    """The worker is there, and could not answer."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,9 @@ class Generation:
 class WorkerClient:
     """A connection to one worker; `generate` may be called from many threads."""
 
-    def __init__(self, target: str, timeout_s: float, is_measured: bool = True) -> None:
-        """is_measured: have attention mass and recall rate measured."""
+    def __init__(self, target: str, timeout_s: float) -> None:
         self._target = target
         self._timeout_s = timeout_s
-        self._is_measured = is_measured
         self._channel = grpc.insecure_channel(target)
         self._stub = gpu_worker_pb2_grpc.GPUWorkerStub(self._channel)
 
@@ -55,19 +59,21 @@ class WorkerClient:
         except grpc.RpcError as exc:
             raise EvaluationError(f"no worker answers at {self._target}: {_reason(exc)}") from exc
 
-    def generate(self, cell: Cell, question: Question) -> Generation:
-        """The greedy answer to `question` as `cell` asks it.
+    def generate(self, cell: Cell, question: Question, is_measured: bool) -> Generation:
+        """The greedy answer to `question` as `cell` asks it. is_measured: have attention mass and recall rate measured.
 
-        Raises EvaluationError when there is none in time, BudgetRefused when the policy cannot keep to the budget.
+        Raises AnswerFailed when the worker cannot answer this question, BudgetRefused when the policy cannot keep to
+        the budget, and EvaluationError when the worker is gone, or does not answer in time.
         """
         for left in reversed(range(BUSY_TRIES)):
             try:
-                return self._generate(make_request(cell, question, self._is_measured))
+                return self._generate(make_request(cell, question, is_measured))
             except grpc.RpcError as exc:
                 if _refuses_budget(exc):
                     raise BudgetRefused(f"{cell.name}: {exc.details()}") from exc
                 if exc.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
-                    raise EvaluationError(f"{cell.name}, document {question.index}: {_reason(exc)}") from exc
+                    kind = EvaluationError if exc.code() in GONE else AnswerFailed
+                    raise kind(f"{cell.name}, document {question.index}: {_reason(exc)}") from exc
             time.sleep(BUSY_PAUSE_S)
         raise AssertionError("unreachable")
 

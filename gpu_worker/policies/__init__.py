@@ -62,7 +62,7 @@ __all__ = [
 
 
 def registry(*policies: Policy) -> dict[str, Policy]:
-    """The policies by name: those given, and every other one with its paper's defaults.
+    """The policies by name: those given, and every other one with its paper's defaults; of each its ablations too.
 
     Raises ValueError when two bear the same name.
     """
@@ -99,4 +99,7 @@ def registry(*policies: Policy) -> dict[str, Policy]:
     ]
     for default in defaults:
         by_name.setdefault(default.name, default)
+    for policy in tuple(by_name.values()):
+        for ablation in policy.ablations():
+            by_name.setdefault(ablation.name, ablation)
     return by_name

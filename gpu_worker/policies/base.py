@@ -96,6 +96,11 @@ class Policy(ABC):
     def name(self) -> str:
         """What requests call it."""
 
+    def ablations(self) -> tuple[Policy, ...]:
+        """Its paper's ablations: the whole method with one part left out or of another kind, under names of their own.
+        An ablation's are those of its method."""
+        return ()
+
     @abstractmethod
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         """Split a budget (sinks and window included) for a prompt of this length."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.centroid_rank import centroid_rank
 from gpu_worker.kernels.kmeans import cluster_sizes, sort_members
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
@@ -33,6 +33,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
     tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,
     "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
+    names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served beside one of another.
     """
 
     num_sink: int = 16
@@ -41,12 +42,19 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     window_clusters: int = 4
     metric: str = "cosine"
     max_iterations: int = 20
+    names_metric: bool = False
 
-    name = "clusterkv"
     trains_when_leaving = True
 
     def __post_init__(self) -> None:
         check_metric(self.metric, KMEANS_METRICS)
+
+    @property
+    def name(self) -> str:
+        return "clusterkv" + f"+{self.metric}" * self.names_metric
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return tuple(replace(self, metric=metric, names_metric=True) for metric in ("l2", "ip"))
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

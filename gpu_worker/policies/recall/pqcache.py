@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_worker.kernels.pq_append import pq_append
 from gpu_worker.kernels.pq_score import augment, pq_assign, pq_score
 from gpu_worker.kernels.pq_select import pq_select
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_tokens
 from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
@@ -43,6 +43,7 @@ class PQCache(RecallPolicy[PQIndex]):
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
     K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose. metric: of
     K-means and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
+    names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside one of another.
     """
 
     num_subvectors: int = 2
@@ -51,8 +52,7 @@ class PQCache(RecallPolicy[PQIndex]):
     recent_ratio: float = 0.5
     max_iterations: int = 0
     metric: str = "l2"
-
-    name = "pqcache"
+    names_metric: bool = False
 
     def __post_init__(self) -> None:
         check_metric(self.metric, PQ_METRICS)
@@ -61,6 +61,13 @@ class PQCache(RecallPolicy[PQIndex]):
     def trains_last_layers(self) -> bool:  # type: ignore[override]
         # By inner product it takes a copy of all keys; and who asks for so many iterations gets the store's.
         return self.metric == "l2" and self.max_iterations == 0
+
+    @property
+    def name(self) -> str:
+        return "pqcache" + f"+{self.metric}" * self.names_metric
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return (replace(self, metric="ip", names_metric=True),)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpu_worker.kernels.soft_matching import WeightedRows, merge_rows, num_matches
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, Retained, RetainPolicy
 
 
@@ -20,7 +20,8 @@ class Chelsea(RetainPolicy):
     removes a share r of what lies between sinks and window (CH-A1): r_init at first, less by alpha after each of the
     first `decay_rounds` (m) rounds, counted over the request (CH-A2), but never below r_min (CH-A4). The defaults are
     those for Llama 3; Llama 2 has 0.45, 0.05, 3, Qwen2 0.2, 0.1, 2. interval_tokens: g, tokens decoded until it
-    compresses again (CH-A5). chunked: False is the paper's ablation: one chunk of everything between sinks and window.
+    compresses again (CH-A5). chunked: False is the paper's ablation, `chelsea+unchunked`: one chunk of everything
+    between sinks and window.
     """
 
     num_sink: int = 16
@@ -33,7 +34,6 @@ class Chelsea(RetainPolicy):
     interval_tokens: int = 128
     chunked: bool = True
 
-    name = "chelsea"
     has_degrees = True
     treats_layers_alike = True
 
@@ -44,6 +44,13 @@ class Chelsea(RetainPolicy):
             raise ValueError(f"r_min {self.r_min}, r_init {self.r_init}: keep 0 < r_min <= r_init <= 0.5")
         if self.interval_tokens < 1:
             raise ValueError(f"interval_tokens is {self.interval_tokens}; give at least 1")
+
+    @property
+    def name(self) -> str:
+        return "chelsea" + "+unchunked" * (not self.chunked)
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return (replace(self, chunked=False),)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan, Policy, attend_all
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
 from gpu_worker.policies.retain.observed import observed_weight
 from gpu_worker.policies.retain.prototypes import (
@@ -29,7 +29,7 @@ class ProtoKV(ScoredPolicy):
     the paper's number of chunks k. num_bits: r, for u = 2^r hash buckets. num_irregular: p, tokens that turn away most
     from their chunk's mean; they make the buckets, the others the chunks. gamma: of the random Fourier features.
     chunk_prototypes, hash_prototypes: False is the paper's ablation (section 5.5), in which every token is of the other
-    kind and the prototypes are as many as before.
+    kind and the prototypes are as many as before; its name says which kind is left.
     """
 
     window: int = 8
@@ -40,7 +40,15 @@ class ProtoKV(ScoredPolicy):
     chunk_prototypes: bool = True
     hash_prototypes: bool = True
 
-    name = "protokv"
+    @property
+    def name(self) -> str:
+        return "protokv" + "+chunks" * (not self.hash_prototypes) + "+hashes" * (not self.chunk_prototypes)
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return (
+            replace(self, chunk_prototypes=True, hash_prototypes=False),
+            replace(self, chunk_prototypes=False, hash_prototypes=True),
+        )
 
     def __post_init__(self) -> None:
         if not (self.chunk_prototypes or self.hash_prototypes):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
 from gpu_worker.policies.retain.observed import group_mean, weight_tiles
 from gpu_worker.policies.retain.rounding import rounded
@@ -25,6 +25,7 @@ class SemanticKV(ScoredPolicy):
     scores (recent ones vote all the same); by_norm, whether semantic queries are those of largest norm or as many at
     random; head_wise, whether each KV head keeps tokens of its own, or a layer's heads share them by their mean
     score (SK-A4). count_corrected: divide a token's votes by the voters that can see it rather than by all (SK-A3).
+    The name says which of the five are not as here.
     """
 
     num_sink: int = 256
@@ -36,7 +37,26 @@ class SemanticKV(ScoredPolicy):
     head_wise: bool = True
     count_corrected: bool = False
 
-    name = "semantickv"
+    @property
+    def name(self) -> str:
+        parts = (
+            "+no_sinks" * (not self.reserve_sinks),
+            "+no_recent" * (not self.reserve_recent),
+            "+random" * (not self.by_norm),
+            "+shared" * (not self.head_wise),
+            "+corrected" * self.count_corrected,
+        )
+        return "".join(("semantickv", *parts))
+
+    def ablations(self) -> tuple[Policy, ...]:
+        whole = SemanticKV(self.num_sink, self.recent_share, self.semantic_share)
+        return (
+            replace(whole, reserve_sinks=False),
+            replace(whole, reserve_recent=False),
+            replace(whole, by_norm=False),
+            replace(whole, head_wise=False),
+            replace(whole, count_corrected=True),
+        )
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens) if self.reserve_sinks else 0

@@ -14,7 +14,17 @@ from carrel.evaluation.suite import Question
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
-POLICIES = ("auto", "clusterkv", "full", "oracle", "pqcache", "snapkv", "snapkv+adakv")
+POLICIES = (
+    "auto",
+    "clusterkv",
+    "clusterkv+ip",
+    "clusterkv+l2",
+    "full",
+    "oracle",
+    "pqcache",
+    "snapkv",
+    "snapkv+adakv",
+)
 DEVICE_BYTES, HOST_BYTES = 3 * 2**20, 5 * 2**20
 # Milliseconds of a prefill and of a decode step under `full`; the others take twice and half as long.
 PREFILL_MS, STEP_MS = 40.0, 6.0
@@ -22,7 +32,8 @@ PREFILL_MS, STEP_MS = 40.0, 6.0
 
 class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Answers right, but for the policies in `wrong`. `fail_from`: number of the first request that is refused.
-    `least_budget`: what `snapkv` refuses less than, in tokens.
+    `least_budget`: what `snapkv` refuses less than, in tokens. `broken`: policies that fail. `holds_from`:
+    number of the first request that is not answered until `released` is set.
     """
 
     def __init__(self, codec: Codec, questions: list[Question], wrong: tuple[str, ...] = ()) -> None:
@@ -34,6 +45,9 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self.fail_from: int | None = None
         self.num_busy = 0
         self.least_budget = 0
+        self.broken: tuple[str, ...] = ()
+        self.holds_from: int | None = None
+        self.released = threading.Event()
 
     def GetInfo(self, request: pb.GetInfoRequest, context: grpc.ServicerContext) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
@@ -52,7 +66,12 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             if request.policy == "snapkv" and request.budget.tokens < self.least_budget:
                 context.set_trailing_metadata((("carrel-param", "carrel.budget"),))
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "snapkv needs more tokens")
+            if request.policy in self.broken:
+                context.abort(grpc.StatusCode.INTERNAL, "no memory for the index")
             self.requests.append(request)
+            is_held = self.holds_from is not None and len(self.requests) > self.holds_from
+        if is_held:
+            self.released.wait(60)
         answer = self._answers[tuple(request.prompt_token_ids)]
         token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
         yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=1))

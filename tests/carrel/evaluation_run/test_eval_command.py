@@ -153,50 +153,12 @@ def test_a_budget_that_a_policy_refuses_leaves_its_cell_out(
     assert "left out: mixed 1K P1 snapkv 64: snapkv needs more tokens" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_goes_on_where_it_ended(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, path = fake_run(), tmp_path / "report.json"
-    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "oracle", "--protocols", "P1"]
-    run.worker.fail_from = 8
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert "UNAVAILABLE: the store is gone" in error
-    assert "Traceback" not in error
-    first = [
-        outcome
-        for result in read_report(path).results()
-        for outcome in read_report(path).outcomes(result.cell)
-    ]
-    assert 0 < len(first) <= 8
-    run.worker.fail_from = None
-    run.worker.requests.clear()
-    assert main([*arguments, "--resume"]) == 0
-    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS - len(first)
-    assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 2
-
-
-def test_another_runs_report_is_not_continued(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, path = fake_run(), tmp_path / "report.json"
-    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "--protocols", "P1"]
-    assert main(arguments) == 0
-    assert main([*arguments, "--resume", "--seed", "8"]) == 1
-    assert "seed (7 there, 8 here)" in capsys.readouterr().err
-
-
-def test_shards_merge_to_the_whole(fake_run: MakeRun, tmp_path: Path) -> None:
+def test_ablations_stand_beside_their_methods(fake_run: MakeRun) -> None:
     run = fake_run()
-    arguments = [*run.arguments, "--policies", "oracle"]
-    parts = [tmp_path / f"{index}.json" for index in range(2)]
-    for index, part in enumerate(parts):
-        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part)]) == 0
-    whole, merged = tmp_path / "whole.json", tmp_path / "merged.json"
-    assert main([*arguments, "--json", str(whole)]) == 0
-    assert main(["eval", "--merge", *map(str, parts), "--json", str(merged)]) == 0
-    assert read_report(merged).results() == read_report(whole).results()
-    assert [result.n for result in read_report(merged).results()] == [NUM_DOCUMENTS] * 2
+    assert main([*run.arguments, "--policies", "ablations", "--protocols", "P1"]) == 0
+    asked = Counter(request.policy for request in run.worker.requests)
+    named = ("pqcache", "clusterkv", "clusterkv+l2", "clusterkv+ip")
+    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
 
 
 def test_a_busy_worker_is_asked_again(fake_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

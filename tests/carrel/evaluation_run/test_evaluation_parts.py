@@ -11,11 +11,13 @@ from conftest import LENGTH, MODEL
 
 from carrel.cli import main
 from carrel.errors import ChildError, EvaluationError
-from carrel.evaluation.cells import Cell, budget_name, name_policies, plan_cells
+from carrel.evaluation.cells import ABLATED, Cell, budget_name, name_policies, plan_cells
 from carrel.evaluation.local import LocalOptions, local_worker, specs
+from carrel.evaluation.order import Order
 from carrel.evaluation.record import Outcome, read_report, summarize
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
 from carrel.evaluation.table import markdown_table, verdicts
+from gpu_worker.policies import registry
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 OUTCOME = Outcome(0, "number", True, "1", 900, 4, 90, 88.0, 2.0, 0.5, 64, 900, 0.5, 0.25, 1.0, 2.0, 12.0)
@@ -39,6 +41,36 @@ def test_all_policies_are_those_that_wrap_none() -> None:
     assert name_policies(["all"], known) == ["full", "h2o", "quest"]
     assert name_policies(["h2o+adakv", "all", "auto"], known) == ["h2o+adakv", "full", "h2o", "quest", "auto"]
     assert name_policies(["quest", "unknown"], known) == ["quest", "unknown"]
+
+
+def test_ablations_are_those_of_the_worker_beside_their_methods() -> None:
+    known = sorted(registry())
+    whole = {name: policy for name, policy in registry().items() if "+" not in name}
+    ours = {name: tuple(one.name for one in policy.ablations()) for name, policy in whole.items()}
+    assert {name: kinds for name, kinds in ours.items() if kinds} == ABLATED
+    named = name_policies(["full", "ablations"], known)
+    assert named == ["full", *(name for method, kinds in ABLATED.items() for name in (method, *kinds))]
+    assert not {kind for kinds in ABLATED.values() for kind in kinds} & set(name_policies(["all"], known))
+    assert name_policies(["ablations"], ["full", "quest"]) == ["ablations"]
+
+
+def test_rounds_ask_every_cell_a_few_documents_the_measured_ones_first() -> None:
+    cells = plan_cells(["mixed"], [4096], ["P1"], ["full", "oracle"], [0.2, 0.1])
+    full, fifth, tenth = cells
+    order = Order(cells, range(1, 12, 2), round_of=4, num_measured=4)
+    assert [list(indexes) for indexes in order.rounds] == [[1, 3, 5, 7], [9, 11]]
+    first, second = (list(order.stages(indexes)) for indexes in order.rounds)
+    assert [(stage.is_measured, stage.jobs) for stage in first] == [
+        (True, ((full, 1), (full, 3))),
+        (False, ((full, 5), (full, 7))),
+        (True, ((fifth, 1), (tenth, 1), (fifth, 3), (tenth, 3))),
+        (False, ((fifth, 5), (tenth, 5), (fifth, 7), (tenth, 7))),
+    ]
+    assert [stage.is_measured for stage in second] == [False, False]
+    every = Order(cells, range(5))
+    assert [list(indexes) for indexes in every.rounds] == [[0, 1, 2, 3, 4]]
+    assert all(stage.is_measured for stage in every.stages(range(5)))
+    assert Order(cells, range(0)).rounds == []
 
 
 def test_questions_depend_on_seed_and_index_only(suite: Suite, books: Path) -> None:
@@ -124,7 +156,11 @@ def test_the_processes_get_their_flags(tmp_path: Path) -> None:
     )
     assert worker.argv[3:5] == ("gpu_worker", "MODEL")
     assert worker.argv[-3:-1] == ("--max-num-seqs", "4")
-    assert "--dtype" not in worker.argv
+    assert not {"--dtype", "--prefix-cache", "--index-device"} & {*worker.argv}
+    options = replace(options, trainers=2, index_device="gpu", reuses_prefixes=False)
+    store, worker = specs(options, tmp_path)
+    assert " ".join(store.argv).endswith("--trainers 2 --json-events")
+    assert " ".join(worker.argv).endswith("--index-device gpu --prefix-cache off --json-events")
 
 
 @pytest.mark.e2e

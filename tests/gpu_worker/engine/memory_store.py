@@ -114,8 +114,13 @@ class MemoryStore:
         future: Future[IndexSegment] = Future()
         if isinstance(params, PQParams):
             parts = np.split(keys, params.num_subvectors, axis=-1)
+            norms = np.stack([np.square(part).sum(-1).max(-1) for part in parts], axis=1)
+            if params.metric == "ip":
+                parts = [lengthened(part, norms[:, place]) for place, part in enumerate(parts)]
             books = [np.stack([lloyd(head, 2**params.num_bits, seed)[0] for head in part]) for part in parts]
             arrays = {"codebooks": np.stack(books, axis=1)}
+            if params.metric == "ip":
+                arrays["max_square_norms"] = norms
             if not params.codebooks_only:
                 codes = [nearest(part, book) for part, book in zip(parts, books, strict=True)]
                 arrays["codes"] = np.stack(codes, axis=2).astype(np.uint8)
@@ -154,6 +159,12 @@ def nearest(points: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """Each point's centroid: points [H, N, d], centroids [H, C, d]; [H, N]."""
     products = points @ centroids.transpose(0, 2, 1)
     return ((centroids**2).sum(-1)[:, None] - 2 * products).argmin(axis=-1)
+
+
+def lengthened(part: np.ndarray, max_square_norms: np.ndarray) -> np.ndarray:
+    """Keys [H, T, d] with a coordinate more, by which those of one head are equally long: [H, T, d + 1]."""
+    room = max_square_norms[:, None] - np.square(part).sum(-1)
+    return np.concatenate([part, np.sqrt(room.clip(min=0))[..., None]], axis=-1)
 
 
 def lloyd(keys: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

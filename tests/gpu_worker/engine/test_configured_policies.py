@@ -31,6 +31,9 @@ def test_options_reach_their_policies() -> None:
     )
     assert policies["pqcache"] == PQCache(num_subvectors=4, num_bits=8, max_iterations=9, metric="ip")
     assert policies["clusterkv"] == ClusterKV(tokens_per_cluster=40, metric="l2")
+    # A name with a metric has that metric, whatever the option says, and all else from the options.
+    assert policies["clusterkv+ip"] == ClusterKV(tokens_per_cluster=40, metric="ip", names_metric=True)
+    assert policies["pqcache+ip"] == PQCache(4, 8, max_iterations=9, metric="ip", names_metric=True)
 
 
 def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:

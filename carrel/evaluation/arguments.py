@@ -1,0 +1,191 @@
+"""The options of `carrel eval`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from carrel.evaluation.cells import PROTOCOLS, is_tokens
+from carrel.evaluation.local import STORE_RUNTIMES
+from carrel.evaluation.suite import TASKS
+from carrel.serve.flags import num_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Lengths count prompt and answer together. docs/evaluation.md says how to read the table."
+    parser.add_argument("--model", default=None, metavar="DIR", help="model directory (default: carrel-nano)")
+    parser.add_argument(
+        "--books", type=Path, default=None, metavar="DIR", help="folder that holds heldout/*.txt.xz"
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=list(TASKS),
+        default=["mixed"],
+        metavar="TASK",
+        help="mixed (1 of 16 facts), needle (one fact) (default: mixed)",
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=_least(256),
+        default=[4096, 8192],
+        metavar="N",
+        help="tokens of prompt and answer (default: 4096 8192)",
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["full", "oracle", "pqcache", "clusterkv"],
+        metavar="NAME",
+        help="any of the worker's; all: every one that wraps no other; ablations: the papers', beside the methods that "
+        "they are of (default: full oracle pqcache clusterkv)",
+    )
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        type=_budget,
+        default=[0.2, 0.1],
+        metavar="SHARE|N",
+        help="share of the prefilled tokens attended, or from 2 up their number; full has none (default: 0.2 0.1)",
+    )
+    parser.add_argument(
+        "--protocols",
+        nargs="+",
+        choices=PROTOCOLS,
+        default=list(PROTOCOLS),
+        metavar="P",
+        help="P1 prefills the question too, P2 decodes it (default: P1 P2)",
+    )
+    parser.add_argument(
+        "--documents", type=_least(1), default=100, metavar="N", help="per cell (default: 100)"
+    )
+    parser.add_argument(
+        "--rounds-of",
+        type=_least(1),
+        default=None,
+        metavar="N",
+        help="ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
+        "(default: one cell after the other)",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the questions (default: 1)")
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="only every N-th document, from the I-th (from 0)",
+    )
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="write everything measured here"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with what --json FILE already holds")
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="run nothing: join the reports of shards, show them and write --json",
+    )
+    measure = parser.add_mutually_exclusive_group()
+    measure.add_argument(
+        "--measure-documents",
+        type=_least(1),
+        default=None,
+        metavar="N",
+        help="measure attention mass and recall rate for the first N documents only, which saves time (default: all)",
+    )
+    measure.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="no attention mass and recall rate, which slow decoding; then its time is compared",
+    )
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="per answer (default: 900)")
+    parser.add_argument(
+        "--concurrency",
+        type=_least(1),
+        default=None,
+        metavar="N",
+        help="questions at once (default: what the worker runs at once)",
+    )
+    parser.add_argument(
+        "--worker",
+        default=None,
+        metavar="ADDRESS",
+        help="use a running worker (unix:PATH or HOST:PORT) instead of an own one",
+    )
+    own = parser.add_argument_group("the worker and store that are started without --worker")
+    own.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
+    own.add_argument(
+        "--dtype", default=None, metavar="TYPE", help="default: float32 on a CPU, else the model's"
+    )
+    own.add_argument(
+        "--hot-cache",
+        default="0.25",
+        metavar="SHARE|N|auto",
+        help="slots for selected tokens; auto takes all memory, so nothing is moved (default: 0.25)",
+    )
+    own.add_argument("--max-num-seqs", type=_least(1), default=None, metavar="N")
+    own.add_argument("--threads", type=_least(1), default=None, metavar="N", help="of the worker, on a CPU")
+    own.add_argument(
+        "--slot-memory",
+        type=num_bytes,
+        default=None,
+        metavar="SIZE",
+        help="device memory for the KV cache (default: the worker's own)",
+    )
+    own.add_argument(
+        "--arena-bytes",
+        type=num_bytes,
+        default=None,
+        metavar="SIZE",
+        help="host memory for the KV cache (default: the store's own)",
+    )
+    own.add_argument(
+        "--index-device",
+        choices=("cpu", "gpu"),
+        default=None,
+        help="who trains indexes: the store's cores, or the model's device (default: cpu)",
+    )
+    own.add_argument(
+        "--trainers",
+        type=_least(1),
+        default=None,
+        metavar="N",
+        help="cores of the store that train indexes (default: the store's own)",
+    )
+    own.add_argument(
+        "--store-runtime",
+        choices=STORE_RUNTIMES,
+        default="process",
+        help="where the store runs (default: process)",
+    )
+
+
+def _least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    return integer
+
+
+def _budget(text: str) -> float:
+    budget = float(text)
+    if is_tokens(budget) and budget.is_integer():
+        return int(budget)
+    if not 0 < budget <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share in (0, 1] and no number of tokens from 2 up")
+    return budget
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard I/N with I below N, such as 0/4")
+    return int(index), int(count)

@@ -1,0 +1,161 @@
+"""Runs of `carrel eval` in parts: rounds, shards, what is measured, and how they end and go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LENGTH, NUM_DOCUMENTS, FakeRun
+
+from carrel.cli import main
+from carrel.evaluation.record import read_report
+from carrel.evaluation.suite import Suite
+
+MakeRun = Callable[..., FakeRun]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_an_interrupted_run_goes_on_where_it_ended(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "oracle", "--protocols", "P1"]
+    run.worker.fail_from = 8
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "UNAVAILABLE: the store is gone" in error
+    assert "Traceback" not in error
+    first = [
+        outcome
+        for result in read_report(path).results()
+        for outcome in read_report(path).outcomes(result.cell)
+    ]
+    assert 0 < len(first) <= 8
+    run.worker.fail_from = None
+    run.worker.requests.clear()
+    assert main([*arguments, "--resume"]) == 0
+    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS - len(first)
+    assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 2
+
+
+def test_a_cut_off_run_has_asked_every_cell_the_same(fake_run: MakeRun, tmp_path: Path) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "oracle", "--rounds-of", "2"]
+    # Four cells: two rounds, and one cell of the last.
+    run.worker.fail_from = 18
+    assert main([*arguments, "--concurrency", "1"]) == 1
+    assert [result.n for result in read_report(path).results()] == [6, 4, 4, 4]
+    run.worker.fail_from = None
+    assert main([*arguments, "--resume"]) == 0
+    assert len(run.worker.requests) == 4 * NUM_DOCUMENTS
+    assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 4
+
+
+def test_a_terminated_run_keeps_what_it_had(fake_run: MakeRun, tmp_path: Path) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [
+        "--json",
+        str(path),
+        "--policies",
+        "full",
+        "oracle",
+        "--rounds-of",
+        "2",
+        "--concurrency",
+        "1",
+    ]
+    run.worker.holds_from = 10
+    process = subprocess.Popen(
+        [sys.executable, "-m", "carrel", *run.arguments, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(run.worker.requests) < 11:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        # twice, as from `timeout`
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert process.wait(60) == 130
+    finally:
+        run.worker.released.set()
+        process.kill()
+        process.wait(60)
+    assert [result.n for result in read_report(path).results()] == [4, 2, 2, 2]
+    assert not path.with_name("report.json.partial").exists()
+
+
+def test_some_documents_are_measured(fake_run: MakeRun, tmp_path: Path, suite: Suite) -> None:
+    run = fake_run()
+    arguments = [*run.arguments, "--policies", "full", "oracle", "--protocols", "P1", "--rounds-of", "2"]
+    arguments += ["--measure-documents", "3"]
+    parts = [tmp_path / f"{index}.json" for index in range(2)]
+    for index, part in enumerate(parts):
+        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part)]) == 0
+        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part), "--resume"]) == 0
+    measured = Counter(tuple(request.prompt_token_ids) for request in run.worker.requests if request.measure)
+    questions = [suite.question("mixed", LENGTH, index) for index in range(3)]
+    assert measured == {question.context_ids + question.question_ids: 2 for question in questions}
+    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
+    # Of each cell of a shard the measured ones come first.
+    asked = [(request.policy, request.measure) for request in run.worker.requests]
+    assert asked[:2] == [("full", True)] * 2
+    merged = tmp_path / "merged.json"
+    assert main(["eval", "--merge", *map(str, parts), "--json", str(merged)]) == 0
+    full, oracle = json.loads(merged.read_text())["cells"]
+    assert (oracle["result"]["n"], oracle["result"]["num_measured"]) == (NUM_DOCUMENTS, 3)
+    assert (full["result"]["num_measured"], full["result"]["attention_mass"]) == (3, None)
+    assert (oracle["result"]["attention_mass"], oracle["result"]["recall_rate"]) == (0.75, 0.5)
+    assert oracle["result"]["median_step_ms"] is None
+
+
+def test_a_policy_that_fails_does_not_end_the_run(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    run.worker.broken = ("snapkv",)
+    arguments = [*run.arguments, "--policies", "snapkv", "oracle", "--protocols", "P1", "--json", str(path)]
+    assert main([*arguments, "--rounds-of", "2"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("left out: mixed 1K P1 snapkv n/5") == 1
+    assert "answers failed in mixed 1K P1 snapkv n/5; --resume asks them again" in error
+    assert [(result.cell.policy, result.n) for result in read_report(path).results()] == [
+        ("oracle", NUM_DOCUMENTS)
+    ]
+    run.worker.broken = ()
+    assert main([*arguments, "--resume"]) == 0
+    assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
+
+
+def test_another_runs_report_is_not_continued(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "--protocols", "P1"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--resume", "--seed", "8"]) == 1
+    assert "seed (7 there, 8 here)" in capsys.readouterr().err
+
+
+def test_shards_merge_to_the_whole(fake_run: MakeRun, tmp_path: Path) -> None:
+    run = fake_run()
+    arguments = [*run.arguments, "--policies", "oracle"]
+    parts = [tmp_path / f"{index}.json" for index in range(2)]
+    for index, part in enumerate(parts):
+        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part)]) == 0
+    whole, merged = tmp_path / "whole.json", tmp_path / "merged.json"
+    assert main([*arguments, "--json", str(whole)]) == 0
+    assert main(["eval", "--merge", *map(str, parts), "--json", str(merged)]) == 0
+    assert read_report(merged).results() == read_report(whole).results()
+    assert [result.n for result in read_report(merged).results()] == [NUM_DOCUMENTS] * 2
