@@ -62,10 +62,11 @@ class WatchedPrefill(Prefill):
     def __init__(self, timeline: Timeline, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._timeline = timeline
-        self._num_told = 0
+        self._last_told = -1
 
     def advance(self) -> None:
         super().advance()
-        for trained in self.trained[self._num_told :]:
-            self._timeline.note(trained)
-        self._num_told = len(self.trained)
+        for trained in self.trained:
+            if trained.layer > self._last_told:
+                self._timeline.note(trained)
+                self._last_told = trained.layer

@@ -101,10 +101,8 @@ class Engine:
         """Admit, prefill one quantum, decode one token each; False when there was nothing to do."""
         admitted = self._admit()
         prefilled = self._prefill_quantum()
-        indexed = False
-        if self._indexing:
-            decoding = bool(self._scheduler.with_status(Status.DECODE))
-            indexed = self._take_indexes(wait=not (admitted or prefilled or decoding))
+        is_idle = not (admitted or prefilled or self._scheduler.with_status(Status.DECODE))
+        indexed = self._take_indexes(wait=is_idle)
         decoded = self._decode_step()
         return admitted or prefilled or indexed or decoded
 
@@ -165,6 +163,7 @@ class Engine:
         sequence = prefill.sequence
         try:
             prefill.advance()
+            self._indexing.take_early(sequence, prefill.trained)
         except WorkerError as error:
             self._fail(sequence, error)
             return True

@@ -20,12 +20,17 @@ class Indexing:
         self._recall = recall
         self._trained: dict[Sequence, deque[TrainedLayer]] = {}
 
-    def __len__(self) -> int:
-        return len(self._trained)
+    def take_early(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        """Take over what is ready of a sequence, one that is still prefilled too: the first of `trained`, dropped there.
 
-    def add(self, sequence: Sequence, trained: list[TrainedLayer]) -> None:
-        """A sequence, and the indexes that it needs before it decodes; maybe none."""
-        self._trained[sequence] = deque(trained)
+        Raises StoreUnavailable and CapacityError.
+        """
+        while trained and self._recall.load(sequence, trained[0], 0.0):
+            trained.popleft()
+
+    def add(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        """A prefilled sequence, and the indexes that it still needs before it decodes; maybe none."""
+        self._trained[sequence] = trained
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; one that is not here is no error."""
@@ -36,8 +41,9 @@ class Indexing:
         ready, failed = [], []
         for sequence, trained in self._trained.items():
             try:
-                while trained and self._recall.load(sequence, trained[0], POLL_SECONDS if wait else 0.0):
+                if wait and trained and self._recall.load(sequence, trained[0], POLL_SECONDS):
                     trained.popleft()
+                self.take_early(sequence, trained)
             except WorkerError as error:
                 failed.append((sequence, error))
                 continue

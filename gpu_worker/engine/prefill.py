@@ -75,8 +75,8 @@ class Prefill:
         self._begin = self._first
         self._begun = Mark(device)
         self._computed: deque[_Computed] = deque()
-        # Indexes that the store trains while later layers compute.
-        self.trained: list[TrainedLayer] = []
+        # Indexes that the store trains while later layers compute, until somebody takes them.
+        self.trained: deque[TrainedLayer] = deque()
 
     def _query_buffer(self) -> Tensor:
         """One layer's queries of the last tokens, as many as the policy reads: [w, H_q, d]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +72,8 @@ class IndexTraining:
         self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
         job = prompt_job(sequence) if self._is_trained_here(sequence, layer) else None
         if job is not None:
-            self._train_here(sequence, layer, job, rows[:, job.begin : job.end, : self._shape.head_dim])
+            keys = rows[:, job.begin : job.end, : self._shape.head_dim]
+            self._train_here(sequence, range(layer, layer + 1), job, keys)
 
     def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """What the store is to train of a prefilled layer; None: nothing."""
@@ -89,7 +91,7 @@ class IndexTraining:
             return False
         policy, layer, job = recall_policy(sequence), trained.layer, trained.job
         device = self._shape.device
-        arrays = {name: torch.tensor(array, device=device) for name, array in segment.arrays.items()}
+        arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}
         read_keys = self._reader(sequence, layer) if job.needs_keys else None
         self._indexes.load(policy, sequence.seat, layer, job, arrays, read_keys)
         return True
@@ -101,9 +103,8 @@ class IndexTraining:
             return
         if self.trains_here:
             positions = torch.arange(begin, end, device=self._shape.device)
-            for layer in layers:
-                rows = self._pool.rows[self._fixed.window_rows(sequence, layer, positions)]
-                self._train_here(sequence, layer, job, rows[..., : self._shape.head_dim])
+            slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in layers])
+            self._train_here(sequence, layers, job, self._keys[slots])
             return
         self._offloader.seal(sequence, end)
         trained = [self._offloader.build(sequence, layer, job) for layer in layers]
@@ -117,10 +118,18 @@ class IndexTraining:
         is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
         return self.trains_here or (is_last and recall_policy(sequence).trains_last_layers)
 
-    def _train_here(self, sequence: Sequence, layer: int, job: IndexJob, keys: Tensor) -> None:
-        """Index the keys [H_kv, T, d] of the job's tokens."""
+    @property
+    def _keys(self) -> Tensor:
+        """The K half of the pool's rows, [slots, d]."""
+        return self._pool.rows[:, : self._shape.head_dim]
+
+    def _train_here(self, sequence: Sequence, layers: range, job: IndexJob, keys: Tensor) -> None:
+        """Index the keys [layers x H_kv, T, d] of the job's tokens: many layers take hardly longer than one."""
         arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
-        self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, arrays)
+        by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
+        for place, layer in enumerate(layers):
+            at_layer = {name: array[place] for name, array in by_layer.items()}
+            self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, at_layer)
 
     def _reader(self, sequence: Sequence, layer: int) -> ReadKeys:
         head_dim = self._shape.head_dim
@@ -131,9 +140,15 @@ class IndexTraining:
 
         def read(begin: int, end: int) -> Tensor:
             positions = torch.arange(begin, end, device=self._shape.device)
-            return self._pool.rows[self._whole.rows_of(sequence, layer, positions)][..., :head_dim]
+            return self._keys[self._whole.rows_of(sequence, layer, positions)]
 
         return read
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy, for which the host does not wait."""
+    copy = torch.from_numpy(np.array(array))
+    return copy.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else copy
 
 
 def is_quick(device: torch.device) -> bool:

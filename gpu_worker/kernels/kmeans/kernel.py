@@ -11,7 +11,7 @@ from gpu_worker.kernels.kmeans.programs import assign_tile, move_one
 from gpu_worker.kernels.kmeans.reference import SHORTEST, SPLIT, Centroids
 
 # Points and targets of a tile, warps and stages: of 16-bit points, and of wider ones, which take three products.
-TILES = {2: (128, 64, 4, 3), 4: (64, 64, 4, 2)}
+TILES = {2: (256, 32, 8, 4), 4: (64, 64, 4, 2)}
 MEMBER_TILE = 64
 SIZE_TILE = 1024
 

@@ -34,6 +34,9 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,
     "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
     names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served beside one of another.
+
+    The paper makes up to 20 iterations. Half of them find 0.652 of the exact best instead of 0.655 (carrel-nano, 8K and
+    16K tokens, n/10), in half of the time.
     """
 
     num_sink: int = 16
@@ -41,7 +44,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     window_size: int = 320
     window_clusters: int = 4
     metric: str = "cosine"
-    max_iterations: int = 20
+    max_iterations: int = 10
     names_metric: bool = False
 
     trains_when_leaving = True

@@ -99,6 +99,24 @@ def test_what_no_layer_hides_the_device_trains(quick: None, hot_cache: HotCacheS
     assert not PQCache(metric="ip").trains_last_layers
 
 
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+def test_indexes_are_taken_over_while_later_layers_are_computed(hot_cache: HotCacheSize) -> None:
+    rig = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=FIXED)
+    taken, load = [], rig.engine._caches.recall.load
+
+    def note(sequence, trained, timeout_seconds):  # type: ignore[no-untyped-def]
+        is_loaded = load(sequence, trained, timeout_seconds)
+        if is_loaded:
+            taken.append((trained.layer, rig.engine._prefill is not None))
+        return is_loaded
+
+    rig.engine._caches.recall.load = note  # type: ignore[method-assign]
+    rig.run(requests()[0])
+    # In order, each once, and but for the last ones before the prompt is done.
+    assert [layer for layer, _ in taken] == list(range(NUM_LAYERS))
+    assert taken[0][1]
+
+
 def test_by_inner_product_the_store_codes() -> None:
     policy = PQCache(metric="ip")
     job = policy.index_job(policy.plan(500, 100), 32, 400)
