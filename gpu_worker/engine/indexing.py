@@ -20,8 +20,11 @@ class Indexing:
         self._recall = recall
         self._trained: dict[Sequence, deque[TrainedLayer]] = {}
 
+    def __len__(self) -> int:
+        return len(self._trained)
+
     def take_early(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
-        """Take over what is ready of a sequence, one that is still prefilled too: the first of `trained`, dropped there.
+        """Take over what is ready of a sequence, also of one being prefilled: the first of `trained`, dropped there.
 
         Raises StoreUnavailable and CapacityError.
         """
