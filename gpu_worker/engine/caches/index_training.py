@@ -25,8 +25,8 @@ INDEX_TIMEOUT_SECONDS = 600.0
 # Between two looks at whether the store is still there.
 INDEX_WAIT_SECONDS = 0.5
 # The last layer of a prompt is computed for one token only: nothing hides the training of its index, nor of the one
-# before.
-UNHIDDEN_LAYERS = 2
+# before, and too little that of the one before these, as the store takes about as long as a layer.
+UNHIDDEN_LAYERS = 3
 
 
 def recall_policy(sequence: Sequence) -> RecallPolicy:

@@ -52,7 +52,8 @@ def assign_tile(
     tl.store(labels + problem * num_points + rows, label, mask=is_row)
 
 
-@triton.jit
+# Of one point, its number would be no tensor.
+@triton.jit(do_not_specialize=["num_points"])
 def move_one(
     points, order, ends, means, targets, half_squares, stride_problem, stride_point, num_points, num_clusters, width,
     num_steps, split, shortest,

@@ -51,6 +51,9 @@ MERGE_WARPS = 8
 # Registers of a thread, so that two programs of 256 threads share an SM.
 MATCH_REGISTERS = 128
 MERGE_REGISTERS = 128
+# Nothing is loaded ahead: with so few registers, 8 warps and loads ahead, Triton 3.6 read 16-bit tiles on Hopper before
+# they were there (17 of 100 edges were wrong, others in every run).
+STAGES = 1
 
 
 def match_rows(keys: Tensor, chunk: int, max_similarities: int = reference.MAX_SIMILARITIES) -> Matches:
@@ -131,6 +134,7 @@ def merge_rows(
         DIMS=dims,
         WIDE_DOT=is_interpreted(),
         maxnreg=MERGE_REGISTERS,
+        num_stages=STAGES,
         num_warps=MERGE_WARPS if half == MAX_CHUNK // 2 else MERGE_WARPS // 2,
     )
     return merged
@@ -157,6 +161,7 @@ def _matched(keys: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
             DIMS=WIDE_DIMS if keys.dtype == torch.float32 else NARROW_DIMS,
             WIDE_DOT=is_interpreted(),
             maxnreg=MATCH_REGISTERS,
+            num_stages=STAGES,
             num_warps=MATCH_WARPS if half == MAX_CHUNK // 2 else MATCH_WARPS // 2,
         )
     return edges, histogram

@@ -16,7 +16,7 @@ from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, Reca
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
 # Tokens whose keys are read, and coded, at a time.
-CODED = 8192
+CODED = 1 << 15
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
 

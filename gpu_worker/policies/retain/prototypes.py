@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.kmeans import assign_points
+
 EPS = 1e-6
 # 256 MiB of float32.
 MAX_ELEMENTS = 1 << 26
@@ -83,16 +85,12 @@ def bucket_sums(keys: Tensor, features: RandomFeatures) -> Tensor:
 
 
 def nearest_prototype(keys: Tensor, sums: Tensor) -> Tensor:
-    """The prototype of highest cosine with each key: int64 [H, n] from [H, n, d] and groups' sums [H, m, d]."""
+    """The prototype of highest cosine with each key: int64 [H, n] from [H, n, d] and groups' sums [H, m, d]. Ties take
+    the first. Prototypes' directions are rounded to the keys' type."""
     # An empty group has no direction; its cosine of 0 must not win.
-    is_empty = (sums.norm(dim=-1) <= EPS)[:, None]
-    prototypes = _units(sums).transpose(1, 2)
-    nearest = [
-        # A key's own length does not change its nearest.
-        (tile.float() @ prototypes).masked_fill_(is_empty, float("-inf")).argmax(dim=-1)
-        for tile in keys.split(_tokens_a_tile(*sums.shape[:2]), dim=1)
-    ]
-    return torch.cat(nearest, dim=1)
+    less = torch.zeros_like(sums[..., 0]).masked_fill_(sums.norm(dim=-1) <= EPS, float("inf"))
+    # A key's own length does not change its nearest.
+    return assign_points(keys, _units(sums).to(keys.dtype), less).long()
 
 
 def group_means(votes: Tensor, labels: Tensor, num_groups: int) -> Tensor:

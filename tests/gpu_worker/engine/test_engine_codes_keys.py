@@ -77,7 +77,10 @@ def test_who_has_not_every_row_gets_codes_from_the_store(quick: None, expected: 
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
-def test_what_no_layer_hides_the_device_trains(quick: None, hot_cache: HotCacheSize) -> None:
+def test_what_no_layer_hides_the_device_trains(
+    quick: None, hot_cache: HotCacheSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_training, "UNHIDDEN_LAYERS", 2)
     free = registry(PQCache(num_bits=4))
     alone = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free, trains_indexes=True)
     layers, rig = [], Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
