@@ -87,7 +87,7 @@ class CarrelPrefill(PrefillRival):
             timeline.make_prefill,
             limit=case.gpu_memory_limit,
             trains_indexes=self._trains_indexes,
-            num_trainers=max(1, (os.cpu_count() or 2) - 2),
+            num_trainers=max(1, len(os.sched_getaffinity(0)) - 2),
         ) as engine:
             watch = _Watch(clock, timeline)
             self._answer(engine, _warm_up(case), 0, watch, _Times())
