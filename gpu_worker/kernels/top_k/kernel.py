@@ -24,6 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gpu_worker.kernels.top_k import reference
 from gpu_worker.kernels.top_k.finish import finish
 from gpu_worker.kernels.top_k.programs import NUM_NOTES, column_maxima, prune, select_in_tile
 
@@ -37,17 +38,17 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     """Positions of the best `counts[b]` scores of every head, ascending; -1 pads at the end.
 
     A tie goes to the higher position; -0.0 and 0.0 tie. -inf and NaN are never taken. scores: float32 [B, H, N] on a
-    CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), at most 8192, from who
-    knows it; to read it here (None) synchronises with the host and cannot be captured. Returns int64 [B, H, width].
-    Raises ValueError for scores of another dtype and for a greater width.
+    CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), from who knows
+    it; to read it here (None) synchronises with the host and cannot be captured. Above 8192 PyTorch selects, one batch
+    row after the other. Returns int64 [B, H, width]. Raises ValueError for scores of another dtype.
     """
     if scores.dtype != torch.float32:
         raise ValueError(f"top_k: scores are {scores.dtype}, not float32")
     if width is None:
         width = int(counts.max()) if counts.numel() else 0
-    if width > MAX_WIDTH:
-        raise ValueError(f"top_k: width {width} is above {MAX_WIDTH}")
     batch, num_heads, num_positions = scores.shape
+    if width > MAX_WIDTH and batch:
+        return torch.cat([_wide(*row, width) for row in zip(scores.split(1), counts.split(1), strict=True)])
     rows = batch * num_heads
     if rows == 0 or width == 0 or num_positions == 0:
         return torch.full((batch, num_heads, width), -1, device=scores.device)
@@ -85,6 +86,11 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
         bits, counts, *lists, taken, *row_shape, *chunking, CHUNKS=triton.next_power_of_2(num_chunks), **build
     )
     return taken
+
+
+def _wide(scores: Tensor, counts: Tensor, width: int) -> Tensor:
+    """What a program has no registers for."""
+    return reference.top_k(scores.masked_fill(scores.isnan(), float("-inf")), counts, width)
 
 
 @cache

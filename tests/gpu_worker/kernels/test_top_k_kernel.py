@@ -201,10 +201,20 @@ def test_width(device: torch.device) -> None:
     wider = top_k(scores, counts, 70)
     assert torch.equal(wider[..., :3], top_k(scores, counts))
     assert (wider[..., 3:] == -1).all()
-    with pytest.raises(ValueError, match="width 8193"):
-        top_k(scores, counts, MAX_WIDTH + 1)
     with pytest.raises(ValueError, match="float64"):
         top_k(scores.double(), counts, 3)
+
+
+def test_a_selection_wider_than_a_program(device: torch.device) -> None:
+    """A fifth of 128K tokens is one."""
+    num_positions = MAX_WIDTH + 900
+    scores = torch.randint(0, 5000, (2, 2, num_positions), generator=torch.Generator().manual_seed(3)).float()
+    counts = torch.tensor([MAX_WIDTH + 1, 40])
+    scores[:, :, 5:70:3] = float("-inf")
+    expected = reference(scores, counts, MAX_WIDTH + 1)
+    scores[:, :, 5:70:3] = float("nan")
+    assert torch.equal(top_k(scores.to(device), counts.to(device), MAX_WIDTH + 1).cpu(), expected)
+    assert (expected >= 0).sum(-1).tolist() == [[MAX_WIDTH + 1] * 2, [40] * 2]
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5), (2, 0, 5), (2, 2, 0), (2, 2, 5)], ids=str)
