@@ -164,8 +164,8 @@ def test_a_token_hits_in_a_cluster_cache_of_one_step_where_that_step_selected_it
     overlap = RecordedTrace(recording.positions, CONTEXT).hit_rate
     assert float(hits.tokens[1:].mean()) == pytest.approx(overlap, abs=1e-6)
     assert hits.clusters is not None
-    # Trimmed clusters hit as a whole though some of their tokens miss.
-    assert overlap < float(hits.clusters[1:].mean()) < 1
+    # As means of clusters of unequal size, near the share of tokens, but no bound of it.
+    assert float(hits.clusters[1:].mean()) == pytest.approx(overlap, abs=0.1)
 
 
 def test_documents_that_were_prefilled_before_are_recorded_alike(
