@@ -190,7 +190,7 @@ class IndexBuilder:
             effort = self._bound.effort(index.costs_like, num_tokens, num_points, request.prefill_seconds)
         per_centroid = self._max_points_per_centroid
         if effort.share < 1:
-            per_centroid = max(1, int(effort.share * num_points / index.num_centroids))
+            per_centroid = math.ceil(effort.share * num_points / index.num_centroids)
         return FitOptions(effort.iterations, request.seed, per_centroid)
 
     def _train(self, sequence: Sequence, task: TrainTask) -> TrainOutcome:

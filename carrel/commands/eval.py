@@ -12,7 +12,7 @@ from rich.console import Console
 from carrel.errors import EvaluationError, OptionError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import add_arguments
-from carrel.evaluation.cells import ALL, Cell, name_policies, plan_cells
+from carrel.evaluation.cells import ABLATIONS, ALL, Cell, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.local import LocalOptions, local_worker, sigterm_as_interrupt
 from carrel.evaluation.order import Order
@@ -108,7 +108,7 @@ def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
     unknown = sorted({cell.policy for cell in cells} - set(info.policies))
     if unknown:
         raise EvaluationError(
-            f"the worker has no policy {', '.join(unknown)}; it has {', '.join(info.policies)}, and {ALL}"
+            f"the worker has no policy {', '.join(unknown)}; it has {', '.join(info.policies)}, {ALL} and {ABLATIONS}"
         )
     longest = max(cell.length for cell in cells)
     if longest > info.max_model_len:

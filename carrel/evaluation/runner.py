@@ -112,7 +112,9 @@ class Runner:
                     pending[pool.submit(self._ask, cell, question, stage.is_measured)] = cell
             if not pending:
                 return
-            for future in wait(pending, POLL_S, FIRST_COMPLETED).done:
+            done = wait(pending, POLL_S, FIRST_COMPLETED).done
+            # Answers first: what failed may end the run.
+            for future in sorted(done, key=lambda each: each.exception() is not None):
                 self._take(pending.pop(future), future, order)
             if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
                 self._save()

@@ -110,7 +110,7 @@ class MemoryPlan:
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
         others = _smallest_within(
             min(OTHERS_SHARE * rest, rest - least),
-            (index_bytes(one, workload.shape) for one in workload.policies.values() if one is not default),
+            (index_bytes(one, workload.shape) for one in _others(workload, default)),
         )
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
@@ -122,6 +122,13 @@ class MemoryPlan:
                 "more with --gpu-memory-limit"
             )
         return plan
+
+
+def _others(workload: Workload, default: Policy) -> list[Policy]:
+    """What requests are likely to name: an ablation is made room for when one does."""
+    policies = workload.policies.values()
+    ablations = {ablation.name for policy in policies for ablation in policy.ablations()}
+    return [policy for policy in policies if policy is not default and policy.name not in ablations]
 
 
 def _smallest_within(limit: float, sizes: Iterable[int]) -> int:

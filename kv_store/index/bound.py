@@ -8,9 +8,9 @@ from dataclasses import dataclass
 _LEAST, _MOST = 3, 300
 _SMOOTHING = 0.25
 # Of the points that a fit may have. Of its recall half of them cost 0.013 (0.446 to 0.433: carrel-nano, 8K tokens).
-_LEAST_POINTS = 0.5
+_LEAST_SHARE = 0.5
 # Of what the trainers can do while a layer is computed. The rest is for what prefill itself asks of the cores, and
-# keeps the wait for the last layer, which nothing hides, to half of a layer's time.
+# keeps the wait for the last layer, which nothing hides where the store trains it, to half of a layer's time.
 _SHARE = 0.5
 
 
@@ -75,5 +75,5 @@ class IterationBound:
         left = _SHARE * prefill_seconds * self._num_trainers - rates.per_token * num_tokens
         fitting = left / (rates.per_point * num_points)
         if fitting < _LEAST:
-            return Effort(_LEAST, max(_LEAST_POINTS, fitting / _LEAST))
+            return Effort(_LEAST, max(_LEAST_SHARE, fitting / _LEAST))
         return Effort(int(min(fitting, _MOST)))

@@ -1,5 +1,6 @@
 """The client against a store in this process: every transport, restarts, misuse."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def test_a_fit_that_nothing_hides_has_the_fewest_iterations_over_half_of_the_poi
         built = client.build_index("a", 0, 0, 150, params, seed=5, prefill_seconds=seconds).result(30)
         assert built.iterations == most
         # The same as a fit with so many points and iterations.
-        fit = index.fit_head(ArrayKeys(keys[1]), FitOptions(most, 5, num_points // 16))
+        fit = index.fit_head(ArrayKeys(keys[1]), FitOptions(most, 5, math.ceil(num_points / 16)))
         assert (built.arrays["codebooks"][1] == fit.arrays[0]).all()
 
 

@@ -24,6 +24,8 @@ from gpu_worker.trainers import train_index
 INDEX_TIMEOUT_SECONDS = 600.0
 # Between two looks at whether the store is still there.
 INDEX_WAIT_SECONDS = 0.5
+# Keys of tokens that leave the window, of some layers, which are indexed at once.
+WINDOW_BYTES = 64 << 20
 # The last layer of a prompt is computed for one token only: nothing hides the training of its index, nor of the one
 # before, and too little that of the one before these, as the store takes about as long as a layer.
 UNHIDDEN_LAYERS = 3
@@ -103,8 +105,12 @@ class IndexTraining:
             return
         if self.trains_here:
             positions = torch.arange(begin, end, device=self._shape.device)
-            slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in layers])
-            self._train_here(sequence, layers, job, self._keys[slots])
+            layer_bytes = self._shape.num_kv_heads * (end - begin) * self._pool.row_bytes // 2
+            at_once = max(1, WINDOW_BYTES // layer_bytes)
+            for first in range(layers.start, layers.stop, at_once):
+                some = range(first, min(first + at_once, layers.stop))
+                slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
+                self._train_here(sequence, some, job, self._keys[slots])
             return
         self._offloader.seal(sequence, end)
         trained = [self._offloader.build(sequence, layer, job) for layer in layers]

@@ -78,7 +78,8 @@ class Chelsea(RetainPolicy):
         while (num_middle := middle.keys.shape[1]) > wanted:
             # The last round lands on the budget (CH-A3); it is the same number in every head (CH-A7).
             removed = max(1, int(self._ratio(rounds) * num_middle + 1e-6))
-            chunk = self.chunk if self.chunked else num_middle
+            # One of everything is no shorter than a chunk: kernels are compiled for each length that there is.
+            chunk = self.chunk if self.chunked else max(self.chunk, num_middle)
             num_merged = min(removed, num_middle - wanted, num_matches(num_middle, chunk))
             # Means of means are not rounded between the rounds.
             is_last = num_middle - num_merged == wanted

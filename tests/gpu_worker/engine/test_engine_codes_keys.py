@@ -120,6 +120,28 @@ def test_indexes_are_taken_over_while_later_layers_are_computed(hot_cache: HotCa
     assert taken[0][1]
 
 
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+def test_an_abort_after_indexes_were_taken_over_leaves_nothing(
+    hot_cache: HotCacheSize, expected: dict[str, list[int]]
+) -> None:
+    rig = Rig(max_num_seqs=1, hot_cache=hot_cache, policies=FIXED)
+    taken, load = [], rig.engine._caches.recall.load
+
+    def note(*arguments):  # type: ignore[no-untyped-def]
+        taken.append(load(*arguments))
+        return taken[-1]
+
+    rig.engine._caches.recall.load = note  # type: ignore[method-assign]
+    rig.submit(request("gone", "pqcache", 0.25, prompt=random_prompt(170, 9), max_tokens=45))
+    while not any(taken):
+        rig.step()
+    assert rig.engine._prefill is not None
+    rig.engine.abort("gone")
+    rig.check_empty()
+    # The next one has its seat.
+    assert rig.tokens(requests()[0]) == expected["a"]
+
+
 def test_by_inner_product_the_store_codes() -> None:
     policy = PQCache(metric="ip")
     job = policy.index_job(policy.plan(500, 100), 32, 400)

@@ -118,6 +118,21 @@ def test_indexes_that_nobody_may_ask_for_do_not_take_the_slots() -> None:
     assert indexes(22 * GIB, "full") == pq
 
 
+def test_ablations_take_no_room_from_what_is_asked_for() -> None:
+    every = registry()
+    methods = {
+        name: policy
+        for name, policy in every.items()
+        if name not in ("pqcache+ip", "clusterkv+l2", "clusterkv+ip")
+    }
+    with_all, without = (
+        MemoryPlan.of(llama(policies=policies, default_policy="pqcache"), 60 * GIB)
+        for policies in (every, methods)
+    )
+    assert with_all == without
+    assert with_all.indexes > index_bytes(every["pqcache"], llama().shape)
+
+
 def test_a_retain_policy_needs_its_budget_and_the_state_of_its_slots() -> None:
     dense, snapkv, chelsea = (
         MemoryPlan.of(llama(default_policy=name), 60 * GIB) for name in ("full", "snapkv", "chelsea")

@@ -132,6 +132,15 @@ def test_head_sizes_and_types(
     check(rows, 64, 40, dtype)
 
 
+def test_whole_chunks_of_16_bit_rows(device: torch.device) -> None:
+    """Of the size that is served, whose programs have the most warps and the fewest registers for them."""
+    keys = signs(2, 700, 128)
+    merged = check(rows_of(device, keys, torch.bfloat16), 256, 200, torch.bfloat16)
+    again = merge_rows(rows_of(device, keys, torch.bfloat16), 256, 200, torch.bfloat16)
+    assert torch.equal(merged.positions, again.positions)
+    assert torch.equal(merged.keys, again.keys)
+
+
 @pytest.mark.parametrize("num_merged", [1, 5, 25, 52])
 def test_ties_across_chunks_go_to_the_higher_rows(device: torch.device, num_merged: int) -> None:
     keys = torch.ones(2, 103, 16)
