@@ -91,6 +91,7 @@ class Chelsea(RetainPolicy):
             torch.cat([part.values for part in parts], dim=1),
             torch.cat([part.degrees for part in parts], dim=1),
             rounds=rounds,
+            is_even=rows.is_even,
         )
 
     def _ratio(self, rounds: int) -> float:
@@ -110,7 +111,6 @@ def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
 
 def _num_rows(rows: LayerRows) -> int:
     """Of every head."""
-    if rows.degrees is None:
-        # A prompt: nothing is padded, and its shape says so without waiting for the device.
+    if rows.is_even:
         return rows.positions.shape[1]
     return int((rows.positions >= 0).sum(dim=1).max())
