@@ -28,7 +28,7 @@ class LayerRows:
     when the sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how
     many tokens a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first.
     history: [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since. is_even:
-    surely no head is padded, which is known without waiting for the device.
+    while it decodes, no head is padded, and that is known without waiting for the device.
     """
 
     layer: int
@@ -54,7 +54,7 @@ class LayerRows:
         num_kv_heads, num_tokens, row = rows.shape
         positions = torch.arange(num_tokens, device=rows.device).expand(num_kv_heads, -1)
         keys, values = rows[..., : row // 2], rows[..., row // 2 :]
-        return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed, is_even=True)
+        return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed)
 
     @property
     def group_size(self) -> int:
