@@ -22,7 +22,7 @@ def retained(counts: list[int], width: int) -> Retained:
     return Retained(positions, keys, values)
 
 
-@pytest.mark.parametrize("counts", [[70, 70, 70, 70], [0, 130, 64, 1], [130, 1, 3, 0], [2, 2, 2, 2]])
+@pytest.mark.parametrize("counts", [[70, 70, 70, 70], [0, 64, 130, 1], [130, 1, 3, 0], [2, 2, 2, 2]])
 @pytest.mark.parametrize("padding", [0, 3])
 def test_unequal_heads_of_several_layers_are_written_where_they_belong(
     counts: list[int], padding: int
