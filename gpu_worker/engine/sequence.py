@@ -7,8 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
+from gpu_worker.engine.kept_layer import KeptLayer
 from gpu_worker.engine.records import EventSink, GenerationRequest, Usage
 from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.sampling import SamplerState
@@ -55,8 +54,8 @@ class Sequence:
     (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
     selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
     store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
-    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_rounds, kept_history:
-    what its policy said of each layer. mark: what it says of the next step.
+    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_layers: more of
+    each layer. mark: what its policy says of the next step.
     """
 
     request: GenerationRequest
@@ -82,8 +81,7 @@ class Sequence:
     kept_at: int = 0
     longest_kept: int = 0
     num_kept: int = 0
-    kept_rounds: dict[int, int] = field(default_factory=dict)
-    kept_history: dict[int, Tensor] = field(default_factory=dict)
+    kept_layers: dict[int, KeptLayer] = field(default_factory=dict)
     mark: int = 0
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from operator import le
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class BlockTables:
         shape = (num_seats, num_layers, num_kv_heads, max_blocks)
         self.tables = torch.empty(shape, dtype=torch.int64, device=pool.rows.device)
         self._held: dict[tuple[int, int], list[int]] = {}
+        self._dealt: dict[tuple[int, int], list[int]] = {}
 
     def assign(self, seat: int, layer: int, num_slots: int) -> None:
         """Give every KV head of a layer room for `num_slots` slots. Raises CapacityError."""
@@ -74,9 +76,14 @@ class BlockTables:
         self._held[seat, layer] = self._pool.allocate(num_blocks)
 
     def deal(self, seat: int, layer: int, num_blocks: list[int], frees_rest: bool = True) -> None:
-        """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to be dealt anew."""
+        """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to deal it anew. Then
+        heads that all have as many already keep what they have, and the device is told nothing."""
         held, num_dealt, most = self._held[seat, layer], sum(num_blocks), max(num_blocks)
         assert num_dealt <= len(held), f"{num_dealt} blocks dealt of {len(held)}"
+        before = self._dealt.get((seat, layer))
+        if before is not None and not frees_rest and all(map(le, num_blocks, before)):
+            return
+        self._dealt[seat, layer] = num_blocks
         ends = accumulate(num_blocks)
         heads = [held[end - count : end] for count, end in zip(num_blocks, ends, strict=True)]
         # What pads a head's is never read.
@@ -113,7 +120,8 @@ class BlockTables:
         self.tables[seat, layer, :, :wanted] = torch.tensor(heads, device=self.tables.device)
 
     def release(self, seat: int, layer: int) -> None:
-        """Free what `assign` gave; nothing where it gave nothing."""
+        """Free what `assign` or `reserve` gave; nothing where they gave nothing."""
+        self._dealt.pop((seat, layer), None)
         self._pool.free(self._held.pop((seat, layer), []))
 
 

@@ -68,25 +68,23 @@ class KeptSlots:
     def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
 
-    def fill(self, seat: int, layer: int, retained: Retained, room: int) -> None:
-        """Start a layer with what is retained, in the first slots; each head may take `room` more."""
-        count = retained.positions.shape[1]
-        lengths = retained.counts.int()
-        self.lengths[seat, layer] = lengths
-        self.limits[seat, layer] = lengths + room
-        self.positions[seat, layer] = -1
-        self.positions[seat, layer, :, :count] = retained.positions
+    def fill(self, seat: int, layers: range, retained: Retained, room: int) -> None:
+        """Start layers with what is retained of their heads, the first layer's first, in the first slots; each head may
+        take `room` more."""
+        place = seat, slice(layers.start, layers.stop)
+        lengths = retained.counts.int().unflatten(0, (len(layers), -1))
+        self.lengths[place] = lengths
+        self.limits[place] = lengths + room
+        _start(self.positions[place], retained.positions, -1)
         if self.scores is not None:
-            self.scores[seat, layer] = 0.0
-            if retained.scores is not None:
-                self.scores[seat, layer, :, :count] = retained.scores
+            _start(self.scores[place], retained.scores, 0.0)
         if self.log_degrees is not None:
-            self.log_degrees[seat, layer] = 0.0
-            if retained.degrees is not None:
-                self.log_degrees[seat, layer, :, :count] = retained.degrees.clamp(min=1.0).log()
+            degrees = retained.degrees
+            _start(self.log_degrees[place], None if degrees is None else degrees.clamp(min=1.0).log_(), 0.0)
         if self.sink_keys is not None:
-            num_sinks = min(count, self.sink_keys.shape[3])
-            self.sink_keys[seat, layer, :, :num_sinks] = retained.keys[:, :num_sinks]
+            num_sinks = min(retained.keys.shape[1], self.sink_keys.shape[3])
+            sinks = retained.keys[:, :num_sinks].unflatten(0, (len(layers), -1))
+            self.sink_keys[place][:, :, :num_sinks] = sinks
 
     def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
         """What a policy that evicts chooses from. width: no head of these rows has more slots."""
@@ -135,6 +133,15 @@ class KeptSlots:
         after = before.clone()
         policy.observe(after, weights, rows.marks)
         at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
+
+
+def _start(table: Tensor, first: Tensor | None, empty: float) -> None:
+    """Write the first slots of all heads, and empty the others. table: [layers, H_kv, S]; first: [layers * H_kv, s]."""
+    count = 0
+    if first is not None:
+        count = first.shape[1]
+        table[..., :count] = first.view(*table.shape[:2], count)
+    table[..., count:].fill_(empty)
 
 
 def _put(table: Tensor, seats: Tensor, slots: Tensor, values: Tensor, is_real: Tensor) -> None:

@@ -10,22 +10,17 @@ from torch import Tensor
 
 from gpu_worker.engine.batch import Buckets, Group, GroupShape
 from gpu_worker.engine.caches.base import Cache
+from gpu_worker.engine.caches.kept_rows import KeptRows
 from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.caches.retain_step import RetainParts, RetainStep
+from gpu_worker.engine.kept_layer import KeptLayer
 from gpu_worker.engine.no_room import no_room_for_policy
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import (
-    BlockTables,
-    SlotPool,
-    blocks_of_heads,
-    num_blocks,
-    physical_slots,
-)
+from gpu_worker.engine.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
 from gpu_worker.errors import CapacityError, RequestError
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
-from gpu_worker.policies.retain.stacked import split, stacked
 
 
 def retain_policy(sequence: Sequence) -> RetainPolicy:
@@ -42,10 +37,10 @@ class RetainCache(Cache):
     ) -> None:
         """first_layer: the layers before it are dense."""
         self._shape = shape
-        self._pool = pool
         self._block_tables = block_tables
         self._first_layer = first_layer
         self._kept = KeptSlots(shape)
+        self._rows = KeptRows(shape, pool, block_tables, self._kept, first_layer)
         self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
         # Who waits is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
@@ -98,7 +93,7 @@ class RetainCache(Cache):
         compressed = layer - self._first_layer
         prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
         sequence.kept_at = sequence.num_prefill
-        self._keep(sequence, layer, self._compress(sequence, prompt))
+        self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
 
     def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
         policy, plan = retain_policy(sequence), sequence.plan
@@ -107,10 +102,10 @@ class RetainCache(Cache):
         except torch.OutOfMemoryError as error:
             raise no_room_for_policy(policy.name, "compress", rows.num_tokens) from error
 
-    def _keep(self, sequence: Sequence, layer: int, retained: Retained) -> None:
-        """Put into the layer's slots what is retained; they are dealt anew, as a head may keep more than before."""
+    def _keep(self, sequence: Sequence, layers: range, retained: Retained) -> None:
+        """Put into the layers' slots what is retained; where a head keeps more than before they are dealt anew."""
         seat, room, policy = sequence.seat, self._room(sequence), retain_policy(sequence)
-        counts = retained.counts.tolist()
+        counts = retained.counts_on_host()
         longest = max(counts)
         try:
             self._kept.make_room(longest + room, policy)
@@ -119,37 +114,38 @@ class RetainCache(Cache):
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
                 "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
             ) from error
-        is_final = not policy.interval(sequence.plan)
-        self._block_tables.deal(seat, layer, [num_blocks(count + room) for count in counts], is_final)
-        if layer == self._first_layer:
+        if layers.start == self._first_layer:
             sequence.longest_kept = sequence.num_kept = 0
         sequence.longest_kept = max(sequence.longest_kept, longest)
         sequence.num_kept += sum(counts)
-        sequence.kept_rounds[layer] = retained.rounds
-        if retained.history is not None:
-            sequence.kept_history[layer] = retained.history
-        self._kept.fill(seat, layer, retained, room)
-        slots = torch.arange(retained.positions.shape[1], device=retained.positions.device)
-        slots = slots.masked_fill(retained.positions < 0, -1)
-        places = physical_slots(self._block_tables.tables[seat, layer], slots)
-        is_there = slots >= 0
-        kept = torch.cat([retained.keys, retained.values], dim=-1)
-        self._pool.rows[places[is_there]] = kept[is_there].to(self._pool.rows.dtype)
+        is_final, num_heads = not policy.interval(sequence.plan), self._shape.num_kv_heads
+        for layer, first in zip(layers, range(0, len(counts), num_heads), strict=True):
+            heads = slice(first, first + num_heads)
+            self._block_tables.deal(
+                seat, layer, [num_blocks(count + room) for count in counts[heads]], is_final
+            )
+            history = None if retained.history is None else retained.history[heads]
+            sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
+        self._kept.fill(seat, layers, retained, room)
+        self._rows.write(seat, layers, retained, counts)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         """Let the window move on for the next token; compress again where it is time."""
         policy, plan = retain_policy(sequence), sequence.plan
         sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
         interval = policy.interval(plan)
-        if interval and sequence.num_tokens - sequence.kept_at >= interval:
+        num_decoded = sequence.num_tokens - sequence.kept_at
+        if interval and num_decoded >= interval:
             sequence.kept_at = sequence.num_tokens
             step = self._layers_at_once(sequence)
             for first in layers[::step]:
                 together = layers[first - layers.start :][:step]
-                rows = stacked([self._rows(sequence, layer) for layer in together])
-                retained = self._compress(sequence, rows)
-                for layer, of_layer in zip(together, split(retained, len(together)), strict=True):
-                    self._keep(sequence, layer, of_layer)
+                # No name holds the rows while others are written.
+                self._keep(
+                    sequence,
+                    together,
+                    self._compress(sequence, self._rows.read(sequence, together, num_decoded)),
+                )
         if interval:
             sequence.mark = policy.mark(plan, sequence.kept_at + interval - sequence.num_tokens)
 
@@ -161,38 +157,6 @@ class RetainCache(Cache):
             return 1
         num_rows = sequence.longest_kept + policy.interval(sequence.plan)
         return max(1, self._shape.max_model_len // num_rows)
-
-    def _rows(self, sequence: Sequence, layer: int) -> LayerRows:
-        """What is kept of a layer by now; heads that hold less than the longest are padded."""
-        seat, kept = sequence.seat, self._kept
-        count = int(kept.lengths[seat, layer].max())
-        # Copies: what is kept again goes to where these are read from.
-        positions = kept.positions[seat, layer, :, :count].clone()
-        slots = torch.arange(count, device=positions.device).expand_as(positions)
-        places = physical_slots(self._block_tables.tables[seat, layer], slots.masked_fill(positions < 0, -1))
-        rows = self._pool.rows[places.clamp(min=0)]
-        head_dim = self._shape.head_dim
-        group = self._shape.num_kv_heads * self._shape.group_size
-        log_degrees, scores = kept.log_degrees, kept.scores
-        history = sequence.kept_history.get(layer)
-        if history is not None:
-            # What was kept lies in the first slots; nothing is known of what came since.
-            history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
-        return LayerRows(
-            layer - self._first_layer,
-            self._num_layers,
-            sequence.num_tokens,
-            rows[..., :head_dim],
-            rows[..., head_dim:],
-            positions,
-            rows.new_empty(group, 0, head_dim),
-            self._shape.scale,
-            sequence.request.sampling.seed or 0,
-            None if log_degrees is None else log_degrees[seat, layer, :, :count].exp(),
-            None if scores is None else scores[seat, layer, :, :count].clone(),
-            history,
-            sequence.kept_rounds[layer],
-        )
 
     def group_shape(
         self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets

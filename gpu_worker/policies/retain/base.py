@@ -18,15 +18,17 @@ from gpu_worker.policies.base import Family, Plan, Policy
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """One layer of one sequence as `compress` gets it: the whole prompt, or what is kept by now.
+    """One layer of one sequence as `compress` gets it: the whole prompt, or what is kept by now. Where layers are
+    treated alike it may be several, as one layer of more heads, the first layer's first.
 
-    layer: from 0 to num_layers - 1, of those that are compressed. num_tokens: the length of the context; more than the
-    plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions: int64 [H_kv, n],
-    ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter ones. queries:
-    [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none when the
-    sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how many tokens
-    a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first. history:
-    [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since.
+    layer: from 0 to num_layers - 1, of those that are compressed; the first of several. num_tokens: the length of the
+    context; more than the plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions:
+    int64 [H_kv, n], ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter
+    ones. queries: [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none
+    when the sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how
+    many tokens a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first.
+    history: [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since. is_even:
+    while it decodes, no head is padded, and that is known without waiting for the device.
     """
 
     layer: int
@@ -42,6 +44,7 @@ class LayerRows:
     scores: Tensor | None = None
     history: Tensor | None = None
     rounds: int = 0
+    is_even: bool = False
 
     @classmethod
     def of_prompt(
@@ -77,7 +80,8 @@ class Retained:
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
     [H_kv, S, d] in the model's dtype. degrees, scores: float32 [H_kv, S], as in `LayerRows`. history: [H_kv, S, m] of
-    any type and rounds: any numbers that the policy wants to be told next time.
+    any type and rounds: any numbers that the policy wants to be told next time. is_even: surely nothing is padding, so
+    that nobody waits for the device to learn it.
     """
 
     positions: Tensor
@@ -87,6 +91,7 @@ class Retained:
     scores: Tensor | None = None
     history: Tensor | None = None
     rounds: int = 0
+    is_even: bool = False
 
     @classmethod
     def of(cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None) -> Retained:
@@ -108,6 +113,11 @@ class Retained:
     def counts(self) -> Tensor:
         """S_h: int64 [H_kv]."""
         return (self.positions >= 0).sum(dim=1)
+
+    def counts_on_host(self) -> list[int]:
+        """S_h of every head; waits for the device unless all are surely equal."""
+        num_heads, width = self.positions.shape
+        return [width] * num_heads if self.is_even else self.counts.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,7 @@ class RetainPolicy(Policy):
     # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
     has_degrees: ClassVar[bool] = False
     # What a head keeps depends on its rows, the plan and the budget only, and every layer has that budget: several may
-    # be compressed at once (`stacked`).
+    # be compressed at once.
     treats_layers_alike: ClassVar[bool] = False
     # So many of the sinks, if there are as many, are turned on at every step by as many positions as are missing
     # behind them: the query finds all that is kept at neighbouring positions.

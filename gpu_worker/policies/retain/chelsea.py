@@ -92,6 +92,7 @@ class Chelsea(RetainPolicy):
             torch.cat([part.values for part in parts], dim=1),
             torch.cat([part.degrees for part in parts], dim=1),
             rounds=rounds,
+            is_even=_is_even(rows),
         )
 
     def _ratio(self, rounds: int) -> float:
@@ -111,7 +112,11 @@ def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
 
 def _num_rows(rows: LayerRows) -> int:
     """Of every head."""
-    if rows.degrees is None:
-        # A prompt: nothing is padded, and its shape says so without waiting for the device.
+    if _is_even(rows):
         return rows.positions.shape[1]
     return int((rows.positions >= 0).sum(dim=1).max())
+
+
+def _is_even(rows: LayerRows) -> bool:
+    """Whether it is known without waiting for the device that nothing is padded, as in a prompt."""
+    return rows.is_even or rows.degrees is None

@@ -181,6 +181,24 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
         assert engine._decode._graphs._captured
 
 
+def test_compressing_again_does_not_wait_for_the_device() -> None:
+    with running("cuda") as engine:
+        engine.submit(request("one", "chelsea", prompts([1500])[0], num_tokens=600), lambda event: None)
+        step_until(engine, lambda: bool(engine._scheduler.with_status(Status.DECODE)))
+        sequence = engine._scheduler.with_status(Status.DECODE)[0]
+        # Once for what is compiled then.
+        for is_first in (True, False):
+            step_until(engine, lambda: sequence.num_tokens - sequence.kept_at == 128)
+            torch.cuda.synchronize()
+            with torch.inference_mode():
+                torch.cuda.set_sync_debug_mode("default" if is_first else "error")
+                try:
+                    engine._decode._advance(sequence)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+            assert sequence.kept_at == sequence.num_tokens
+
+
 def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
     source = random.Random(0)
     pages = prompts([40, 150, 290, 400])

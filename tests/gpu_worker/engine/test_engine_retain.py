@@ -384,8 +384,12 @@ def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
     rig.check_empty()
 
 
-def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again() -> None:
+@pytest.mark.parametrize("at_once", [1, 2, NUM_LAYERS])
+def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few, many = 20, 140
+    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence: at_once)
 
     class Swinging(HandMade):
         """When it is compressed again, the heads change places; every eight tokens."""
@@ -398,8 +402,9 @@ def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again() -> 
         def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
             is_there = rows.positions >= 0
             sizes = (few, many) if rows.num_tokens == plan.num_prompt_tokens else (many, few)
-            kept = torch.full((NUM_KV_HEADS, many), -1)
-            for head, size in enumerate(sizes):
+            num_heads = len(is_there)
+            kept = torch.full((num_heads, many), -1)
+            for head, size in enumerate(sizes * (num_heads // NUM_KV_HEADS)):
                 last = is_there[head].nonzero().flatten()[-size:]
                 kept[head, : len(last)] = last
             return Retained.of(rows, kept)

@@ -48,6 +48,25 @@ def test_what_is_kept_is_dealt_anew_and_comes_back(pool: SlotPool) -> None:
     assert pool.num_free_blocks == 9
 
 
+def test_heads_that_have_enough_keep_their_blocks_until_the_layer_is_released(pool: SlotPool) -> None:
+    tables = new_tables(pool)
+    tables.reserve(1, 0, 9)
+    tables.deal(1, 0, [2, 3, 4], frees_rest=False)
+    dealt = tables.tables.clone()
+    tables.deal(1, 0, [2, 1, 4], frees_rest=False)
+    tables.deal(1, 0, [2, 3, 4], frees_rest=False)
+    assert torch.equal(tables.tables, dealt)
+    tables.release(1, 0)
+    others = pool.allocate(9)
+    tables.reserve(1, 0, 9)
+    tables.deal(1, 0, [2, 3, 4], frees_rest=False)
+    held = [
+        block for head, count in enumerate((2, 3, 4)) for block in tables.tables[1, 0, head, :count].tolist()
+    ]
+    assert not set(held) & set(others)
+    assert len(set(held)) == 9
+
+
 def test_what_is_reserved_and_never_dealt_comes_back(pool: SlotPool) -> None:
     tables = new_tables(pool)
     tables.reserve(0, 1, 12)

@@ -21,7 +21,7 @@ def retained(*counts: int, scores: float | None = None, degrees: float | None = 
     positions = every.where(every < torch.tensor(counts)[:, None], -1)
     rows = torch.zeros(*positions.shape, 4)
     filled = [None if value is None else torch.full(positions.shape, value) for value in (degrees, scores)]
-    return Retained(positions, rows, rows, *filled)
+    return Retained(positions, rows, rows, filled[0], filled[1])
 
 
 def rows(*pairs: tuple[int, int]) -> RowInputs:
@@ -36,7 +36,7 @@ def filled(policy: RetainPolicy, room: int = 2) -> KeptSlots:
     kept.make_room(8, policy)
     for seat in range(4):
         for layer in LAYERS:
-            kept.fill(seat, layer, retained(5, 3, scores=1.5, degrees=2.0), room)
+            kept.fill(seat, range(layer, layer + 1), retained(5, 3, scores=1.5, degrees=2.0), room)
     return kept
 
 
@@ -114,7 +114,7 @@ def test_more_room_keeps_what_is_there() -> None:
 
 def test_who_came_before_leaves_nothing_in_a_layer() -> None:
     kept = filled(H2O())
-    kept.fill(2, 1, retained(2, 1), 3)
+    kept.fill(2, range(1, 2), retained(2, 1), 3)
     assert kept.positions[2, 1].tolist() == [[0, 1] + [-1] * 6, [0] + [-1] * 7]
     assert (kept.lengths[2, 1].tolist(), kept.limits[2, 1].tolist()) == ([2, 1], [5, 4])
     assert kept.scores is not None
