@@ -12,6 +12,9 @@ from gpu_worker.kernels.kmeans.reference import SHORTEST, SPLIT, Centroids
 
 # Points and targets of a tile, warps and stages: of 16-bit points, and of wider ones, which take three products.
 TILES = {2: (256, 32, 8, 4), 4: (64, 64, 4, 2)}
+# Of float32 points that fill more than this many lanes: larger tiles take more memory than an SM has.
+MOST_WIDE_LANES = 128
+WIDE_TILE = (32, 32, 4, 1)
 MEMBER_TILE = 64
 SIZE_TILE = 1024
 
@@ -23,10 +26,12 @@ def assign_points(points: Tensor, targets: Tensor, less: Tensor | None = None) -
     if labels.numel():
         targets = targets.contiguous()
         less = less if less is None else less.contiguous()
-        num_rows, num_columns, num_warps, num_stages = TILES[points.element_size()]
+        lanes = max(16, triton.next_power_of_2(width))
+        is_wide = points.dtype == torch.float32 and lanes > MOST_WIDE_LANES
+        num_rows, num_columns, num_warps, num_stages = WIDE_TILE if is_wide else TILES[points.element_size()]
         assign_tile[(triton.cdiv(num_points, num_rows), num_problems)](
             points, targets, less, labels, *points.stride()[:2], num_points, targets.shape[1],
-            WIDTH=width, LANES=max(16, triton.next_power_of_2(width)), POINTS=num_rows, TARGETS=num_columns,
+            WIDTH=width, LANES=lanes, POINTS=num_rows, TARGETS=num_columns,
             STAGES=num_stages, WIDE_DOT=points.dtype == torch.bfloat16 and is_interpreted(), num_warps=num_warps,
         )  # fmt: skip
     return labels

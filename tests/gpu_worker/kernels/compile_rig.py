@@ -11,6 +11,9 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
+# Of a program on an H200.
+SHARED_BYTES = 227 << 10
+
 
 class AbsentGpu:
     """The part of Triton's driver that compiling asks."""
@@ -30,6 +33,10 @@ def compile_only() -> None:
     run = triton.JITFunction.run
 
     def compile_launch(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **options)
+        compiled = run(self, *args, grid=grid, warmup=True, **options)
+        # Said at the launch only, which there is none of here.
+        shared = compiled.metadata.shared
+        assert shared <= SHARED_BYTES, f"{self.__name__} takes {shared} bytes of shared memory"
+        return compiled
 
     triton.JITFunction.run = compile_launch

@@ -66,7 +66,7 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
 KMEANS = """
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 
-for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33):
+for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33), (float32, 129), (float32, 256):
     points, targets = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width, dtype=dtype)
     assign_points(points, targets)
     assign_points(points, targets, zeros(2, 300))
