@@ -108,10 +108,11 @@ class MemoryPlan:
         indexes = index_bytes(default, workload.shape)
         rest = available - seats - prefill - decode - indexes
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
-        others = _smallest_within(
-            min(OTHERS_SHARE * rest, rest - least),
-            (index_bytes(one, workload.shape) for one in _others(workload, default)),
-        )
+        # An ablation is made room for when a request names one.
+        ablations = {each.name for one in workload.policies.values() for each in one.ablations()}
+        likely = workload.policies.keys() - ablations - {default.name}
+        sizes = (index_bytes(workload.policies[name], workload.shape) for name in likely)
+        others = _smallest_within(min(OTHERS_SHARE * rest, rest - least), sizes)
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
         if rest < least:
@@ -122,13 +123,6 @@ class MemoryPlan:
                 "more with --gpu-memory-limit"
             )
         return plan
-
-
-def _others(workload: Workload, default: Policy) -> list[Policy]:
-    """What requests are likely to name: an ablation is made room for when one does."""
-    policies = workload.policies.values()
-    ablations = {ablation.name for policy in policies for ablation in policy.ablations()}
-    return [policy for policy in policies if policy is not default and policy.name not in ablations]
 
 
 def _smallest_within(limit: float, sizes: Iterable[int]) -> int:
