@@ -6,12 +6,13 @@ import triton
 import triton.language as tl
 
 from gpu_worker.kernels.attention.programs import dot
+from gpu_worker.kernels.soft_matching import records
 
-# Cosines from -1 to 1 in steps of 2**-12, counted from 0.
-STEPS = tl.constexpr(4096.0)
-NO_COSINE = tl.constexpr(4096)
-LEVELS = tl.constexpr(8193)
-LEVELS_TILE = tl.constexpr(16384)
+# Cosines from -1 to 1 in the steps of `records`, counted from 0.
+STEPS = tl.constexpr(float(records.STEPS))
+NO_COSINE = tl.constexpr(records.STEPS)
+LEVELS = tl.constexpr(2 * records.STEPS + 1)
+LEVELS_TILE = tl.constexpr(4 * records.STEPS)
 # An edge is one number, level * 256 + (255 - partner): the largest is the most similar one, the first where they tie.
 PLACES = tl.constexpr(256)
 # Added to a small float32 and taken away again, it leaves the nearest whole number, a half to the even one.
