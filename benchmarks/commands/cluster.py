@@ -14,11 +14,12 @@ from benchmarks.cluster_model.measured import read_measured
 from benchmarks.cluster_model.parameters import MIXES, ClusterParameters, Mix, Routing
 from benchmarks.cluster_model.simulation import ClusterCase
 from benchmarks.cluster_model.study import Study
-from benchmarks.commands.options import add_output, at_least, finish, share
+from benchmarks.commands.options import add_output, finish, share
 from benchmarks.load.records import Percentiles
 from benchmarks.progress import RunProgress
 from benchmarks.records import revive
 from benchmarks.tables import Column
+from carrel.serve.flags import at_least
 
 BASE_ROUTING = Routing.AFFINITY
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, tables
-from benchmarks.commands.options import add_device, add_output, at_least, budget, finish, num_tokens
+from benchmarks.commands.options import add_device, add_output, budget, finish, num_tokens
 from benchmarks.commands.paper_caches import PAPER_COLUMNS, add_paper_caches, paper_caches_of
 from benchmarks.device import choose_device
 from benchmarks.errors import BenchmarkError
@@ -23,6 +23,7 @@ from benchmarks.progress import RunProgress
 from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.evaluation.about import hash_files, model_files
+from carrel.serve.flags import at_least
 from carrel.version import CHECKOUT
 
 MODEL = CHECKOUT / "models" / "carrel-nano"

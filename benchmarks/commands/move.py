@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.commands.options import add_output, at_least, finish, num_tokens
+from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.progress import RunProgress
 from benchmarks.records import Spread, revive
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.store_child import running_peer
 from benchmarks.tables import Column
+from carrel.serve.flags import at_least
 from kv_store.client import Layout, StoreClient
 from kv_store.client.layout import ITEM_SIZES
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from benchmarks import tables
-from benchmarks.commands.options import add_output, at_least, finish, num_tokens
+from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.ray_cluster import WAIT_SECONDS, Nodes, ray_nodes
@@ -22,6 +22,7 @@ from benchmarks.load.records import Level, RequestResult
 from benchmarks.progress import RunProgress
 from benchmarks.records import Spread, revive
 from benchmarks.tables import Column
+from carrel.serve.flags import at_least
 
 TIMEOUT_S = 600.0
 OWN_TOKENS = 32

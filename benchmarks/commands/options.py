@@ -12,7 +12,7 @@ from benchmarks.about import about
 from benchmarks.records import Report
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel.chat.records import parse_budget
-from carrel.serve.flags import num_bytes
+from carrel.serve.flags import at_least, num_bytes
 from gpu_worker.engine.records import Budget
 
 Found = TypeVar("Found")
@@ -59,16 +59,6 @@ def num_tokens(text: str) -> int:
     if not digits.isdigit() or int(digits) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, such as 131072 or 128K")
     return int(digits) * factor
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number} is below {least}")
-        return number
-
-    return integer
 
 
 def share(text: str) -> float:

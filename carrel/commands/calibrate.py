@@ -15,6 +15,7 @@ from carrel.calibration.process import calibrate
 from carrel.calibration.samples import cut_samples
 from carrel.errors import CarrelError, OptionError
 from carrel.serve.children import child_environment
+from carrel.serve.flags import at_least
 from carrel.serve.model import find_model
 from gateway.errors import ConfigError
 
@@ -43,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
     parser.add_argument(
         "--tokens",
-        type=_least(256),
+        type=at_least(256),
         default=32768,
         metavar="N",
         help="tokens of all samples, spread evenly over the texts (default: %(default)s)",
     )
     parser.add_argument(
-        "--length", type=_least(256), default=4096, metavar="N", help="of one sample (default: %(default)s)"
+        "--length", type=at_least(256), default=4096, metavar="N", help="of one sample (default: %(default)s)"
     )
     parser.add_argument(
         "--threshold",
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: float32 on a CPU, else bfloat16",
     )
     parser.add_argument(
-        "--threads", type=_least(1), default=None, metavar="N", help="on a CPU (default: all)"
+        "--threads", type=at_least(1), default=None, metavar="N", help="on a CPU (default: all)"
     )
     parser.add_argument(
         "--revision", default=None, metavar="NAME", help="branch, tag or commit of a Hub model"
@@ -137,16 +138,6 @@ def _tokenizer(model: str, revision: str | None) -> Tokenizer:
         return load_tokenizer(resolve_model_dir(model, revision), None)
     except ConfigError as exc:
         raise OptionError(str(exc)) from exc
-
-
-def _least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number} is below {least}")
-        return number
-
-    return integer
 
 
 def _between(low: float, high: float) -> Callable[[str], float]:

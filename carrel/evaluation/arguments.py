@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from carrel.evaluation.cells import PROTOCOLS, is_tokens
 from carrel.evaluation.local import STORE_RUNTIMES
 from carrel.evaluation.suite import TASKS
-from carrel.serve.flags import num_bytes
+from carrel.serve.flags import at_least, num_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         nargs="+",
-        type=_least(256),
+        type=at_least(256),
         default=[4096, 8192],
         metavar="N",
         help="tokens of prompt and answer (default: 4096 8192)",
@@ -59,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="P1 prefills the question too, P2 decodes it (default: P1 P2)",
     )
     parser.add_argument(
-        "--documents", type=_least(1), default=100, metavar="N", help="per cell (default: 100)"
+        "--documents", type=at_least(1), default=100, metavar="N", help="per cell (default: 100)"
     )
     parser.add_argument(
         "--rounds-of",
-        type=_least(1),
+        type=at_least(1),
         default=None,
         metavar="N",
         help="ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure = parser.add_mutually_exclusive_group()
     measure.add_argument(
         "--measure-documents",
-        type=_least(1),
+        type=at_least(1),
         default=None,
         metavar="N",
         help="measure attention mass and recall rate for the first N documents only, which saves time (default: all)",
@@ -106,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="per answer (default: 900)")
     parser.add_argument(
         "--concurrency",
-        type=_least(1),
+        type=at_least(1),
         default=None,
         metavar="N",
         help="questions at once (default: what the worker runs at once)",
@@ -128,8 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE|N|auto",
         help="slots for selected tokens; auto takes all memory, so nothing is moved (default: 0.25)",
     )
-    own.add_argument("--max-num-seqs", type=_least(1), default=None, metavar="N")
-    own.add_argument("--threads", type=_least(1), default=None, metavar="N", help="of the worker, on a CPU")
+    own.add_argument("--max-num-seqs", type=at_least(1), default=None, metavar="N")
+    own.add_argument("--threads", type=at_least(1), default=None, metavar="N", help="of the worker, on a CPU")
     own.add_argument(
         "--slot-memory",
         type=num_bytes,
@@ -152,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument(
         "--trainers",
-        type=_least(1),
+        type=at_least(1),
         default=None,
         metavar="N",
         help="cores of the store that train indexes (default: the store's own)",
@@ -163,16 +162,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="process",
         help="where the store runs (default: process)",
     )
-
-
-def _least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number} is below {least}")
-        return number
-
-    return integer
 
 
 def _budget(text: str) -> float:
