@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.allocation.base import AllocationPolicy
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain.base import LayerRows, Retained, ScoredPolicy, best_first, keep_best
+from gpu_worker.policies.retain.base import LayerRows, Retained, ScoredPolicy, keep_best
 from gpu_worker.policies.retain.rounding import round_to_sum
 
 
@@ -57,8 +58,9 @@ class AdaKV(AllocationPolicy):
 def num_won(first: Tensor, second: Tensor | None, num_best: int) -> Tensor:
     """How many of the `num_best` best scores of all heads each head has: int64 [H] from [H, n]. Ties by `second`, then
     the higher place, so that heads with the same scores win alike."""
-    flat = [scores.T.flatten() for scores in (first, second) if scores is not None]
-    heads = best_first(*flat)[:num_best] % len(first)
+    counts = torch.full_like(first[0, :1], num_best, dtype=torch.int64)
+    ties = None if second is None else second.T.reshape(1, -1)
+    heads = best_rows(first.T.reshape(1, -1), counts, num_best, ties)[0] % len(first)
     return torch.zeros(len(first), dtype=torch.int64, device=first.device).scatter_add_(
         0, heads, torch.ones_like(heads)
     )

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Family, Plan, Policy
 
 
@@ -28,7 +29,7 @@ class LayerRows:
     when the sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how
     many tokens a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first.
     history: [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since. is_even:
-    while it decodes, no head is padded, and that is known without waiting for the device.
+    no head is padded, and that is known without waiting for the device.
     """
 
     layer: int
@@ -54,7 +55,7 @@ class LayerRows:
         num_kv_heads, num_tokens, row = rows.shape
         positions = torch.arange(num_tokens, device=rows.device).expand(num_kv_heads, -1)
         keys, values = rows[..., : row // 2], rows[..., row // 2 :]
-        return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed)
+        return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed, is_even=True)
 
     @property
     def group_size(self) -> int:
@@ -94,7 +95,9 @@ class Retained:
     is_even: bool = False
 
     @classmethod
-    def of(cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None) -> Retained:
+    def of(
+        cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None, is_even: bool = False
+    ) -> Retained:
         """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1. scores: float32 [H_kv, n]."""
         taken = index.clamp(min=0)
         wide = taken[..., None].expand(-1, -1, rows.keys.shape[2])
@@ -107,6 +110,7 @@ class Retained:
             None if scores is None else scores.gather(1, taken),
             None if history is None else history.gather(1, taken[..., None].expand(-1, -1, history.shape[2])),
             rows.rounds,
+            is_even,
         )
 
     @property
@@ -237,8 +241,7 @@ class ScoredPolicy(RetainPolicy):
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         plan = plan.of_layer(budget)
-        counts = torch.full((rows.keys.shape[0],), plan.num_selected or 0, device=rows.keys.device)
-        return keep_best(rows, plan, self.score(rows, plan), counts)
+        return keep_best(rows, plan, self.score(rows, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +255,19 @@ class Scores:
     kept: Tensor | None = None
 
 
-def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor) -> Retained:
-    """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them. None may exceed what is there."""
+def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None = None) -> Retained:
+    """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them; None: the plan's number of each, with
+    nothing to wait for. None may exceed what is there."""
     window_begin = rows.num_tokens - plan.num_recent
     is_there = rows.positions >= 0
     is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
-    order = best_first(scores.first.masked_fill(is_fixed | ~is_there, float("-inf")), scores.second)
-    ranks = torch.empty_like(order)
-    ranks.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-    is_kept = is_fixed | (is_there & (ranks < counts[:, None]))
-    return Retained.of(rows, kept_index(is_kept), scores.kept)
+    first = scores.first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
+    if counts is None:
+        width = min(plan.num_sink + plan.num_recent + (plan.num_selected or 0), rows.keys.shape[1])
+        index = best_rows(first, torch.full_like(first[:, 0], width, dtype=torch.int64), width, scores.second)
+        return Retained.of(rows, index, scores.kept, is_even=rows.is_even)
+    counts = counts + is_fixed.sum(dim=1)
+    return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.kept)
 
 
 def best_first(first: Tensor, second: Tensor | None = None) -> Tensor:
@@ -270,10 +276,3 @@ def best_first(first: Tensor, second: Tensor | None = None) -> Tensor:
     for key in (first,) if second is None else (second, first):
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
     return order
-
-
-def kept_index(is_kept: Tensor) -> Tensor:
-    """Where each row is True: int64 [H, S] from bool [H, n], ascending, then -1; S is the most that one has."""
-    counts = is_kept.sum(dim=1)
-    order = (~is_kept).long().argsort(dim=1, stable=True)[:, : int(counts.max())]
-    return order.masked_fill(torch.arange(order.shape[1], device=order.device) >= counts[:, None], -1)

@@ -46,14 +46,14 @@ class CaM(StreamingLLM):
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         weights = observed_weight(rows)
-        heads = torch.arange(weights.shape[0], device=weights.device)
         # All of the window, and nothing between it and the sinks.
-        retained = keep_best(rows, plan, Scores(weights, kept=weights), torch.zeros_like(heads))
+        retained = keep_best(rows, plan, Scores(weights, kept=weights))
         leaving = slice(plan.num_sink, rows.num_tokens - plan.num_recent)
         reach = min(self.merge_size, plan.num_recent)
         if reach == 0:
             return retained
         mean = weights[:, leaving.stop :].mean(dim=1, keepdim=True)
+        heads = torch.arange(weights.shape[0], device=weights.device)
         coins = uniform(self.seed + rows.seed, rows.positions[:, leaving], heads[:, None], rows.layer)
         share = (coins * mean < weights[:, leaving]).float() / self.merge_size
         values = retained.values.float()

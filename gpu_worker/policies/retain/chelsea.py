@@ -92,7 +92,7 @@ class Chelsea(RetainPolicy):
             torch.cat([part.values for part in parts], dim=1),
             torch.cat([part.degrees for part in parts], dim=1),
             rounds=rounds,
-            is_even=_is_even(rows),
+            is_even=rows.is_even,
         )
 
     def _ratio(self, rounds: int) -> float:
@@ -112,11 +112,6 @@ def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
 
 def _num_rows(rows: LayerRows) -> int:
     """Of every head."""
-    if _is_even(rows):
+    if rows.is_even:
         return rows.positions.shape[1]
     return int((rows.positions >= 0).sum(dim=1).max())
-
-
-def _is_even(rows: LayerRows) -> bool:
-    """Whether it is known without waiting for the device that nothing is padded, as in a prompt."""
-    return rows.is_even or rows.degrees is None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
-from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores
 from gpu_worker.policies.retain.observed import observed_weight
 
 
@@ -47,7 +48,8 @@ class NACL(ScoredPolicy):
         num_best = num_selected - round(self.sampled_share * num_selected)
         is_protected = rows.positions < plan.num_sink
         is_protected |= rows.positions >= rows.num_tokens - plan.num_recent
-        best = best_first(scores.masked_fill(is_protected, float("-inf")))[:, :num_best]
+        counts = torch.full_like(scores[:, 0], num_best, dtype=torch.int64)
+        best = best_rows(scores.masked_fill(is_protected, float("-inf")), counts, num_best)
         # Before all that are sampled; among themselves by their scores.
         return Scores(first.scatter(1, best, float("inf")), second=scores)
 

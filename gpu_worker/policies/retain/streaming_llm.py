@@ -41,8 +41,7 @@ class StreamingLLM(RetainPolicy):
         return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected=0)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        none = torch.zeros(rows.keys.shape[0], dtype=torch.int64, device=rows.keys.device)
-        return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)), none)
+        return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)))
 
     def evict(self, slots: StepSlots) -> Tensor:
         # One has left the window since the last step.

@@ -39,10 +39,14 @@ for dtype, group, head_dim in (bfloat16, 4, 128), (float16, 3, 96), (float32, 7,
     attend_blocks(query, pool, tables.int(), seats, lengths[:, :1].expand(2, 2), 0.1, 1)
 """
 TOP_K = """
+from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.top_k.kernel import top_k
 
 for num_positions, width in (100, 7), (9000, 300), (40000, 2048):
     top_k(zeros(2, 3, num_positions), zeros(2, dtype=int64), width)
+for num_rows in 1, 5000, 300000:
+    best_rows(zeros(3, num_rows), zeros(3, dtype=int64), 7)
+    best_rows(zeros(3, num_rows), zeros(3, dtype=int64), 7, zeros(3, num_rows))
 """
 SCORES = """
 from gpu_worker.kernels.centroid_rank.kernel import centroid_rank
@@ -162,7 +166,10 @@ for dtype in bfloat16, float16, float32:
     ("script", "programs"),
     [
         (ATTENTION, {"attend_split", "join_splits"}),
-        (TOP_K, {"column_maxima", "prune", "finish", "select_in_tile"}),
+        (
+            TOP_K,
+            {"column_maxima", "prune", "finish", "select_in_tile", "count_digit", "tally", "write_best"},
+        ),
         (
             SCORES,
             {

@@ -262,6 +262,7 @@ def test_a_second_call_continues() -> None:
         values=torch.nn.functional.pad(grown.values, (0, 0, 0, 7), value=float("nan")),
         positions=torch.nn.functional.pad(grown.positions, (0, 7), value=-1),
         degrees=torch.nn.functional.pad(grown.degrees, (0, 7), value=1.0),
+        is_even=False,
     )
     same = POLICY.compress(padded, plan, 40)
     assert torch.equal(same.positions, second.positions)

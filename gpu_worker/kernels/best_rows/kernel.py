@@ -1,0 +1,55 @@
+"""The best rows in Triton: a search for the last of them, eight bits of its scores a launch, and two launches to write.
+
+Nothing is sorted. The two scores of a row are the digits of one number, the first score's above the second's.
+
+1. `count_digit`, grid (H, chunks), once for each of four digits of `first` and four of `second`: of the rows that begin
+   with the digits found so far, how many have which next digit. Which digits are found follows from the counts that
+   the launch before has left, for each program by itself.
+2. `tally`, grid (H, chunks): how many rows of a chunk are above the number that is found, and how many at it.
+3. `write_best`, grid (H, chunks): a chunk's rows at their ranks, after those of the chunks before it. Of the rows at
+   the number the last ones are taken.
+
+The scores, 8 bytes a row, are read ten times, from L2 but for the first. What is taken does not depend on the order in
+which programs run: they add whole numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from gpu_worker.kernels.best_rows.programs import NUM_BINS, NUM_DIGITS, STATE, count_digit, tally, write_best
+
+TILE = 2048
+NUM_WARPS = 4
+
+
+def best_rows(first: Tensor, counts: Tensor, width: int, second: Tensor | None = None) -> Tensor:
+    """See the reference. All on one CUDA device. Raises ValueError for scores of another dtype."""
+    for scores in (first,) if second is None else (first, second):
+        if scores.dtype != torch.float32:
+            raise ValueError(f"best_rows: scores are {scores.dtype}, not float32")
+    num_heads, num_rows = first.shape
+    if not (num_heads and num_rows and width):
+        return torch.full((num_heads, width), -1, device=first.device)
+    best = torch.empty(num_heads, width, dtype=torch.int64, device=first.device)
+    keys = (first.contiguous().view(torch.int32),) * 2
+    num_digits = NUM_DIGITS.value // 2
+    if second is not None:
+        keys, num_digits = (keys[0], second.contiguous().view(torch.int32)), NUM_DIGITS.value
+    num_chunks = triton.cdiv(num_rows, TILE)
+
+    def scratch(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=first.device)
+
+    found, in_chunks = scratch(num_heads, num_digits + 1, STATE.value), scratch(num_heads, 2, num_chunks)
+    bins = scratch(num_heads, num_digits, NUM_BINS.value).zero_()
+    operands = (*keys, counts.contiguous(), bins, found, num_rows, width)
+    sizes = {"ALL_DIGITS": num_digits, "TILE": TILE, "num_warps": NUM_WARPS}
+    grid = (num_heads, num_chunks)
+    for digit in range(num_digits):
+        count_digit[grid](*operands, DIGIT=digit, **sizes)
+    tally[grid](*operands, in_chunks, **sizes)
+    write_best[grid](*operands, in_chunks, best, CHUNKS=triton.next_power_of_2(num_chunks), **sizes)
+    return best

@@ -1,0 +1,83 @@
+"""The search for the best rows in Triton against its definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from gpu_worker.kernels.best_rows.kernel import TILE, best_rows
+from gpu_worker.kernels.best_rows.reference import best_rows as reference
+
+SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written holds garbage that would be seen."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> Tensor:
+        return empty(*args, **kwargs).fill_(0x7ABCDEF)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def check(first: Tensor, counts: list[int], device: torch.device, second: Tensor | None = None) -> None:
+    width = max(counts)
+    expected = reference(first, torch.tensor(counts), width, second)
+    on_device = None if second is None else second.to(device)
+    taken = best_rows(first.to(device), torch.tensor(counts, device=device), width, on_device)
+    assert torch.equal(taken.cpu(), expected)
+
+
+def scores(num_rows: int, seed: int) -> Tensor:
+    """Five heads: distinct; ties; all equal; mostly -inf, with NaN and infinity; zeros of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(5, num_rows, generator=generator)
+    first[1] = first[1].round()
+    first[2] = -3.0
+    first[3, torch.rand(num_rows, generator=generator) < 0.9] = -math.inf
+    first[3, ::7] = math.nan
+    first[3, 5::11] = math.inf
+    first[4] = torch.where(first[4] > 0, 0.0, -0.0)
+    return first
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_best_by_one_score(num_rows: int, device: torch.device) -> None:
+    check(scores(num_rows, 1), [min(num_rows, 900), 33, num_rows // 3, num_rows, 5], device)
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_ties_go_by_the_second_score(num_rows: int, device: torch.device) -> None:
+    # The second score is another head's: it has ties of its own, infinities and NaN.
+    first = scores(num_rows, 2)
+    check(
+        first, [num_rows // 2, num_rows // 5, 77, 100, num_rows // 3], device, scores(num_rows, 3).roll(1, 0)
+    )
+
+
+def test_nothing_asked_for(device: torch.device) -> None:
+    check(scores(50, 4), [0, 7, 0, 0, 1], device)
+    assert (
+        best_rows(torch.zeros(2, 0, device=device), torch.ones(2, device=device).long(), 3).tolist()
+        == [[-1] * 3] * 2
+    )
+
+
+def test_scores_that_differ_in_their_last_bits(device: torch.device) -> None:
+    bits = torch.randint(
+        0, 40, (3, TILE + 500), generator=torch.Generator().manual_seed(5), dtype=torch.int32
+    )
+    first = (bits + 0x3F800000).view(torch.float32)
+    check(first * torch.tensor([1.0, -1.0, 1e-30])[:, None], [700, 700, 1], device, first.flip(1))
+
+
+def test_scores_of_another_type_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="float64, not float32"):
+        best_rows(torch.zeros(1, 2, device=device).double(), torch.ones(1, device=device).long(), 1)
