@@ -97,6 +97,7 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Itera
         slot_memory=arguments.slot_memory,
         trainers=arguments.trainers,
         index_device=arguments.index_device,
+        calibration=arguments.calibration,
         # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
         reuses_prefixes=arguments.measure,
     )
@@ -126,9 +127,10 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             hot_cache=REMOTE_HOT_CACHE if arguments.worker else arguments.hot_cache,
             is_measured=arguments.measure,
             index_device=arguments.index_device,
+            calibration_sha256=hash_files([arguments.calibration]) if arguments.calibration else None,
         )
     except (OSError, CorpusError) as exc:
-        raise EvaluationError(f"cannot hash the model and the books: {exc}") from exc
+        raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc
 
 
 def _open_report(arguments: argparse.Namespace, source: Source) -> Report:

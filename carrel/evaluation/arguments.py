@@ -150,6 +150,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who trains indexes: the store's cores, or the model's device (default: cpu)",
     )
     own.add_argument(
+        "--calibration",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="of `carrel calibrate`: adds chelsea+outliers, and infinigen takes its skew",
+    )
+    own.add_argument(
         "--trainers",
         type=at_least(1),
         default=None,

@@ -42,6 +42,7 @@ class LocalOptions:
     slot_memory: int | None = None
     trainers: int | None = None
     index_device: str | None = None
+    calibration: Path | None = None
     reuses_prefixes: bool = True
 
 
@@ -75,6 +76,7 @@ def specs(options: LocalOptions, folder: Path) -> tuple[ChildSpec, ChildSpec]:
         "--threads": options.threads,
         "--slot-memory": options.slot_memory,
         "--index-device": options.index_device,
+        "--calibration": options.calibration,
         "--prefix-cache": None if options.reuses_prefixes else "off",
     }
     ray = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -53,7 +53,7 @@ class Source:
     """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
 
     is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
-    where it was not said.
+    where it was not said. calibration_sha256: of the worker's calibration file, where it was given one.
     """
 
     model_sha256: str
@@ -64,6 +64,7 @@ class Source:
     hot_cache: str
     is_measured: bool = True
     index_device: str | None = None
+    calibration_sha256: str | None = None
 
 
 @dataclass(frozen=True)

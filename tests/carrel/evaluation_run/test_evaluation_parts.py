@@ -157,10 +157,14 @@ def test_the_processes_get_their_flags(tmp_path: Path) -> None:
     assert worker.argv[3:5] == ("gpu_worker", "MODEL")
     assert worker.argv[-3:-1] == ("--max-num-seqs", "4")
     assert not {"--dtype", "--prefix-cache", "--index-device"} & {*worker.argv}
-    options = replace(options, trainers=2, index_device="gpu", reuses_prefixes=False)
+    options = replace(
+        options, trainers=2, index_device="gpu", calibration=Path("c.safetensors"), reuses_prefixes=False
+    )
     store, worker = specs(options, tmp_path)
     assert " ".join(store.argv).endswith("--trainers 2 --json-events")
-    assert " ".join(worker.argv).endswith("--index-device gpu --prefix-cache off --json-events")
+    assert " ".join(worker.argv).endswith(
+        "--index-device gpu --calibration c.safetensors --prefix-cache off --json-events"
+    )
 
 
 @pytest.mark.e2e
