@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.top_k import reference
+from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.top_k.finish import finish
 from gpu_worker.kernels.top_k.programs import NUM_NOTES, column_maxima, prune, select_in_tile
 
@@ -39,19 +39,20 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
 
     A tie goes to the higher position; -0.0 and 0.0 tie. -inf and NaN are never taken. scores: float32 [B, H, N] on a
     CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), from who knows
-    it; to read it here (None) synchronises with the host and cannot be captured. Above 8192 PyTorch selects, one batch
-    row after the other. Returns int64 [B, H, width]. Raises ValueError for scores of another dtype.
+    it; to read it here (None) synchronises with the host and cannot be captured. Above 8192, for
+    which a program has no registers, `best_rows` selects. Returns int64 [B, H, width]. Raises ValueError for scores of another dtype.
     """
     if scores.dtype != torch.float32:
         raise ValueError(f"top_k: scores are {scores.dtype}, not float32")
     if width is None:
         width = int(counts.max()) if counts.numel() else 0
     batch, num_heads, num_positions = scores.shape
-    if width > MAX_WIDTH and batch:
-        return torch.cat([_wide(*row, width) for row in zip(scores.split(1), counts.split(1), strict=True)])
     rows = batch * num_heads
     if rows == 0 or width == 0 or num_positions == 0:
         return torch.full((batch, num_heads, width), -1, device=scores.device)
+    if width > MAX_WIDTH:
+        of_heads = counts[:, None].expand(-1, num_heads).flatten()
+        return best_rows(scores.flatten(0, 1), of_heads, width).unflatten(0, (batch, num_heads))
     if scores.stride(-1) != 1:
         scores = scores.contiguous()
     taken = torch.empty(batch, num_heads, width, dtype=torch.int64, device=scores.device)
@@ -86,11 +87,6 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
         bits, counts, *lists, taken, *row_shape, *chunking, CHUNKS=triton.next_power_of_2(num_chunks), **build
     )
     return taken
-
-
-def _wide(scores: Tensor, counts: Tensor, width: int) -> Tensor:
-    """What a program has no registers for."""
-    return reference.top_k(scores.masked_fill(scores.isnan(), float("-inf")), counts, width)
 
 
 @cache

@@ -227,17 +227,27 @@ def test_nothing_to_take(shape: tuple[int, int, int], device: torch.device) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "num_positions"), [(8, 131072), (48, 131072), (192, 32768), (1, 1_000_003)])
-def test_replay_of_a_graph_follows_its_inputs(rows: int, num_positions: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "num_positions", "width"),
+    [
+        (8, 131072, 2048),
+        (48, 131072, 2048),
+        (192, 32768, 2048),
+        (1, 1_000_003, 2048),
+        (8, 131072, 26214),
+        (16, 1 << 20, 200_000),
+    ],
+)
+def test_replay_of_a_graph_follows_its_inputs(rows: int, num_positions: int, width: int) -> None:
     generator = torch.Generator(device="cuda").manual_seed(0)
     scores = torch.zeros(1, rows, num_positions, device="cuda")
     counts = torch.tensor([1], device="cuda")
-    top_k(scores, counts, 2048)
+    top_k(scores, counts, width)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        taken = top_k(scores, counts, 2048)
-    for num_values, count in [(1 << 24, 2048), (1000, 2000), (1, 2048), (1 << 24, 0)]:
+        taken = top_k(scores, counts, width)
+    for num_values, count in [(1 << 24, width), (1000, width - 48), (1, width), (1 << 24, 0)]:
         scores.copy_(torch.randint(0, num_values, scores.shape, generator=generator, device="cuda"))
         counts.fill_(count)
         graph.replay()
-        assert torch.equal(taken, reference(scores, counts, 2048))
+        assert torch.equal(taken, reference(scores, counts, width))
