@@ -1,9 +1,9 @@
 """The same in Triton, in three launches: sums of a softmax first, weights by them after, none of which is kept.
 
-`split_log_sums`, grid (tiles of queries, H_kv, splits): a program keeps a tile of a KV head's queries, its whole group's,
-and meets the tokens that any of them sees, or a split of these, once; of a row it leaves the log2 of its softmax sum.
-`join_log_sums` joins the splits, and notes which tokens each tile of queries sees. `sum_weights`, grid (tiles of tokens,
-H_kv): a program keeps a tile of keys and meets the queries that see any of them, whose scores it computes once more.
+`split_log_sums`, grid (tiles of queries, H_kv, splits): a program keeps a tile of the queries of a KV head's group and
+meets the tokens that any of them sees, or a split of these, once; of a query it leaves the log2 of its softmax sum.
+`join_log_sums` joins the splits, and notes which tokens each tile of queries sees. `sum_weights`, grid (tiles of
+tokens, H_kv): a program keeps a tile of keys and meets the queries that see any of them, whose scores it computes anew.
 
 Keys are read twice where the queries are few, and cached in the L2 cache where they are many; scores take as many
 products as attention, and as many powers of two, which cost as much. No sum is atomic: two runs agree.
@@ -66,7 +66,10 @@ def observed_weight(queries: Tensor, keys: Tensor, positions: Tensor, shares: Te
     log_sums = torch.empty(num_kv_heads, num_rows, dtype=torch.float32, device=device)
     reach = torch.empty(num_kv_heads, num_met, 2, dtype=torch.int32, device=device)
     observed = torch.empty(num_kv_heads, num_tokens, dtype=torch.float32, device=device)
-    row_strides, wide_dot = (*queries.stride()[:2], *keys.stride()[:2], *positions.stride()), _is_wide(queries)
+    row_strides, wide_dot = (
+        (*queries.stride()[:2], *keys.stride()[:2], *positions.stride()),
+        _is_wide(queries),
+    )
     split_log_sums[(num_kept, num_kv_heads, splits)](
         queries, keys, positions, partial, *row_strides, num_tokens, num_rows, scale,
         GROUP=group, HEAD_DIM=head_dim, DIM_TILE=dim_tile, ROWS=kept_rows, TOKENS=tiles.met,

@@ -13,7 +13,14 @@ import triton.language as tl
 from gpu_worker.kernels.attention.programs import LOG2_E
 
 # What changes from prompt to prompt: no program is compiled once more for a number that divides well.
-VARYING = ["position_stride_h", "position_stride_t", "share_stride_h", "share_stride_t", "num_tokens", "num_rows"]
+VARYING = [
+    "position_stride_h",
+    "position_stride_t",
+    "share_stride_h",
+    "share_stride_t",
+    "num_tokens",
+    "num_rows",
+]
 
 
 @triton.jit(do_not_specialize=VARYING[:2] + VARYING[4:])
@@ -129,7 +136,9 @@ def sum_weights(
         log_sum = tl.load(log_sums + rows, mask=rows < num_rows, other=float("inf"))
         counts = log_sum < float("inf")
         last = last_seen(positions, rows, position_stride_h, position_stride_t, num_tokens, num_rows, GROUP)
-        share = tl.load(shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0)
+        share = tl.load(
+            shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0
+        )
         q = load_rows(queries, rows, counts, query_stride_h, query_stride_t, GROUP, HEAD_DIM, DIM_TILE)
         if WIDE_DOT:
             q = q.to(tl.float32)
@@ -140,7 +149,9 @@ def sum_weights(
         rows = tile * ROWS + tl.arange(0, ROWS)
         log_sum = tl.load(log_sums + rows, mask=rows < num_rows, other=float("inf"))
         counts = log_sum < float("inf")
-        share = tl.load(shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0)
+        share = tl.load(
+            shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0
+        )
         q = load_rows(queries, rows, counts, query_stride_h, query_stride_t, GROUP, HEAD_DIM, DIM_TILE)
         if WIDE_DOT:
             q = q.to(tl.float32)
