@@ -13,14 +13,16 @@ START_TILES = 1
 
 
 @cache
-def num_splits(num_rows: int, num_tiles: int, num_processors: int) -> int:
+def num_splits(
+    num_rows: int, num_tiles: int, num_processors: int, per_processor: int = PROGRAMS_PER_PROCESSOR
+) -> int:
     """Splits with which `num_rows` rows of `num_tiles` tiles each are done soonest, the fewest of equals.
 
     The host knows all three without asking the device, so that a captured step keeps its grid.
     """
 
     def time(splits: int) -> int:
-        waves = -(-num_rows * splits // (num_processors * PROGRAMS_PER_PROCESSOR))
+        waves = -(-num_rows * splits // (num_processors * per_processor))
         return waves * (-(-num_tiles // splits) + START_TILES)
 
     return min(range(1, max(1, min(num_tiles, MAX_SPLITS)) + 1), key=time)

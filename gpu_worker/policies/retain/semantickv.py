@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
 from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
-from gpu_worker.policies.retain.observed import group_mean, weight_tiles
+from gpu_worker.policies.retain.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain.rounding import rounded
 
 
@@ -70,23 +70,28 @@ class SemanticKV(ScoredPolicy):
         return plan.num_prompt_tokens if plan.selects else 0
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        num_kv_heads, num_tokens, _ = rows.keys.shape
         is_voter = self._voters(rows)
-        num_voters, first = is_voter.sum(dim=1), num_tokens - is_voter.shape[1]
-        # Voters come first; a head that has fewer of them is filled up with queries that do not count.
-        index = (~is_voter).byte().argsort(dim=1, stable=True)[:, : int(num_voters.max())]
-        votes = torch.zeros(is_voter.shape[0], num_tokens, device=rows.keys.device)
-        for weights, positions in weight_tiles(rows, index):
-            counts = is_voter.gather(1, positions - first).float()
-            votes += (counts[:, None] @ weights)[:, 0]
-        voters = num_voters[:, None]
+        # As many as any head may have, a number that nobody has to ask the device for.
+        most = math.ceil(self.semantic_share * rows.num_tokens) + self._num_recent_voters(rows.num_tokens)
+        voters = listed(is_voter, min(most, is_voter.shape[1]))
         if self.count_corrected:
-            seen_by = pad(is_voter.int(), (first, 0)).flip(1).cumsum(dim=1).flip(1)
-            voters = seen_by.clamp(min=1)
-        scores = group_mean(votes / voters, num_kv_heads)
+            scores = self._corrected(rows, is_voter, voters)
+        else:
+            scores = observed_weight(rows, voters, num_queries=is_voter.sum(dim=1))
         if not self.head_wise:
             scores = scores.mean(dim=0, keepdim=True).expand_as(scores)
         return Scores(scores)
+
+    @staticmethod
+    def _corrected(rows: LayerRows, is_voter: Tensor, voters: Tensor) -> Tensor:
+        """Votes for each token over the voters that see it: float32 [H_kv, n]."""
+        num_kv_heads, num_tokens, _ = rows.keys.shape
+        votes = torch.zeros(is_voter.shape[0], num_tokens, device=rows.keys.device)
+        for weights, positions in weight_tiles(rows, voters):
+            votes += ((positions >= 0).float()[:, None] @ weights)[:, 0]
+        of_window = pad(is_voter.int(), (num_tokens - is_voter.shape[1], 0))
+        seen_by = of_window.flip(1).cumsum(dim=1).flip(1)
+        return group_mean(votes / seen_by.clamp(min=1), num_kv_heads)
 
     def _voters(self, rows: LayerRows) -> Tensor:
         """Which queries vote: bool [H_q, w]."""
@@ -104,3 +109,13 @@ class SemanticKV(ScoredPolicy):
 
     def _num_recent_voters(self, num_prompt_tokens: int) -> int:
         return max(1, int(self.recent_share * num_prompt_tokens))
+
+
+def listed(is_there: Tensor, width: int) -> Tensor:
+    """Where each row is True: int64 [H, width] from bool [H, w], ascending, then -1. None may have more than that."""
+    num_heads, num_places = is_there.shape
+    place = is_there.cumsum(dim=1).sub_(1).masked_fill_(~is_there, width)
+    index = place.new_full((num_heads, width + 1), -1)
+    every = torch.arange(num_places, device=place.device).expand(num_heads, -1)
+    # All that are False share a column that is cut off.
+    return index.scatter_(1, place, every)[:, :width]

@@ -90,6 +90,16 @@ for dtype, width, chunk, num_rows in (
     for into in dtype, float32:
         merge_rows(rows, chunk, 40, into)
 """
+OBSERVED = """
+from gpu_worker.kernels.observed_weight.kernel import observed_weight
+
+for dtype, group, head_dim, width, num_tokens in (
+    (bfloat16, 4, 128, 32, 8000), (float16, 3, 96, 300, 300), (float32, 7, 64, 1, 1), (float32, 2, 256, 32, 100)
+):
+    keys = zeros(2, num_tokens, 2 * head_dim, dtype=dtype)[..., :head_dim]
+    positions, shares = zeros(2 * group, width, dtype=int64), zeros(2 * group, 1).expand(-1, width)
+    observed_weight(zeros(2 * group, width, head_dim, dtype=dtype), keys, positions, shares, 0.1)
+"""
 PAIRS = """
 from gpu_worker.kernels.pq_append.kernel import pq_append
 from gpu_worker.kernels.pq_select.kernel import pq_select
@@ -187,6 +197,7 @@ for dtype in bfloat16, float16, float32:
         ),
         (KMEANS, {"assign_tile", "move_one"}),
         (SOFT_MATCHING, {"match_chunk", "choose_edges", "merge_chunk"}),
+        (OBSERVED, {"split_log_sums", "join_log_sums", "sum_weights"}),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),
         (
             ROWS,
@@ -203,7 +214,17 @@ for dtype in bfloat16, float16, float32:
         ),
         (ACTIVATIONS, {"_rms_norm", "_rope", "_silu_mul"}),
     ],
-    ids=["attention", "top_k", "scores", "kmeans", "soft_matching", "pairs", "rows", "activations"],
+    ids=[
+        "attention",
+        "top_k",
+        "scores",
+        "kmeans",
+        "soft_matching",
+        "observed",
+        "pairs",
+        "rows",
+        "activations",
+    ],
 )
 def test_programs_compile(tmp_path: Path, script: str, programs: set[str]) -> None:
     if torch.cuda.is_available():

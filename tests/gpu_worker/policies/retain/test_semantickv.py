@@ -12,7 +12,7 @@ import torch
 from gpu_worker.policies.retain import semantickv
 from gpu_worker.policies.retain.base import LayerRows
 from gpu_worker.policies.retain.observed import weight_tiles
-from gpu_worker.policies.retain.semantickv import SemanticKV
+from gpu_worker.policies.retain.semantickv import SemanticKV, listed
 
 LENGTH, DIM, BUDGET = 100, 8, 16
 POLICY = SemanticKV(num_sink=2)
@@ -191,3 +191,10 @@ def test_of_equally_long_queries_the_later_vote_whatever_the_last_bits_say() -> 
         noise = 1 + 1e-7 * torch.randn(queries.shape, generator=torch.Generator().manual_seed(seed))
         voters = policy._voters(replace(rows, queries=queries * noise))
         assert [head.nonzero().flatten().tolist() for head in voters] == [[*range(24, 34), 39]] * 4
+
+
+def test_voters_are_listed_in_order_and_padded() -> None:
+    is_voter = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+    for width, pads in (3, []), (5, [-1, -1]):
+        rest = [-1, -1, *pads]
+        assert listed(is_voter, width).tolist() == [[1, 3, 4, *pads], [4, *rest], [-1, *rest]]
