@@ -261,7 +261,10 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
     window_begin = rows.num_tokens - plan.num_recent
     is_there = rows.positions >= 0
     is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
-    first = scores.first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
+    # What is there can be taken, whatever its score.
+    least = torch.finfo(torch.float32).min
+    first = scores.first.nan_to_num(nan=least, posinf=float("inf"), neginf=least)
+    first = first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
     if counts is None:
         width = min(plan.num_sink + plan.num_recent + (plan.num_selected or 0), rows.keys.shape[1])
         index = best_rows(first, torch.full_like(first[:, 0], width, dtype=torch.int64), width, scores.second)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
-from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores
 from gpu_worker.policies.retain.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain.rounding import rounded
 
@@ -101,9 +102,12 @@ class SemanticKV(ScoredPolicy):
         if not self.by_norm:
             generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
             strength = torch.rand(strength.shape, generator=generator).to(strength.device)
-        num_semantic = math.ceil(self.semantic_share * rows.num_tokens)
+        # A model that overflows says NaN, of which none would be best.
+        strength = strength.nan_to_num()
+        num_semantic = min(math.ceil(self.semantic_share * rows.num_tokens), strength.shape[1])
         is_voter = torch.zeros_like(strength, dtype=torch.bool)
-        is_voter.scatter_(1, best_first(strength)[:, :num_semantic], True)
+        counts = torch.full_like(strength[:, 0], num_semantic, dtype=torch.int64)
+        is_voter.scatter_(1, best_rows(strength, counts, num_semantic), True)
         is_voter[:, -self._num_recent_voters(rows.num_tokens) :] = True
         return is_voter
 
