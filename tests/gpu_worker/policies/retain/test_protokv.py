@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.hash_buckets import RandomFeatures
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.retain.base import LayerRows, Retained, Scores
 from gpu_worker.policies.retain.protokv import ProtoKV
-from gpu_worker.policies.retain.prototypes import RandomFeatures
 
 DIM = 8
 POLICIES = [
