@@ -9,8 +9,9 @@ from torch import Tensor
 from gpu_worker.kernels.chunks.programs import score_chunk, sum_chunk
 from gpu_worker.kernels.chunks.reference import chunk_length
 
-# Of a tile, over 128 threads: 64 numbers each.
+# Of a tile: 64 numbers a thread.
 TILE_ELEMENTS = 8192
+NUM_WARPS = 4
 MOST_ROWS = 64
 
 
@@ -22,7 +23,7 @@ def irregularity(keys: Tensor, num_chunks: int) -> Tensor:
     if num_heads:
         score_chunk[(num_heads * num_chunks,)](
             keys, scores, *keys.stride()[:2], length, num_rows, num_heads, num_chunks,
-            **_tile(length, width), num_warps=4,
+            **_tile(length, width), num_warps=NUM_WARPS,
         )  # fmt: skip
     return scores
 
@@ -37,7 +38,7 @@ def chunk_sums(keys: Tensor, num_chunks: int, is_member: Tensor | None = None) -
         sum_chunk[(num_heads * num_chunks,)](
             keys, members, sums, *keys.stride()[:2], *((0, 0) if members is None else members.stride()),
             length, num_rows, num_heads, num_chunks,
-            **_tile(length, width), num_warps=4,
+            **_tile(length, width), num_warps=NUM_WARPS,
         )  # fmt: skip
     return sums
 

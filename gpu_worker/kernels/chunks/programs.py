@@ -28,18 +28,19 @@ def _own_chunk(length, num_rows, num_heads, num_chunks):
 
 
 @triton.jit
-def _apart(tile, mean, is_there):
-    """Sum of squared distances of a tile's rows from the mean."""
-    apart = tl.where(is_there, tile.to(tl.float32) - mean[None, :], 0.0)
-    return tl.sum(apart * apart)
+def _apart(tile, mean, is_row):
+    """Sum of squared distances of a tile's rows from the mean. Beyond the width both are 0."""
+    apart = tile.to(tl.float32) - mean[None, :]
+    return tl.sum(tl.where(is_row, tl.sum(apart * apart, axis=1), 0.0))
 
 
 @triton.jit
 def _turned(tile, unit):
     """1 - cos of each row with the mean, as half a squared distance of directions."""
     rows = tile.to(tl.float32)
-    lengths = tl.maximum(tl.sqrt(tl.sum(rows * rows, axis=1)), EPS)
-    apart = rows / lengths[:, None] - unit[None, :]
+    # A division for each row, not for each number.
+    shrunk = 1 / tl.maximum(tl.sqrt(tl.sum(rows * rows, axis=1)), EPS)
+    apart = rows * shrunk[:, None] - unit[None, :]
     return tl.sum(apart * apart, axis=1) / 2
 
 
@@ -60,8 +61,8 @@ def score_chunk(
     of_keys = keys + head * stride_head + first.to(tl.int64) * stride_row + dims[None, :]
     scores += head * num_rows + first
     is_row = rows < num_here
-    is_there = is_row[:, None] & is_dim[None, :]
-    tile = tl.load(of_keys + rows[:, None].to(tl.int64) * stride_row, mask=is_there, other=0.0)
+    source = of_keys + rows[:, None].to(tl.int64) * stride_row
+    tile = tl.load(source, mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
     total = tl.sum(tile.to(tl.float32), axis=0)
     for begin in range(ROWS, num_here, ROWS):
@@ -71,12 +72,12 @@ def score_chunk(
         total += tl.sum(more.to(tl.float32), axis=0)
     mean = total / num_here.to(tl.float32)
 
-    squares = _apart(tile, mean, is_there)
+    squares = _apart(tile, mean, is_row)
     for begin in range(ROWS, num_here, ROWS):
         place = begin + rows
         is_more = (place < num_here)[:, None] & is_dim[None, :]
         more = tl.load(of_keys + place[:, None].to(tl.int64) * stride_row, mask=is_more, other=0.0)
-        squares += _apart(more, mean, is_more)
+        squares += _apart(more, mean, place < num_here)
     spread = tl.maximum(tl.sqrt(squares / num_here.to(tl.float32)), EPS)
 
     unit = mean / tl.maximum(tl.sqrt(tl.sum(mean * mean)), EPS)
