@@ -63,6 +63,7 @@ def sum_bucket(
             angle = tl.sum(unit * weight[None, :], axis=1)
             angle += tl.load(phases + head * phases_head + bit * phases_bit)
             number = number * 2 + (tl.cos(angle) > 0).to(tl.int32)
-        is_in = (row < num_rows) & (number % num_buckets == bucket)
+        is_in = number % num_buckets == bucket
+        # Rows that are not there are zero.
         total += tl.sum(tl.where(is_in[:, None], tile, 0.0), axis=0)
     tl.store(sums + (head * num_buckets + bucket) * WIDTH + dims, total, mask=is_dim)
