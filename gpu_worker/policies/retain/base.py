@@ -271,11 +271,3 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
         return Retained.of(rows, index, scores.kept, is_even=rows.is_even)
     counts = counts + is_fixed.sum(dim=1)
     return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.kept)
-
-
-def best_first(first: Tensor, second: Tensor | None = None) -> Tensor:
-    """Indices along the last dimension, the largest first; ties by `second`, then the higher index first."""
-    order = torch.arange(first.shape[-1] - 1, -1, -1, device=first.device).expand(first.shape)
-    for key in (first,) if second is None else (second, first):
-        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
-    return order

@@ -58,4 +58,7 @@ class NACL(ScoredPolicy):
         """Gumbel noise of every row: float32 [H_kv, n]."""
         generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
         noise = torch.empty(rows.positions.shape).exponential_(generator=generator)
-        return -noise.log().to(rows.keys.device)
+        gumbel = -noise.log()
+        device = rows.keys.device
+        # Nobody waits for the copy. PyTorch keeps the pinned memory until it is done.
+        return gumbel if device.type == "cpu" else gumbel.pin_memory().to(device, non_blocking=True)

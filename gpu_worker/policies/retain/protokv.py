@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.kernels.chunks import chunk_sums, irregularity
+from gpu_worker.kernels.group_means import group_means
+from gpu_worker.kernels.hash_buckets import RandomFeatures, bucket_sums
+from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.base import Plan, Policy, attend_all
-from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, best_first
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores
 from gpu_worker.policies.retain.observed import observed_weight
-from gpu_worker.policies.retain.prototypes import (
-    RandomFeatures,
-    bucket_sums,
-    chunk_sums,
-    group_means,
-    irregularity,
-    nearest_prototype,
-)
+from gpu_worker.policies.retain.prototypes import nearest_prototype
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,9 @@ class ProtoKV(ScoredPolicy):
         num_prefix = rows.keys.shape[1] - plan.num_recent
         keys = rows.keys[:, :num_prefix]
         sums = self._group_sums(keys, seed=(rows.seed * rows.num_layers + rows.layer) % 2**63)
-        labels = nearest_prototype(keys, sums)
-        means = torch.zeros_like(votes)
-        means[:, :num_prefix] = group_means(votes[:, :num_prefix], labels, sums.shape[1])
+        means = group_means(votes[:, :num_prefix], nearest_prototype(keys, sums), sums.shape[1])
         # A group's members are equal: the budget cuts inside it by their own votes (PK-A6).
-        return Scores(means, second=votes)
+        return Scores(F.pad(means, (0, plan.num_recent)), second=votes)
 
     def _group_sums(self, keys: Tensor, seed: int) -> Tensor:
         """Sums of what each prototype stands for: float32 [H_kv, k + u, d]."""
@@ -87,10 +83,16 @@ class ProtoKV(ScoredPolicy):
         if not self.chunk_prototypes:
             features = RandomFeatures.draw(keys, num_chunks + num_buckets, self.gamma, seed)
             return bucket_sums(keys, features)
-        # The best of all chunks together (PK-A3).
-        irregular = best_first(irregularity(keys, num_chunks))[:, : self.num_irregular]
+        irregular = self._most_irregular(keys, num_chunks)
         is_regular = torch.ones(keys.shape[:2], dtype=torch.bool, device=keys.device)
         is_regular.scatter_(1, irregular, False)
         outliers = keys.gather(1, irregular[..., None].expand(-1, -1, keys.shape[2]))
         features = RandomFeatures.draw(keys, num_buckets, self.gamma, seed)
         return torch.cat([chunk_sums(keys, num_chunks, is_regular), bucket_sums(outliers, features)], dim=1)
+
+    def _most_irregular(self, keys: Tensor, num_chunks: int) -> Tensor:
+        """Those of all chunks together (PK-A3), of equal ones the later: int64 [H_kv, p], ascending."""
+        width = min(self.num_irregular, keys.shape[1])
+        counts = torch.full((1,), width, device=keys.device)
+        # All are finite, so that none is missing.
+        return top_k(irregularity(keys, num_chunks)[None], counts, width)[0]

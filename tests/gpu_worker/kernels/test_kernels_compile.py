@@ -77,6 +77,24 @@ for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33)
     for is_unit in False, True:
         move_centroids(points, zeros(1800, dtype=int64), zeros(2, 300, dtype=int64), is_unit)
 """
+PROTOTYPES = """
+from gpu_worker.kernels.chunks.kernel import chunk_sums, irregularity
+from gpu_worker.kernels.group_means.kernel import group_means
+from gpu_worker.kernels.hash_buckets import RandomFeatures
+from gpu_worker.kernels.hash_buckets.kernel import bucket_sums
+
+for dtype, width, num_rows, num_chunks in (
+    (bfloat16, 128, 32760, 655), (float16, 96, 1, 1), (float32, 64, 700, 3), (float32, 256, 90, 1)
+):
+    keys = zeros(1 if num_rows == 1 else 2, num_rows, 2 * width, dtype=dtype)[..., :width]
+    irregularity(keys, num_chunks)
+    for is_member in None, zeros(*keys.shape[:2], dtype=torch.bool):
+        chunk_sums(keys, num_chunks, is_member)
+    for num_buckets in 1, 16:
+        bucket_sums(keys[:, :48].contiguous(), RandomFeatures.draw(keys, num_buckets, 1.0, 0))
+    for kind in int32, int64:
+        group_means(zeros(*keys.shape[:2]), zeros(*keys.shape[:2], dtype=kind), num_chunks)
+"""
 SOFT_MATCHING = """
 from gpu_worker.kernels.soft_matching import WeightedRows
 from gpu_worker.kernels.soft_matching.kernel import match_rows, merge_rows
@@ -196,6 +214,7 @@ for dtype in bfloat16, float16, float32:
             },
         ),
         (KMEANS, {"assign_tile", "move_one"}),
+        (PROTOTYPES, {"score_chunk", "sum_chunk", "sum_bucket", "add_votes", "spread_means"}),
         (SOFT_MATCHING, {"match_chunk", "choose_edges", "merge_chunk"}),
         (OBSERVED, {"split_log_sums", "join_log_sums", "sum_weights"}),
         (PAIRS, {"mark_chunk", "write_taken", "_append"}),
@@ -219,6 +238,7 @@ for dtype in bfloat16, float16, float32:
         "top_k",
         "scores",
         "kmeans",
+        "prototypes",
         "soft_matching",
         "observed",
         "pairs",
