@@ -18,13 +18,15 @@ from kv_store.client import KMeansParams, PQParams
 class IndexJob:
     """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
 
-    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself.
+    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself. num_before:
+    clusters that the sequence has from jobs before this one.
     """
 
     begin: int
     end: int
     params: PQParams | KMeansParams
     needs_keys: bool = False
+    num_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
