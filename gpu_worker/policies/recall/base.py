@@ -120,6 +120,11 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has
         them. read_keys: where the job `needs_keys`, of its tokens."""
 
+    def load_bytes(self, num_keys: int) -> int:
+        """Most bytes that `load` has on a GPU at one time beside what it is given, for a segment of so many keys of
+        all heads."""
+        return 0
+
     def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:
         [B, len(layers), H_kv, d]."""

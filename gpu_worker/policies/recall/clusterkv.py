@@ -14,6 +14,9 @@ from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_
 from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
+# Of a key while its segment is loaded: its label, its place among its cluster's, and the copies that a sort makes.
+LOADED_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterIndex:
@@ -119,6 +122,9 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         index.sizes[seat, layer, :, clusters] = sizes.int()
         index.labels[seat, layer, :, span] = (labels + first).int()
         index.within[seat, layer, :, span] = _places(order, (ends - sizes).gather(1, labels))
+
+    def load_bytes(self, num_keys: int) -> int:
+        return num_keys * LOADED_BYTES
 
     def score(self, index: ClusterIndex, candidates: Candidates) -> Tensor:
         layer = candidates.layer
