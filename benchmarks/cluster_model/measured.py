@@ -14,8 +14,9 @@ from benchmarks.cluster_model.parameters import ClusterParameters
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.gateway_cost import GatewayCost
 from benchmarks.shapes import SHAPES, ModelShape
-from gpu_worker.engine.memory import MemoryPlan, Workload
+from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.records import Budget
+from gpu_worker.engine.workload import Workload
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies import registry

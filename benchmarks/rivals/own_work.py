@@ -158,6 +158,9 @@ class TimedRecall(RecallPolicy[Any]):
         if self.asked:
             self.clock.add_since(self.asked.pop())
 
+    def load_bytes(self, num_keys: int) -> int:
+        return self.inner.load_bytes(num_keys)
+
     def extend(self, index: Any, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         self.inner.extend(index, seats, layers, positions, keys)
 

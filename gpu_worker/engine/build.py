@@ -18,7 +18,7 @@ from gpu_worker.engine.configured_policies import configured_policies
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake, usual_fixed
-from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, limit_process
+from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefix_mover import PrefixMover
@@ -26,6 +26,7 @@ from gpu_worker.engine.prefixes import PrefixChain, model_root
 from gpu_worker.engine.probe import Probe
 from gpu_worker.engine.records import Budget, EngineInfo
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool
+from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped

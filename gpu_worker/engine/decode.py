@@ -11,6 +11,7 @@ from torch import Tensor
 from gpu_worker.engine.batch import Batch, join
 from gpu_worker.engine.caches import CacheSet, LayerSteps
 from gpu_worker.engine.host_rows import host_bytes
+from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.row_inputs import RowInputs
 from gpu_worker.engine.sequence import Sequence
@@ -74,9 +75,17 @@ class DecodeStep:
         return StepResult(kept, logits, failed)
 
     def _advance(self, sequence: Sequence) -> None:
+        """Make room for the next token; what leaves the window may be trained. Raises CapacityError and
+        StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
-        self._caches.advance(sequence)
+        try:
+            self._caches.advance(sequence)
+            return
+        except torch.OutOfMemoryError as error:
+            failure = no_room(f"what policy {sequence.policy.name!r} does before a step", error)
+        # Not from within: its traceback would keep tensors from those who go on.
+        raise failure
 
     def _who_may_write(
         self, sequences: list[Sequence], failed: list[tuple[Sequence, WorkerError]]

@@ -6,7 +6,7 @@ passing is bounded from above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import cast
 
@@ -18,18 +18,15 @@ from gpu_worker.engine.caches.fixed_slots import FixedSlots
 from gpu_worker.engine.caches.hot_cache import HotCache
 from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.intake import ring_size
-from gpu_worker.engine.layer_writer import STAGE_BYTES
-from gpu_worker.engine.records import Budget
+from gpu_worker.engine.prompt_memory import prefill_bytes
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.engine.step_graphs import MAX_GRAPHS
+from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
-from gpu_worker.models import ModelConfig
-from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall.base import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.policies.retain.observed import MAX_WEIGHTS
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.
 CONTEXT_BYTES = 1 << 30
@@ -41,8 +38,6 @@ GRAPH_LAYER_BYTES = 320 << 10
 CANDIDATE_BYTES = 16
 # Tokens decoded by a sequence whose layers are compressed, for which its state has room at once.
 FEW_DECODED = 1024
-# A layer's keys as float32, so many times: what a policy that merges has in passing.
-MERGED_KEYS = 7
 # Copies of a slot's position and score while a policy chooses what to evict.
 EVICTION_BYTES = 32
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
@@ -50,31 +45,6 @@ LOGIT_BYTES = 24
 # Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
 # a request is refused.
 OTHERS_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What an engine must be able to do. default_policy: of requests that name none; not `auto`."""
-
-    model: ModelConfig
-    shape: CacheShape
-    dtype: torch.dtype
-    policies: Mapping[str, Policy]
-    default_policy: str
-    default_budget: Budget
-    prefill_chunk: int
-    full_layers: int
-    trains_indexes: bool
-
-    def plan(self, policy: Policy) -> Plan:
-        """Of the longest prompt with the default budget."""
-        length = self.shape.max_model_len
-        return policy.plan(length, self.default_budget.resolve(length))
-
-    @property
-    def head_layer_bytes(self) -> int:
-        """One token's rows in one layer."""
-        return self.shape.num_kv_heads * 2 * self.shape.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +74,11 @@ class MemoryPlan:
         Raises ConfigError where no request of the greatest length fits, or the fixed pool does not.
         """
         seats, prefill, decode = seat_bytes(workload), prefill_bytes(workload), decode_bytes(workload)
-        default = workload.policies[workload.default_policy]
+        default = workload.default
         indexes = index_bytes(default, workload.shape)
         rest = available - seats - prefill - decode - indexes
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
-        # An ablation is made room for when a request names one.
-        ablations = {each.name for one in workload.policies.values() for each in one.ablations()}
-        likely = workload.policies.keys() - ablations - {default.name}
-        sizes = (index_bytes(workload.policies[name], workload.shape) for name in likely)
+        sizes = (index_bytes(policy, workload.shape) for policy in workload.likely_others)
         others = _smallest_within(min(OTHERS_SHARE * rest, rest - least), sizes)
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
@@ -181,29 +148,13 @@ def seat_bytes(workload: Workload) -> int:
 
 def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
     """What the retain cache knows of every seat's slots, if that is the default family."""
-    most_kept = _most_kept(workload)
+    most_kept = workload.most_kept
     if not most_kept:
         return 0
     kept = KeptSlots(shape)
-    policy = cast(RetainPolicy, workload.policies[workload.default_policy])
+    policy = cast(RetainPolicy, workload.default)
     kept.make_room(most_kept + (1 if policy.evicts else FEW_DECODED), policy)
     return kept.num_bytes
-
-
-def _most_kept(workload: Workload) -> int:
-    """Tokens that one head keeps under the default policy, at most; 0 where that is of another family, or refuses its
-    budget."""
-    policy = workload.policies[workload.default_policy]
-    plan, shape = workload.plan(policy), workload.shape
-    if policy.family is not Family.RETAIN or not plan.selects:
-        return 0
-    retain, num_layers = cast(RetainPolicy, policy), shape.num_layers - workload.full_layers
-    try:
-        budgets = [retain.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
-    except ValueError:
-        # So is every such request.
-        return 0
-    return max((retain.most_kept(plan, budget, shape.num_kv_heads) for budget in budgets), default=0)
 
 
 def index_bytes(policy: Policy, shape: CacheShape) -> int:
@@ -217,54 +168,13 @@ def index_bytes(policy: Policy, shape: CacheShape) -> int:
     return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def prefill_bytes(workload: Workload) -> int:
-    """Hidden states, two layers' rows and their stage; and the most that is alive beside them in passing."""
-    model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
-    length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
-    rows = length * workload.head_layer_bytes
-    ids = 2 * 8 * length
-    kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
-    kept += _num_queries(workload) * model.num_heads * model.head_dim * itemsize
-    # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
-    storing = rows + 5 * 8 * shape.num_kv_heads * length
-    keys = 4 * shape.num_kv_heads * length * shape.head_dim
-    # Keys in float32, of unit length too, and those that are fitted.
-    training = 3 * keys if workload.trains_indexes else 0
-    storing += max(training, _policy_bytes(workload, keys))
-    computing = chunk * _token_bytes(workload)
-    if workload.dtype == torch.float32 or shape.head_dim > 256:
-        computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
-    return kept + max(storing, computing)
-
-
-def _num_queries(workload: Workload) -> int:
-    """Of a layer of the longest prompt that the default policy reads."""
-    policy = workload.policies[workload.default_policy]
-    plan = workload.plan(policy)
-    return policy.num_queries(plan) if plan.selects else 0
-
-
-def _policy_bytes(workload: Workload, keys: int) -> int:
-    """What the default policy has in passing of a prefilled layer, whose keys are so many bytes as float32."""
-    model, num_queries = workload.model, _num_queries(workload)
-    queries = num_queries * model.num_heads
-    # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.
-    weighing = 4 * 4 * min(MAX_WEIGHTS, queries * workload.shape.max_model_len)
-    weighing += queries * model.head_dim * workload.dtype.itemsize
-    if not _most_kept(workload):
-        return weighing
-    policy = cast(RetainPolicy, workload.policies[workload.default_policy])
-    merges = policy.has_degrees or policy.gives
-    return max(weighing + 2 * keys, MERGED_KEYS * keys if merges else 0)
-
-
 def decode_bytes(workload: Workload) -> int:
     """Steps of a full house: once as they are and once captured, with what every captured one keeps."""
     model, shape = workload.model, workload.shape
     logits = shape.max_num_seqs * model.vocab_size
     candidates = shape.max_num_seqs * shape.num_kv_heads * shape.max_model_len
-    step = shape.max_num_seqs * _token_bytes(workload) + candidates * CANDIDATE_BYTES + logits * 6
-    most_kept, policy = _most_kept(workload), workload.policies[workload.default_policy]
+    step = shape.max_num_seqs * workload.token_bytes + candidates * CANDIDATE_BYTES + logits * 6
+    most_kept, policy = workload.most_kept, workload.default
     if most_kept and cast(RetainPolicy, policy).evicts:
         heads = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads
         step += heads * Buckets(is_exact=False).positions(most_kept + 1) * EVICTION_BYTES
@@ -274,7 +184,7 @@ def decode_bytes(workload: Workload) -> int:
 
 def least_slot_bytes(workload: Workload) -> int:
     """Slots of one request of the greatest length under the default policy and budget."""
-    shape, policy = workload.shape, workload.policies[workload.default_policy]
+    shape, policy = workload.shape, workload.default
     plan, slots, num_dense = workload.plan(policy), shape.max_model_len, shape.num_layers
     if isinstance(policy, RecallPolicy) and plan.selects and not policy.reads_keys:
         num_dense = min(workload.full_layers, shape.num_layers)
@@ -286,13 +196,6 @@ def least_slot_bytes(workload: Workload) -> int:
         slots = min(slots, plan.budget_tokens + 1) + BLOCK_SIZE
     blocks = num_dense * num_blocks(shape.max_model_len) + (shape.num_layers - num_dense) * num_blocks(slots)
     return blocks * BLOCK_SIZE * workload.head_layer_bytes
-
-
-def _token_bytes(workload: Workload) -> int:
-    """What one token needs while a layer is computed: about three copies of each of its activations."""
-    model = workload.model
-    projected = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return 3 * workload.dtype.itemsize * (2 * model.hidden_size + projected + 2 * model.intermediate_size)
 
 
 def _mib(num_bytes: int) -> str:

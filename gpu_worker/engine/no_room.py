@@ -6,7 +6,7 @@ from gpu_worker.errors import CapacityError
 
 
 def no_room(what: str, error: Exception) -> CapacityError:
-    """For a prompt or a step; PyTorch's error says how much was asked for."""
+    """For a prompt, a step, or one request's part of a step; PyTorch's error says how much was asked for."""
     reason = str(error).partition("\n")[0]
     return CapacityError(f"{what} does not fit beside what is there: {reason} Leave more with --slot-memory")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from gpu_worker.trainers.kmeans import train_kmeans
-from gpu_worker.trainers.pq import train_pq
+from gpu_worker.trainers.kmeans import kmeans_bytes, train_kmeans
+from gpu_worker.trainers.pq import pq_bytes, train_pq
 from kv_store.client import KMEANS_METRICS, PQ_METRICS, KMeansParams, PQParams, check_metric
 
 # Lloyd's iterations where the parameters leave them open: no CPU time has to be hidden here.
@@ -28,3 +28,11 @@ def train_index(keys: Tensor, params: PQParams | KMeansParams, seed: int) -> Map
         return train_pq(keys, params, iterations, seed)
     check_metric(params.metric, KMEANS_METRICS)
     return train_kmeans(keys, params, iterations, seed)
+
+
+def training_bytes(keys: Tensor, params: PQParams | KMeansParams) -> int:
+    """Most bytes that `train_index` has on a GPU at one time, the keys left out and the arrays included.
+
+    keys: as of `train_index`, on the meta device: only their shape and type count.
+    """
+    return pq_bytes(keys, params) if isinstance(params, PQParams) else kmeans_bytes(keys, params)

@@ -11,6 +11,11 @@ from gpu_worker.trainers import lloyd
 from kv_store.client import KMeansParams
 
 
+def kmeans_bytes(keys: Tensor, params: KMeansParams) -> int:
+    """See `training_bytes`. Keys are read where they lie, by any metric."""
+    return lloyd.fit_bytes(keys, params.num_clusters)
+
+
 def train_kmeans(keys: Tensor, params: KMeansParams, iterations: int, seed: int) -> Mapping[str, Tensor]:
     """See `train_index`. With no more tokens than clusters each token is its own, and the last fills the rest."""
     num_tokens, num_clusters = keys.shape[1], params.num_clusters

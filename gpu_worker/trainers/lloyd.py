@@ -10,6 +10,10 @@ from torch import Tensor
 from gpu_worker.kernels.kmeans import Centroids, assign_points, cluster_sizes, move_centroids, sort_members
 
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+# Of a point: its label, its cluster's name, and its place in two rounds' orders, with the copies that a sort makes.
+POINT_BYTES = 64
+# Of a cluster beside its centroid: where its members end, how many they are, and what it asks of a point.
+CLUSTER_BYTES = 96
 
 
 def fit(
@@ -31,6 +35,15 @@ def fit(
         order, ends = sort_members(assign(points, centroids, metric), num_clusters)
         centroids = move_centroids(points, order, ends, is_unit)
     return centroids, cluster_sizes(ends)
+
+
+def fit_bytes(points: Tensor, num_clusters: int) -> int:
+    """Most bytes alive on a GPU beside the points while they are fitted, and then assigned once more. points: as of
+    `fit`, of which the shape and the type count."""
+    num_problems, num_points, width = points.shape
+    # Two rounds' means, and the targets in the points' type.
+    centroid = 2 * width * (4 + points.itemsize) + CLUSTER_BYTES
+    return num_problems * (num_points * POINT_BYTES + num_clusters * centroid)
 
 
 def assign(points: Tensor, centroids: Centroids, metric: str, sizes: Tensor | None = None) -> Tensor:

@@ -15,6 +15,22 @@ from kv_store.client import PQParams
 POINTS_PER_CENTROID = 64
 
 
+def pq_bytes(keys: Tensor, params: PQParams) -> int:
+    """See `training_bytes`. By L2 the keys are copied to be coded, if they do not lie in one piece; by inner product
+    they become float32 with a coordinate more in each part, from a float32 copy and its squares."""
+    num_heads, num_tokens, head_dim = keys.shape
+    num_parts, ksub = params.num_subvectors, 1 << params.num_bits
+    if params.metric == "ip":
+        copied = 2 * 4 * num_heads * num_tokens * (head_dim + 2 * num_parts)
+        keys = keys.new_empty(num_heads, num_tokens, head_dim + num_parts, dtype=torch.float32)
+    else:
+        copied = keys.nbytes
+    sample = keys[:, : POINTS_PER_CENTROID * ksub]
+    parts = sample.unflatten(-1, (num_parts, -1)).transpose(1, 2).flatten(0, 1)
+    codes = num_heads * num_tokens * num_parts
+    return copied + 2 * sample.nbytes + lloyd.fit_bytes(parts, ksub) + codes
+
+
 def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapping[str, Tensor]:
     """See `train_index`. With no more tokens than centroids each token is its own."""
     num_parts, ksub = params.num_subvectors, 1 << params.num_bits

@@ -13,7 +13,7 @@ from benchmarks.cluster_model.measured import model_config
 from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
-from gpu_worker.engine.memory import Workload
+from gpu_worker.engine.workload import Workload
 from gpu_worker.policies import registry
 from gpu_worker.policies.base import CacheShape
 

@@ -53,7 +53,7 @@ class FixedSlots:
         """The window is empty in these layers."""
         num_sink = sequence.plan.num_sink
         window = slice(num_sink, num_sink + sequence.ring_size)
-        self.table[sequence.seat, layers.start : layers.stop, :, window] = -1
+        self.table[sequence.seat, layers.start : layers.stop, :, window].fill_(-1)
 
     def window_rows(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of window positions int64 [T], in every head: int64 [H_kv, T]."""

@@ -152,9 +152,11 @@ class IndexTraining:
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy, for which the host does not wait."""
-    copy = torch.from_numpy(np.array(array))
-    return copy.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else copy
+    """A copy, for which the host does not wait: the host itself copies once, since the store's memory is not pinned."""
+    dtype = getattr(torch, array.dtype.name)
+    copy = torch.empty(array.shape, dtype=dtype, pin_memory=device.type == "cuda")
+    np.copyto(copy.numpy(), array)
+    return copy.to(device, non_blocking=True)
 
 
 def is_quick(device: torch.device) -> bool:

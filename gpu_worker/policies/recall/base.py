@@ -18,13 +18,15 @@ from kv_store.client import KMeansParams, PQParams
 class IndexJob:
     """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
 
-    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself.
+    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself. num_before:
+    clusters that the sequence has from jobs before this one.
     """
 
     begin: int
     end: int
     params: PQParams | KMeansParams
     needs_keys: bool = False
+    num_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class RecallPolicy(Policy, Generic[IndexT]):
     ) -> None:
         """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has
         them. read_keys: where the job `needs_keys`, of its tokens."""
+
+    def load_bytes(self, num_keys: int) -> int:
+        """Most bytes that `load` has on a GPU at one time beside what it is given, for a segment of so many keys of
+        all heads."""
+        return 0
 
     def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:

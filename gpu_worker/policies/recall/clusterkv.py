@@ -14,6 +14,9 @@ from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_
 from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
+# Of a key while its segment is loaded: its label, its place among its cluster's, and the copies that a sort makes.
+LOADED_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterIndex:
@@ -62,9 +65,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_candidates = num_prompt_tokens - num_sink
-        # Window segments must begin beyond the sinks: that tells them from the prompt's.
-        is_short = num_candidates < self.tokens_per_cluster or num_prompt_tokens <= self.num_sink
-        if budget_tokens >= num_prompt_tokens or is_short:
+        if budget_tokens >= num_prompt_tokens or num_candidates < self.tokens_per_cluster:
             return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent=0)
         num_selected = budget_tokens - num_sink
         return Plan(num_prompt_tokens, budget_tokens, num_sink, 0, num_selected, window_extra=True)
@@ -87,9 +88,14 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         )
 
     def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
-        is_prompt = end <= plan.num_prompt_tokens
-        num_clusters = max(1, (end - begin) // self.tokens_per_cluster) if is_prompt else self.window_clusters
-        return IndexJob(begin, end, KMeansParams(num_clusters, self.metric, self.max_iterations))
+        num_prompt = plan.num_prompt_tokens
+        num_clusters, num_before = max(1, (num_prompt - plan.num_sink) // self.tokens_per_cluster), 0
+        if begin >= num_prompt:
+            num_windows = (begin - num_prompt) // self.window_size
+            num_before = num_clusters + num_windows * self.window_clusters
+            num_clusters = self.window_clusters
+        params = KMeansParams(num_clusters, self.metric, self.max_iterations)
+        return IndexJob(begin, end, params, num_before=num_before)
 
     def load(
         self,
@@ -104,12 +110,21 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         num_clusters = centroids.shape[1]
         order, ends = sort_members(labels, num_clusters)
         sizes = cluster_sizes(ends)
-        first = self._first_cluster(index, seat, layer, job)
+        first = job.num_before
+        if not first:
+            # The prompt's segment clears what an earlier request left in the seat.
+            index.sizes[seat, layer] = 0
+            index.centroids[seat, layer] = 0
+            index.labels[seat, layer] = 0
+            index.within[seat, layer] = 0
         clusters, span = slice(first, first + num_clusters), slice(job.begin, job.end)
         index.centroids[seat, layer, :, clusters] = centroids
         index.sizes[seat, layer, :, clusters] = sizes.int()
         index.labels[seat, layer, :, span] = (labels + first).int()
         index.within[seat, layer, :, span] = _places(order, (ends - sizes).gather(1, labels))
+
+    def load_bytes(self, num_keys: int) -> int:
+        return num_keys * LOADED_BYTES
 
     def score(self, index: ClusterIndex, candidates: Candidates) -> Tensor:
         layer = candidates.layer
@@ -124,17 +139,6 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
             candidates.end,
             candidates.num_positions,
         )
-
-    def _first_cluster(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob) -> int:
-        """Where a segment's clusters go: behind those of all earlier positions."""
-        if job.begin <= self.num_sink:
-            # The prompt's segment comes first and clears what an earlier request left in the seat.
-            index.sizes[seat, layer] = 0
-            index.centroids[seat, layer] = 0
-            index.labels[seat, layer] = 0
-            index.within[seat, layer] = 0
-            return 0
-        return int(index.labels[seat, layer, :, : job.begin].max()) + 1
 
 
 def _places(order: Tensor, begins: Tensor) -> Tensor:

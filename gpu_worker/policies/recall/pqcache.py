@@ -19,6 +19,8 @@ from kv_store.client import PQ_METRICS, PQParams, check_metric
 CODED = 1 << 15
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
+# Of a key while its pair of codes is counted: int64 copies of the pair, and a one.
+PAIR_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,9 @@ class PQCache(RecallPolicy[PQIndex]):
             counts = index.pair_counts[seat, layer]
             counts.zero_()
             counts.scatter_add_(1, pairs, torch.ones_like(pairs, dtype=torch.int32))
+
+    def load_bytes(self, num_keys: int) -> int:
+        return num_keys * (self.num_subvectors + (PAIR_BYTES if self._counts_pairs else 0))
 
     def extend(self, index: PQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
         span = slice(layers.start, layers.stop)

@@ -35,8 +35,10 @@ from gpu_worker.engine.records import (
 from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.engine.slot_pool import BLOCK_SIZE, physical_slots
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
-from gpu_worker.policies import Policy, Quest, SnapKV
+from gpu_worker.policies import ClusterKV, Policy, Quest, SnapKV
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.recall.base import IndexJob
+from gpu_worker.policies.recall.clusterkv import ClusterIndex
 from gpu_worker.policies.retain import LayerRows, Retained
 from kv_store.client import StoreUnreachable
 
@@ -566,6 +568,53 @@ def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.Mon
     big, following = rig.run(request("big"), request("next"))
     assert "CUDA out of memory" in str(big.error)
     assert following.tokens
+    rig.check_empty()
+
+
+class ForgetsOnce(ClusterKV):
+    """Needs more memory than there is to take over the first decoded window that is clustered."""
+
+    has_failed = False
+
+    def load(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, *rest: object) -> None:
+        # Within the layers: those before it are clustered.
+        if job.begin > self.num_sink and layer == 1 and not ForgetsOnce.has_failed:
+            ForgetsOnce.has_failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+        super().load(index, seat, layer, job, *rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trains_indexes", [False, True])
+def test_a_window_that_cannot_be_clustered_for_want_of_memory_ends_its_own_request_only(
+    trains_indexes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForgetsOnce, "has_failed", False)
+    policies = {
+        **small_policies(),
+        "clusterkv": ForgetsOnce(num_sink=4, tokens_per_cluster=10, window_size=40),
+    }
+    # The first to begin is the first whose window is full.
+    requests = [
+        request("own", "clusterkv", 40, max_tokens=100),
+        request("same", "clusterkv", 30, prompt=150, max_tokens=100),
+        request("other", "pqcache", 30, max_tokens=100),
+        request("dense", max_tokens=100),
+    ]
+    alone = {one.request_id: Rig(trains_indexes=trains_indexes).tokens(one) for one in requests}
+    rig = Rig(policies=policies, trains_indexes=trains_indexes)
+    own, *others = rig.run(*requests)
+    assert isinstance(own.error, CapacityError)
+    assert "'clusterkv'" in str(own.error)
+    assert "CUDA out of memory Leave more with --slot-memory" in str(own.error)
+    # A traceback would keep the tensors of what did not fit.
+    assert own.error.__context__ is None
+    # The prompt's token, and those of the window that was not clustered.
+    assert own.tokens == alone["own"][: len(own.tokens)]
+    assert len(own.tokens) == 41
+    assert [other.tokens for other in others] == [alone[name] for name in ("same", "other", "dense")]
+    rig.check_empty()
+    # The seat's next request finds nothing of it.
+    assert rig.tokens(requests[0]) == alone["own"]
     rig.check_empty()
 
 

@@ -11,8 +11,9 @@ from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, requ
 
 from gpu_worker.engine import memory
 from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.memory import MemoryPlan, Workload, available_bytes, index_bytes, limit_process
+from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
 from gpu_worker.engine.records import Budget
+from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
@@ -88,8 +89,9 @@ def test_slots_get_what_the_rest_leaves() -> None:
     assert plan.slots > 40 * GIB
     assert MemoryPlan.of(llama(max_num_seqs=8), 60 * GIB).slots < plan.slots
     assert MemoryPlan.of(llama(max_model_len=32768), 60 * GIB).slots > plan.slots
-    trained_here = MemoryPlan.of(llama(trains_indexes=True), 60 * GIB)
-    assert trained_here.prefill > plan.prefill
+    clusters = llama(default_policy="clusterkv")
+    trained_here = MemoryPlan.of(replace(clusters, trains_indexes=True), 60 * GIB)
+    assert trained_here.prefill > MemoryPlan.of(clusters, 60 * GIB).prefill
     assert MemoryPlan.of(llama(), 60 * GIB, slot_bytes=3 * GIB).slots == 3 * GIB
 
 

@@ -16,9 +16,11 @@ from gpu_worker.policies import Family, Policy
 POLICIES = {name: one for name, one in every_small_policy().items() if one.family is not Family.DENSE}
 
 
-def decoding(policy: str, hot_cache: HotCacheSize, num_sequences: int = 3) -> Rig:
-    rig = Rig(policies=every_small_policy(), hot_cache=hot_cache)
-    rig.submit(*(request(str(n), policy, 60, prompt=150 + n, max_tokens=30) for n in range(num_sequences)))
+def decoding(
+    policy: str, hot_cache: HotCacheSize, num_sequences: int = 3, trains_indexes: bool = False
+) -> Rig:
+    rig = Rig(policies=every_small_policy(), hot_cache=hot_cache, trains_indexes=trains_indexes)
+    rig.submit(*(request(str(n), policy, 60, prompt=150 + n, max_tokens=100) for n in range(num_sequences)))
     for _ in range(200):
         rig.step()
         if len(rig.engine._scheduler.with_status(Status.DECODE)) == num_sequences:
@@ -39,6 +41,20 @@ def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
     with torch.inference_mode(), DeviceReads() as reads:
         decode._forward(batch, table)
     assert not reads.found
+
+
+@pytest.mark.parametrize("trains_indexes", [False, True])
+def test_what_leaves_the_window_together_is_clustered_without_reading_data(trains_indexes: bool) -> None:
+    rig = decoding("clusterkv", HotCacheSize(), 1, trains_indexes)
+    decode, (sequence,) = rig.engine._decode, rig.engine._scheduler.with_status(Status.DECODE)
+    for window in (1, 2):
+        while sequence.num_tokens < 150 + 40 * window:
+            rig.step()
+        begin = sequence.window_begin
+        with torch.inference_mode(), DeviceReads() as reads:
+            decode._advance(sequence)
+        assert sequence.window_begin == begin + 40
+        assert not reads.found
 
 
 def test_what_is_read_is_seen() -> None:

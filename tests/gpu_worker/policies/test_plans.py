@@ -38,8 +38,6 @@ def test_a_plan_spends_its_budget_exactly_or_attends_everything(
             assert plan.num_selected >= 1
             # What is selected from is more than what is selected.
             assert policy.window_begin(plan, num_prompt) - plan.num_sink > plan.num_selected
-            # The caller tells a segment of the window from the prompt's by where it begins.
-            assert num_prompt > policy.num_sink or not policy.trains_when_leaving
 
 
 @pytest.mark.parametrize("policy", [PQCache(), Oracle(), ClusterKV()], ids=repr)
@@ -63,6 +61,9 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
     assert (job.params.num_clusters, job.params.metric, job.params.max_iterations) == (399, "cosine", 10)
     window_job = ClusterKV().index_job(clusterkv, 32000, 32320)
     assert (window_job.begin, window_job.end, window_job.params.num_clusters) == (32000, 32320, 4)
+    # Each job's clusters come behind those of the jobs before it.
+    assert (job.num_before, window_job.num_before) == (0, 399)
+    assert ClusterKV().index_job(clusterkv, 32000 + 3 * 320, 32000 + 4 * 320).num_before == 399 + 3 * 4
     job = PQCache().index_job(pqcache, 32, 9032)
     assert (job.params.num_subvectors, job.params.num_bits, job.params.max_iterations) == (2, 6, 0)
 
@@ -74,8 +75,6 @@ def test_prompts_too_short_to_be_indexed_attend_everything() -> None:
     # One cluster needs 80 candidates; the sinks are no candidates.
     assert not ClusterKV().plan(95, 64).selects
     assert ClusterKV().plan(96, 64).selects
-    # A window segment that begins within the sinks would be taken for the prompt's.
-    assert not ClusterKV(tokens_per_cluster=4).plan(12, 8).selects
 
 
 @pytest.mark.parametrize("num_prompt", [5, 20, 100, 1000])

@@ -16,8 +16,8 @@ POLICY = ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
 
 
-def job(begin: int, end: int) -> IndexJob:
-    return IndexJob(begin, end, KMeansParams(1))
+def job(begin: int, end: int, num_before: int = 0) -> IndexJob:
+    return IndexJob(begin, end, KMeansParams(1), num_before=num_before)
 
 
 def new_index() -> ClusterIndex:
@@ -54,10 +54,11 @@ def test_later_segments_get_clusters_of_their_own() -> None:
     segments = [(4, 64, 7), (64, 104, 4), (104, 144, 4)]
     all_labels = {}
     for layer in range(2):
-        for begin, end, clusters in segments:
+        for place, (begin, end, clusters) in enumerate(segments):
+            own = job(begin, end, sum(before for *_, before in segments[:place]))
             labels = random_labels(end - begin, clusters, begin + layer)
             centroids = random_centroids(clusters, begin)
-            POLICY.load(index, seat, layer, job(begin, end), kmeans_segment(centroids, labels))
+            POLICY.load(index, seat, layer, own, kmeans_segment(centroids, labels))
             all_labels[layer, begin] = labels, centroids
     for layer in range(2):
         for head in range(HEADS):
@@ -83,22 +84,25 @@ def test_the_seat_has_room_for_the_longest_sequence() -> None:
         segments.append((segments[-1][1], segments[-1][1] + POLICY.window_size))
     plan = POLICY.plan(num_prompt, 10)
     for begin, end in segments:
-        clusters = POLICY.index_job(plan, begin, end).params.num_clusters
+        own = POLICY.index_job(plan, begin, end)
+        clusters = own.params.num_clusters
         labels = (torch.arange(end - begin) % clusters).expand(HEADS, -1)
-        POLICY.load(index, 0, 0, job(begin, end), kmeans_segment(random_centroids(clusters, 0), labels))
+        POLICY.load(index, 0, 0, own, kmeans_segment(random_centroids(clusters, 0), labels))
     assert int(index.sizes[0, 0, 0].sum()) == segments[-1][1] - 4
 
 
 def test_a_seat_keeps_nothing_of_its_earlier_request() -> None:
     fresh, used = new_index(), new_index()
-    for begin, end, clusters in [(4, 300, 30), (300, 340, 4)]:
+    for begin, end, clusters, num_before in [(4, 300, 30, 0), (300, 340, 4, 30)]:
         labels = random_labels(end - begin, clusters, begin)
-        POLICY.load(used, 1, 0, job(begin, end), kmeans_segment(random_centroids(clusters, 0) * 9, labels))
+        own = job(begin, end, num_before)
+        POLICY.load(used, 1, 0, own, kmeans_segment(random_centroids(clusters, 0) * 9, labels))
     query = torch.randn(1, 4, DIM)
     for index in (fresh, used):
-        for begin, end, clusters in [(4, 64, 6), (64, 104, 4)]:
+        for begin, end, clusters, num_before in [(4, 64, 6, 0), (64, 104, 4, 6)]:
             labels = random_labels(end - begin, clusters, begin)
-            POLICY.load(index, 1, 0, job(begin, end), kmeans_segment(random_centroids(clusters, 1), labels))
+            own = job(begin, end, num_before)
+            POLICY.load(index, 1, 0, own, kmeans_segment(random_centroids(clusters, 1), labels))
     wanted = select(POLICY, fresh, query, {1: (4, 104)}, layer=0, k=25)
     assert select(POLICY, used, query, {1: (4, 104)}, layer=0, k=25) == wanted
 
@@ -124,7 +128,7 @@ def test_a_needle_of_a_later_window_is_recalled() -> None:
     centroids[:, 3, 5] = 50.0
     labels = torch.zeros(HEADS, 40, dtype=torch.int64)
     labels[:, [7, 30]] = 3
-    POLICY.load(index, 0, 1, job(64, 104), kmeans_segment(centroids, labels))
+    POLICY.load(index, 0, 1, job(64, 104, 6), kmeans_segment(centroids, labels))
     query = torch.zeros(1, 4, DIM)
     query[..., 5] = 1.0
     assert select(POLICY, index, query, {0: (4, 104)}, layer=1, k=2) == [[[71, 94]] * 2]

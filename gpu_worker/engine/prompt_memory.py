@@ -1,0 +1,75 @@
+"""What the longest prompt needs of a GPU's memory in passing: to be computed, stored, indexed and compressed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from gpu_worker.engine.layer_writer import STAGE_BYTES
+from gpu_worker.engine.workload import Workload
+from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
+from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.policies.retain.observed import MAX_WEIGHTS
+from gpu_worker.trainers import training_bytes
+
+# A layer's keys as float32, so many times: what a policy that merges has in passing.
+MERGED_KEYS = 7
+
+
+def prefill_bytes(workload: Workload) -> int:
+    """Hidden states, two layers' rows and their stage; and the most that is alive beside them in passing."""
+    model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
+    length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
+    rows = length * workload.head_layer_bytes
+    ids = 2 * 8 * length
+    kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
+    kept += workload.num_queries * model.num_heads * model.head_dim * itemsize
+    # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
+    storing = rows + 5 * 8 * shape.num_kv_heads * length
+    keys = 4 * shape.num_kv_heads * length * shape.head_dim
+    storing += max(_training_bytes(workload), _policy_bytes(workload, keys))
+    computing = chunk * workload.token_bytes
+    if workload.dtype == torch.float32 or shape.head_dim > 256:
+        computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
+    return kept + max(storing, computing)
+
+
+def _training_bytes(workload: Workload) -> int:
+    """Of the policy whose training needs most, of those that are trained on the device."""
+    here = workload.trains_indexes
+    policies = [workload.default, *(workload.likely_others if here else ())]
+    return max(
+        (
+            layer_training_bytes(workload, policy)
+            for policy in policies
+            if isinstance(policy, RecallPolicy) and (here or policy.trains_last_layers)
+        ),
+        default=0,
+    )
+
+
+def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
+    """Most bytes alive beside one layer's keys of the longest prompt while its index is trained, and loaded."""
+    plan, shape = workload.plan(policy), workload.shape
+    job = policy.index_job(plan, plan.num_sink, shape.max_model_len)
+    if job is None:
+        return 0
+    size = (shape.num_kv_heads, shape.max_model_len, shape.head_dim)
+    keys = torch.empty(size, dtype=workload.dtype, device="meta")
+    return training_bytes(keys, job.params) + policy.load_bytes(shape.num_kv_heads * shape.max_model_len)
+
+
+def _policy_bytes(workload: Workload, keys: int) -> int:
+    """What the default policy has in passing of a prefilled layer, whose keys are so many bytes as float32."""
+    model, num_queries = workload.model, workload.num_queries
+    queries = num_queries * model.num_heads
+    # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.
+    weighing = 4 * 4 * min(MAX_WEIGHTS, queries * workload.shape.max_model_len)
+    weighing += queries * model.head_dim * workload.dtype.itemsize
+    if not workload.most_kept:
+        return weighing
+    policy = cast(RetainPolicy, workload.default)
+    merges = policy.has_degrees or policy.gives
+    return max(weighing + 2 * keys, MERGED_KEYS * keys if merges else 0)

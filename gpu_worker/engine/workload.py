@@ -1,0 +1,78 @@
+"""What an engine must be able to do: the model, the most and longest requests, and their usual policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from gpu_worker.engine.records import Budget
+from gpu_worker.models import ModelConfig
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.policies.retain import RetainPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Its memory plan follows from it. default_policy: of requests that name none; not `auto`."""
+
+    model: ModelConfig
+    shape: CacheShape
+    dtype: torch.dtype
+    policies: Mapping[str, Policy]
+    default_policy: str
+    default_budget: Budget
+    prefill_chunk: int
+    full_layers: int
+    trains_indexes: bool
+
+    @property
+    def default(self) -> Policy:
+        return self.policies[self.default_policy]
+
+    @property
+    def likely_others(self) -> list[Policy]:
+        """Policies beside the default one that requests may name; an ablation is made room for when one does."""
+        ablations = {each.name for one in self.policies.values() for each in one.ablations()}
+        return [self.policies[name] for name in self.policies.keys() - ablations - {self.default_policy}]
+
+    def plan(self, policy: Policy) -> Plan:
+        """Of the longest prompt with the default budget."""
+        length = self.shape.max_model_len
+        return policy.plan(length, self.default_budget.resolve(length))
+
+    @property
+    def head_layer_bytes(self) -> int:
+        """One token's rows in one layer."""
+        return self.shape.num_kv_heads * 2 * self.shape.head_dim * self.dtype.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """What one token needs while a layer is computed: about three copies of each of its activations."""
+        model = self.model
+        projected = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        return 3 * self.dtype.itemsize * (2 * model.hidden_size + projected + 2 * model.intermediate_size)
+
+    @property
+    def num_queries(self) -> int:
+        """Of a layer of the longest prompt that the default policy reads."""
+        plan = self.plan(self.default)
+        return self.default.num_queries(plan) if plan.selects else 0
+
+    @property
+    def most_kept(self) -> int:
+        """Tokens that one head keeps under the default policy, at most; 0 where that is of another family, or refuses
+        its budget."""
+        policy, shape = self.default, self.shape
+        plan = self.plan(policy)
+        if policy.family is not Family.RETAIN or not plan.selects:
+            return 0
+        retain, num_layers = cast(RetainPolicy, policy), shape.num_layers - self.full_layers
+        try:
+            budgets = [retain.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
+        except ValueError:
+            # So is every such request.
+            return 0
+        return max((retain.most_kept(plan, budget, shape.num_kv_heads) for budget in budgets), default=0)
