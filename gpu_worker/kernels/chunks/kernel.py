@@ -9,9 +9,9 @@ from torch import Tensor
 from gpu_worker.kernels.chunks.programs import score_chunk, sum_chunk
 from gpu_worker.kernels.chunks.reference import chunk_length
 
-# Of a tile: 64 numbers a thread.
-TILE_ELEMENTS = 8192
-NUM_WARPS = 4
+# Of a tile: 64 numbers a thread. A chunk is some tiles: what a warp has at once hides more than what fills an SM.
+TILE_ELEMENTS = 2048
+NUM_WARPS = 1
 MOST_ROWS = 64
 
 

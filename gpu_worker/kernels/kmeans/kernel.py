@@ -11,7 +11,7 @@ from gpu_worker.kernels.kmeans.programs import assign_tile, move_one
 from gpu_worker.kernels.kmeans.reference import SHORTEST, SPLIT, Centroids
 
 # Points and targets of a tile, warps and stages: of 16-bit points, and of wider ones, which take three products.
-TILES = {2: (256, 32, 8, 4), 4: (64, 64, 4, 2)}
+TILES = {2: (128, 32, 4, 4), 4: (64, 64, 4, 2)}
 # Of float32 points that fill more than this many lanes: larger tiles take more memory than an SM has.
 MOST_WIDE_LANES = 128
 WIDE_TILE = (32, 32, 4, 1)

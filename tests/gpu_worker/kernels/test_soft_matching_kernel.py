@@ -127,7 +127,8 @@ def test_so_many_rows_merge(device: torch.device, num_rows: int, chunk: int) -> 
 def test_head_sizes_and_types(
     device: torch.device, width: int, dtype: torch.dtype, with_degrees: bool
 ) -> None:
-    rows = rows_of(device, (signs if width == 64 else walk)(2, 150, width), dtype, with_degrees)
+    # Cosines of signs lie between the steps, where rounding decides nothing.
+    rows = rows_of(device, signs(2, 150, width), dtype, with_degrees)
     check(rows, 64, 40)
     check(rows, 64, 40, dtype)
 
