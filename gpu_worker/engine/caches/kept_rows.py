@@ -12,6 +12,7 @@ from gpu_worker.engine.caches.kept_slots import KeptSlots
 from gpu_worker.engine.kept_layer import KeptLayer
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.engine.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.kernels.rows import gather_pairs, scatter_pairs
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained
 
@@ -39,18 +40,18 @@ class KeptRows:
         place = sequence.seat, slice(layers.start, layers.stop), slice(None), slice(count)
         # Copies: what is kept again goes to where these are read from.
         positions = self._kept.positions[place].flatten(0, 1).clone()
-        slots = torch.arange(count, device=positions.device).expand_as(positions)
-        places = physical_slots(self._tables(sequence.seat, layers), slots.masked_fill(positions < 0, -1))
-        rows = self._pool.rows[places.clamp_(min=0)]
         head_dim, log_degrees, scores = self._shape.head_dim, self._kept.log_degrees, self._kept.scores
+        # Padding is not read: it holds anything.
+        keys, values = self._pool.rows.new_empty(2, *positions.shape, head_dim)
+        gather_pairs(self._bytes, self._offsets(sequence.seat, layers, positions), keys, values)
         return LayerRows(
             layers.start - self._first_layer,
             self._shape.num_layers - self._first_layer,
             sequence.num_tokens,
-            rows[..., :head_dim],
-            rows[..., head_dim:],
+            keys,
+            values,
             positions,
-            rows.new_empty(len(lengths) * self._shape.group_size, 0, head_dim),
+            keys.new_empty(len(lengths) * self._shape.group_size, 0, head_dim),
             self._shape.scale,
             sequence.request.sampling.seed or 0,
             None if log_degrees is None else log_degrees[place].flatten(0, 1).exp(),
@@ -60,25 +61,22 @@ class KeptRows:
             is_even=min(lengths) == count,
         )
 
-    def write(self, seat: int, layers: range, retained: Retained, counts: list[int]) -> None:
-        """Put what is kept into the layers' first slots, that were dealt before. counts: of every head."""
-        width, head_dim = retained.positions.shape[1], self._shape.head_dim
-        slots = torch.arange(width, device=retained.positions.device).expand_as(retained.positions)
-        places = physical_slots(self._tables(seat, layers), slots)
-        keys, values = retained.keys, retained.values
-        if min(counts) < width:
-            # Padding has no place: it writes once more what a head that kept the most has in its first slot.
-            donor, is_there = counts.index(max(counts)), retained.positions >= 0
-            places = places.where(is_there, places[donor, 0])
-            keys = keys.where(is_there[..., None], keys[donor, 0])
-            values = values.where(is_there[..., None], values[donor, 0])
-        pool = self._pool.rows
-        pool[:, :head_dim].index_put_((places,), keys.to(pool.dtype))
-        pool[:, head_dim:].index_put_((places,), values.to(pool.dtype))
+    def write(self, seat: int, layers: range, retained: Retained) -> None:
+        """Put what is kept into the layers' first slots, that were dealt before."""
+        dtype = self._pool.rows.dtype
+        offsets = self._offsets(seat, layers, retained.positions)
+        scatter_pairs(self._bytes, offsets, retained.keys.to(dtype), retained.values.to(dtype))
 
-    def _tables(self, seat: int, layers: range) -> Tensor:
-        """Of the heads of these layers: int64 [layers * H_kv, max_blocks]."""
-        return self._block_tables.tables[seat, layers.start : layers.stop].flatten(0, 1)
+    @property
+    def _bytes(self) -> Tensor:
+        """The pool as an arena: uint8 [bytes]."""
+        return self._pool.rows.view(torch.uint8).flatten()
+
+    def _offsets(self, seat: int, layers: range, positions: Tensor) -> Tensor:
+        """Where the rows of the first slots begin in the pool, int64 [layers * H_kv, S]; -1 where a position is."""
+        tables = self._block_tables.tables[seat, layers.start : layers.stop].flatten(0, 1)
+        slots = torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
+        return (physical_slots(tables, slots) * self._pool.row_bytes).masked_fill_(positions < 0, -1)
 
 
 def _histories(held: list[KeptLayer], count: int) -> Tensor | None:

@@ -127,7 +127,7 @@ class RetainCache(Cache):
             history = None if retained.history is None else retained.history[heads]
             sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
         self._kept.fill(seat, layers, retained, room)
-        self._rows.write(seat, layers, retained, counts)
+        self._rows.write(seat, layers, retained)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         """Let the window move on for the next token; compress again where it is time."""
