@@ -21,6 +21,20 @@ OPS = (
     "fetch",
     "attend_slots",
     "attend_blocks",
+    "slot_weights",
+    "store_token",
+    "prefill_attention",
+    "observed_weight",
+    "best_rows",
+    "irregularity",
+    "chunk_sums",
+    "bucket_sums",
+    "group_means",
+    "match_rows",
+    "merge_rows",
+    "assign_points",
+    "move_centroids",
+    "pq_assign",
 )
 
 

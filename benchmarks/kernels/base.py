@@ -58,7 +58,7 @@ class KernelCase:
     """An operation at one size. num_bytes: the least that must be read and written in the device's memory.
 
     make: fresh operands, other ones at every call. rival: what the operands' rival is called. is_from_host: the bytes
-    are read from host memory.
+    are read from host memory, or written there.
     """
 
     op: str
@@ -154,3 +154,8 @@ def num_bytes_of(*tensors: Tensor) -> int:
 def token_counts(setting: Setting, chunk: int = 8192) -> Sequence[int]:
     """Tokens of a step at every batch, and of a prefill chunk."""
     return sorted({workload.batch for workload in setting.workloads} | {min(chunk, setting.shape.max_len)})
+
+
+def contexts(setting: Setting) -> Sequence[int]:
+    """Each length once, for what is done with one prompt at a time."""
+    return sorted({workload.context for workload in setting.workloads})
