@@ -151,12 +151,12 @@ class RetainCache(Cache):
 
     def _layers_at_once(self, sequence: Sequence) -> int:
         """How many may be compressed together while the sequence decodes: their rows take no more memory in passing
-        than those of one prompt of the greatest length, for which there is room."""
+        than those of one prompt of the greatest length, for which there is room as float32."""
         policy = retain_policy(sequence)
         if not policy.treats_layers_alike:
             return 1
         num_rows = sequence.longest_kept + policy.interval(sequence.plan)
-        return max(1, self._shape.max_model_len // num_rows)
+        return max(1, 4 * self._shape.max_model_len // (self._shape.dtype.itemsize * num_rows))
 
     def group_shape(
         self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets

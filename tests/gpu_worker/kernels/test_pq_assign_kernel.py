@@ -34,6 +34,25 @@ def test_a_centroid_is_its_own_code(device: torch.device, dtype: torch.dtype) ->
     assert pq_assign(keys, codebooks).tolist() == [[code, code] for code in range(100)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("parts", [(2, 64, 64), (3, 40, 32)])
+def test_no_centroid_is_nearer_than_the_one_that_is_chosen(
+    device: torch.device, dtype: torch.dtype, parts: tuple[int, int, int]
+) -> None:
+    num_parts, _, dsub = parts
+    generator = torch.Generator().manual_seed(5)
+    # K of rows K|V, whose values are NaN; centroids as means are, of more bits than the keys.
+    rows = torch.full((2, 300, 2 * num_parts * dsub), float("nan"))
+    rows[..., : num_parts * dsub] = 4 * torch.randn(2, 300, num_parts * dsub, generator=generator)
+    keys = rows.to(device, dtype)[..., : num_parts * dsub]
+    codebooks = (4 * torch.randn(2, *parts, generator=generator)).to(device)
+    codes = pq_assign(keys, codebooks).long()
+    vectors = keys.double().unflatten(-1, (num_parts, dsub)).transpose(1, 2)
+    distances = (vectors[..., None, :] - codebooks.double()[:, :, None]).square().sum(-1)
+    chosen = distances.gather(-1, codes.transpose(1, 2)[..., None])[..., 0]
+    torch.testing.assert_close(chosen, distances.amin(-1), atol=1e-3, rtol=0)
+
+
 def test_a_codebook_serves_several_rows_of_strided_keys(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(4)
     keys = torch.randint(-3, 4, (2, 7, 3, 24), generator=generator).to(device).float().transpose(1, 2)
