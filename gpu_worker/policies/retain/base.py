@@ -16,6 +16,8 @@ from torch import Tensor
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Family, Plan, Policy
 
+LEAST, MOST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
@@ -98,12 +100,14 @@ class Retained:
     def of(
         cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None, is_even: bool = False
     ) -> Retained:
-        """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1. scores: float32 [H_kv, n]."""
-        taken = index.clamp(min=0)
+        """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1 unless `is_even`. scores: float32
+        [H_kv, n]."""
+        taken = index if is_even else index.clamp(min=0)
+        positions = rows.positions.gather(1, taken)
         wide = taken[..., None].expand(-1, -1, rows.keys.shape[2])
         history = rows.history
         return cls(
-            rows.positions.gather(1, taken).masked_fill(index < 0, -1),
+            positions if is_even else positions.masked_fill(index < 0, -1),
             rows.keys.gather(1, wide),
             rows.values.gather(1, wide),
             None if rows.degrees is None else rows.degrees.gather(1, taken),
@@ -256,18 +260,27 @@ class Scores:
 
 
 def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None = None) -> Retained:
-    """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them; None: the plan's number of each, with
-    nothing to wait for. None may exceed what is there."""
+    """Sinks, window, and `counts` int64 [H_kv] tokens of each head between them; None: the plan's number of each. None
+    may exceed what is there."""
+    # What is there can be taken, whatever its score.
+    first = scores.first.nan_to_num(nan=LEAST, posinf=MOST, neginf=LEAST)
+    if rows.is_even and counts is None:
+        return _keep_even(rows, plan, replace(scores, first=first))
     window_begin = rows.num_tokens - plan.num_recent
     is_there = rows.positions >= 0
     is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
-    # What is there can be taken, whatever its score.
-    least = torch.finfo(torch.float32).min
-    first = scores.first.nan_to_num(nan=least, posinf=float("inf"), neginf=least)
     first = first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
-    if counts is None:
-        width = min(plan.num_sink + plan.num_recent + (plan.num_selected or 0), rows.keys.shape[1])
-        index = best_rows(first, torch.full_like(first[:, 0], width, dtype=torch.int64), width, scores.second)
-        return Retained.of(rows, index, scores.kept, is_even=rows.is_even)
-    counts = counts + is_fixed.sum(dim=1)
+    counts = is_fixed.sum(dim=1) + (plan.num_selected or 0 if counts is None else counts)
     return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.kept)
+
+
+def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
+    """The same where nothing is padded: sinks are the first rows and the window is the last. Nothing waits."""
+    num_heads, num_rows = rows.positions.shape
+    begin, end, num_best = plan.num_sink, num_rows - plan.num_recent, plan.num_selected or 0
+    second = None if scores.second is None else scores.second[:, begin:end]
+    counts = torch.full((num_heads,), num_best, device=rows.positions.device)
+    best = best_rows(scores.first[:, begin:end], counts, num_best, second)
+    every = torch.arange(num_rows, device=best.device).expand(num_heads, -1)
+    index = torch.cat([every[:, :begin], best + begin, every[:, end:]], dim=1)
+    return Retained.of(rows, index, scores.kept, is_even=True)
