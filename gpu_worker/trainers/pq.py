@@ -16,15 +16,14 @@ POINTS_PER_CENTROID = 64
 
 
 def pq_bytes(keys: Tensor, params: PQParams) -> int:
-    """See `training_bytes`. By L2 the keys are copied to be coded, if they do not lie in one piece; by inner product
-    they become float32 with a coordinate more in each part, from a float32 copy and its squares."""
+    """See `training_bytes`. By L2 keys are read where they lie; by inner product they become float32 with a coordinate
+    more in each part, from a float32 copy and its squares."""
     num_heads, num_tokens, head_dim = keys.shape
     num_parts, ksub = params.num_subvectors, 1 << params.num_bits
+    copied = 0
     if params.metric == "ip":
         copied = 2 * 4 * num_heads * num_tokens * (head_dim + 2 * num_parts)
         keys = keys.new_empty(num_heads, num_tokens, head_dim + num_parts, dtype=torch.float32)
-    else:
-        copied = keys.nbytes
     sample = keys[:, : POINTS_PER_CENTROID * ksub]
     parts = sample.unflatten(-1, (num_parts, -1)).transpose(1, 2).flatten(0, 1)
     codes = num_heads * num_tokens * num_parts

@@ -17,7 +17,7 @@ from gpu_worker.kernels.hash_buckets.reference import RandomFeatures
 
 EPS = tl.constexpr(chunks.EPS)
 # Keys times buckets of a head, and bits, up to which a bucket's program hashes them all.
-MOST_HASHES = 1 << 16
+MOST_HASHES = 1 << 13
 MOST_BITS = 16
 TILE_ELEMENTS = 8192
 

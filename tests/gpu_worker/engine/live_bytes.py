@@ -34,16 +34,13 @@ class LiveBytes(TorchDispatchMode):
             self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._live.values()))
         return result
 
-    def as_kernel(self, reference: Callable[..., Any], copies_first: bool = False) -> Callable[..., Any]:
-        """What is alive while a kernel runs in the reference's place: its results, and its first argument in one
-        piece if it `copies_first`."""
+    def as_kernel(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """What is alive while a kernel runs in the reference's place: its results."""
 
-        def kernel(first: Tensor, *rest: Any) -> Any:
-            if copies_first:
-                first = first.contiguous()
+        def kernel(*operands: Any) -> Any:
             self._is_paused = True
             try:
-                result = reference(first, *rest)
+                result = reference(*operands)
             finally:
                 self._is_paused = False
             if isinstance(result, Tensor):
