@@ -81,11 +81,8 @@ class DecodeStep:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
         try:
             self._caches.advance(sequence)
-            return
         except torch.OutOfMemoryError as error:
-            failure = no_room(f"what policy {sequence.policy.name!r} does before a step", error)
-        # Not from within: its traceback would keep tensors from those who go on.
-        raise failure
+            raise no_room(f"what policy {sequence.policy.name!r} does before a step", error) from error
 
     def _who_may_write(
         self, sequences: list[Sequence], failed: list[tuple[Sequence, WorkerError]]
@@ -175,5 +172,7 @@ def _each(
             operation(sequence)
             kept.append(sequence)
         except WorkerError as error:
-            failed.append((sequence, error))
+            # Tracebacks would keep tensors from those who go on.
+            error.__cause__ = error.__context__ = None
+            failed.append((sequence, error.with_traceback(None)))
     return kept

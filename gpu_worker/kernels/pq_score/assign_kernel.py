@@ -1,8 +1,8 @@
 """Code assignment as a Triton kernel.
 
 A program codes some tokens of one row (a KV head of a layer) in one part, and all centroids pass by in blocks. Keys of
-16 bits are multiplied on tensor cores as they are, and each centroid as the sum of three numbers of their type, which
-is as exact as float32; keys of float32 without tensor cores.
+16 bits are multiplied on tensor cores as they are, and each centroid as the sum of three numbers of their type: as
+exact as float32 for bfloat16, and to 3e-8 of a coordinate for float16. Keys of float32 go without tensor cores.
 """
 # mypy: allow-untyped-defs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.allocation.base import AllocationPolicy
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain.base import LayerRows, Retained, ScoredPolicy, keep_best
+from gpu_worker.policies.retain.base import LayerRows, Retained, ScoredPolicy, finite, keep_best
 from gpu_worker.policies.retain.rounding import round_to_sum
 
 
@@ -48,7 +48,7 @@ class AdaKV(AllocationPolicy):
         total = len(rows.keys) * (plan.num_selected or 0)
         # What pads a head stands below the sinks.
         fixed = (rows.positions < plan.num_sink) | (rows.positions >= rows.num_tokens - plan.num_recent)
-        won = num_won(scores.first.masked_fill(fixed, float("-inf")), scores.second, total)
+        won = num_won(finite(scores.first).masked_fill(fixed, float("-inf")), scores.second, total)
         alike = level_shares((~fixed).sum(dim=1), total)
         # Neither is more than a head has between sinks and window, nor then is their mean, rounded up or down.
         shares = (1 - self.alpha) * won.double() + self.alpha * alike

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
-from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, finite
 from gpu_worker.policies.retain.observed import observed_weight
 
 
@@ -49,7 +49,7 @@ class NACL(ScoredPolicy):
         is_protected = rows.positions < plan.num_sink
         is_protected |= rows.positions >= rows.num_tokens - plan.num_recent
         counts = torch.full_like(scores[:, 0], num_best, dtype=torch.int64)
-        best = best_rows(scores.masked_fill(is_protected, float("-inf")), counts, num_best)
+        best = best_rows(finite(scores).masked_fill(is_protected, float("-inf")), counts, num_best)
         # Before all that are sampled; among themselves by their scores.
         return Scores(first.scatter(1, best, float("inf")), second=scores)
 

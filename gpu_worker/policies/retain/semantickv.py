@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
-from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores
+from gpu_worker.policies.retain.base import LayerRows, ScoredPolicy, Scores, finite
 from gpu_worker.policies.retain.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain.rounding import rounded
 
@@ -102,8 +102,7 @@ class SemanticKV(ScoredPolicy):
         if not self.by_norm:
             generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
             strength = torch.rand(strength.shape, generator=generator).to(strength.device)
-        # A model that overflows says NaN, of which none would be best.
-        strength = strength.nan_to_num()
+        strength = finite(strength)
         num_semantic = min(math.ceil(self.semantic_share * rows.num_tokens), strength.shape[1])
         is_voter = torch.zeros_like(strength, dtype=torch.bool)
         counts = torch.full_like(strength[:, 0], num_semantic, dtype=torch.int64)

@@ -147,6 +147,13 @@ def test_what_is_kept_are_the_layers_rows_and_their_scores() -> None:
         assert torch.equal(retained.scores[head, : len(positions)], scores[head, positions] + 1)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_the_budget_is_kept_where_a_model_overflows(bad: float) -> None:
+    policy = AdaKV(Given(torch.full((3, 40), bad)))
+    retained = policy.compress(layer_rows(3, 40), policy.plan(40, 20), 20)
+    assert retained.counts.tolist() == [20, 20, 20]
+
+
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 def test_snapkv_gives_a_head_with_many_needles_the_room_of_one_with_few(group_size: int) -> None:
     """Head 0's window looks at ten tokens alike, head 1's at one."""

@@ -41,6 +41,13 @@ def test_as_many_are_kept_where_a_model_overflows(bad: float) -> None:
     assert retained.positions.tolist() == [[0, 1, 7, 8, 9, 10, 11]] * 2
 
 
+@pytest.mark.parametrize("is_even", [True, False])
+def test_the_window_is_whole_where_a_budget_is_too_small_for_it(is_even: bool) -> None:
+    plan = replace(PLAN, budget_tokens=4, num_selected=-1)
+    retained = keep_best(replace(prompt(), is_even=is_even), plan, Scores(torch.arange(12.0).expand(2, -1)))
+    assert retained.positions.tolist() == [[0, 1, 9, 10, 11]] * 2
+
+
 def test_padding_is_never_kept() -> None:
     rows = prompt()
     rows = replace(rows, positions=rows.positions.clone(), is_even=False)
