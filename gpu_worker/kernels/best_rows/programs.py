@@ -14,6 +14,8 @@ STATE = tl.constexpr(4)
 FIRST, SECOND, LEFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # No row has a first score that is less; -inf and NaN have this one.
 NEVER = tl.constexpr(0x00800000)
+# What changes from prompt to prompt: no program is compiled once more for a number that divides well.
+VARYING = ["num_rows", "width"]
 
 
 @triton.jit
@@ -60,7 +62,7 @@ def _known(counts, bins, found, width, DIGIT: tl.constexpr, ALL_DIGITS: tl.const
     return first, second, left
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def count_digit(
     first_bits,
     second_bits,
@@ -120,7 +122,7 @@ def _compare(
     return row, inside & is_above, inside & is_equal, left
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def tally(
     first_bits,
     second_bits,
@@ -143,7 +145,7 @@ def tally(
     tl.store(own + num_chunks, tl.sum(is_equal.to(tl.int32), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def write_best(
     first_bits,
     second_bits,
