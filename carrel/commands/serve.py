@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from carrel.serve.facts import gather_facts
 from carrel.serve.memory import default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import default_of, flags
-from carrel.serve.ports import claim_port
+from carrel.serve.ports import held_port
 from carrel.serve.resolve import CONFIG_KEY, resolve
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
@@ -50,12 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     model = find_model(options.model)
     if options.arena_bytes is None:
         options = replace(options, arena_bytes=default_arena_bytes())
-    port = claim_port(options.host, options.port, "--port")
-    grpc_port = claim_port(options.host, options.grpc_port, "--grpc-port") if options.grpc_port else 0
     environment = child_environment(os.environ)
     display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True))
 
-    with runtime_dir() as path:
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port(options.host, options.port, "--port"))
+        grpc_port = 0
+        if options.grpc_port:
+            grpc_port = stack.enter_context(held_port(options.host, options.grpc_port, "--grpc-port"))
+        path = stack.enter_context(runtime_dir())
         endpoints = Endpoints(path, options.host, port, grpc_port)
 
         def show_banner() -> None:

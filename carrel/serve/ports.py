@@ -1,24 +1,40 @@
-"""The ports to listen on, checked before anything is loaded."""
+"""The ports to listen on, held from before anything is loaded."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from carrel.errors import PortInUseError
 
 
-def claim_port(host: str, port: int, flag: str) -> int:
-    """`port` if `host` can listen on it, or a free one for 0. Raises PortInUseError, which names `flag`."""
+@contextmanager
+def held_port(host: str, port: int, flag: str) -> Iterator[int]:
+    """`port`, or a free one for 0, which no connection of another process can take while the block runs.
+
+    Loading a model takes minutes, in which Ray and others are given ports by the kernel; it gives none that is bound.
+    Servers set SO_REUSEADDR, and with it one can listen beside a socket that is bound and does not. Raises
+    PortInUseError, which names `flag`, where another listens.
+    """
+    with _bound(host, port, flag) as holder:
+        yield int(holder.getsockname()[1])
+
+
+def _bound(host: str, port: int, flag: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()
-            return int(listener.getsockname()[1])
+        holder = socket.socket(family, kind, protocol)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(address)
+        except OSError:
+            holder.close()
+            raise
+        return holder
     except socket.gaierror as exc:
         raise PortInUseError(host, port, "--host", exc.strerror or str(exc)) from exc
     except OSError as exc:

@@ -16,7 +16,7 @@ import pytest
 
 from carrel.cli import main
 from carrel.serve.model import BUNDLED
-from carrel.serve.ports import claim_port
+from carrel.serve.ports import held_port
 from carrel.serve.sweep import MARKER, find_marked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,8 @@ class Server:
     """A running `carrel serve`, read line by line."""
 
     def __init__(self, *arguments: str) -> None:
-        self.url = f"http://127.0.0.1:{claim_port('127.0.0.1', 0, '--port')}"
+        with held_port("127.0.0.1", 0, "--port") as port:
+            self.url = f"http://127.0.0.1:{port}"
         self.lines: list[str] = []
         self._is_ready = threading.Event()
         self.process = subprocess.Popen(

@@ -35,8 +35,9 @@ def free_port() -> int:
 
 
 def test_a_node_dies_and_takes_its_own_streams_only() -> None:
-    port = free_port()
     with ray_nodes(2) as nodes:
+        # not before: Ray's own connections would be given it
+        port = free_port()
         out = nodes.carrel(
             *("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", "--cpus", "1"),
             *("--store-cpus", "1", "--max-requests", str(MOST), *SMALL),

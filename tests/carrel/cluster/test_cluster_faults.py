@@ -31,9 +31,10 @@ def is_whole(nodes: Nodes, service: Service) -> Callable[[], bool]:
 
 
 def test_each_process_in_turn_is_killed_and_an_update_loses_no_stream() -> None:
-    port = free_port()
-    deploy = ("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", *SMALL)
     with ray_nodes(2) as nodes:
+        # not before: Ray's own connections would be given it
+        port = free_port()
+        deploy = ("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", *SMALL)
         nodes.carrel(*deploy)
         service = Service(port)
         until(is_whole(nodes, service), "both replicas serve")

@@ -15,9 +15,11 @@ from carrel.serve.children import Endpoints, child_environment, child_specs
 from carrel.serve.memory import LEAST_BYTES, default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import ServeOptions
-from carrel.serve.ports import claim_port, reachable_host
+from carrel.serve.ports import held_port, reachable_host
 from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
 from carrel.version import CHECKOUT
+from gateway.config import parse_config
+from gateway.server import bind
 
 
 def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -32,14 +34,26 @@ def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str
 
 
 def test_ports() -> None:
-    assert claim_port("127.0.0.1", 0, "--port") > 0
-    with pytest.raises(PortInUseError, match="--host"):
-        claim_port("no.such.host.invalid", 8000, "--port")
+    with pytest.raises(PortInUseError, match="--host"), held_port("no.such.host.invalid", 8000, "--port"):
+        pass
     assert [reachable_host(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == [
         "127.0.0.1",
         "[::1]",
         "10.0.0.1",
     ]
+
+
+def test_a_port_is_held_until_the_gateway_listens_on_it_and_after() -> None:
+    """Else a connection that Ray makes while weights are loaded may be given it."""
+    with held_port("127.0.0.1", 0, "--port") as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):
+            with bind(parse_config(["--model", "m", "--worker", "unix:w", "--port", str(port)])):
+                socket.create_connection(("127.0.0.1", port)).close()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
 
 
 def test_models(tmp_path: Path) -> None:
