@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.children import ROOT
 from benchmarks.errors import BenchmarkError
-from carrel.serve.ports import claim_port
+from carrel.serve.ports import held_port
 
 START_S = 60.0
 STOP_S = 10.0
@@ -91,8 +91,10 @@ class Gateway:
 @contextmanager
 def running_gateway(model: Path, step_ms: float) -> Iterator[Gateway]:
     """Raises BenchmarkError when it does not come up."""
-    port = claim_port("127.0.0.1", 0, "--port")
-    with tempfile.TemporaryDirectory(prefix="carrel-gateway-") as folder:
+    with (
+        held_port("127.0.0.1", 0, "--port") as port,
+        tempfile.TemporaryDirectory(prefix="carrel-gateway-") as folder,
+    ):
         address = f"unix:{folder}/worker.sock"
         worker = _start("benchmarks.load.paced_worker", address, str(step_ms))
         gateway = None

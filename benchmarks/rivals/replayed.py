@@ -41,9 +41,10 @@ class Replayed:
         self._case, self._shape, self._device = case, shape, device
         assert case.budget_tokens is not None
         self._num_selected = _num_selected(case.context, case.budget_tokens)
-        width = Buckets(is_exact=device.type != "cuda").width(self._num_selected)
-        # A full house has no padding. Nothing is selected until all are there.
-        size = (shape.num_layers, case.batch, shape.num_kv_heads, width)
+        buckets = Buckets(is_exact=device.type != "cuda")
+        # Nothing is selected until all are there, and by what pads the batch never.
+        rows, width = buckets.rows(case.batch), buckets.width(self._num_selected)
+        size = (shape.num_layers, rows, shape.num_kv_heads, width)
         self._traced = torch.full(size, -1, dtype=torch.int64, device=device)
         self.policy = ReplayedPQCache(traced=self._traced)
         self._recorded = None if case.trace is None else self._load(Path(case.trace))
@@ -63,7 +64,8 @@ class Replayed:
     def prepare(self, running: Sequence[EngineSequence]) -> Callable[[int], None]:
         """Start to replay; the function writes the selection of step i, which is to be called before it."""
         candidates = range(running[0].plan.num_sink, running[0].window_begin - 1)
-        trace, selected = self._trace(candidates), self._traced[..., : self._num_selected]
+        trace = self._trace(candidates)
+        selected = self._traced[:, : self._case.batch, :, : self._num_selected]
         count = 0
 
         def before(_: int) -> None:

@@ -21,10 +21,12 @@ from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
+from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.caches import index_training
 from gpu_worker.engine.records import Budget, Event
 from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.policies import Chelsea, Family, Full, PQCache, RetainPolicy, SnapKV, registry
+from gpu_worker.policies.recall.base import Candidates
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.trainers import train_index
 from kv_store.local import LocalStore
@@ -113,6 +115,25 @@ def test_a_step_captured_while_the_house_fills_reads_what_is_replayed_later(
     assert len(looked) > TINY.num_layers
     assert len({*looked}) == 1
     assert figures.hit_rate == 1.0
+
+
+def test_a_padded_batch_is_replayed_too(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where five sequences of six to come are a batch of eight rows."""
+    rounded = Buckets(is_exact=False).rows
+    monkeypatch.setattr(Buckets, "rows", lambda _, count: rounded(count))
+    rows: set[tuple[int, int]] = set()
+    select = ReplayedPQCache.select
+
+    def note(policy: ReplayedPQCache, index: Any, candidates: Candidates, *arguments: Any) -> torch.Tensor:
+        found = select(policy, index, candidates, *arguments)
+        rows.add((len(candidates.seats), len(found)))
+        return found
+
+    monkeypatch.setattr(ReplayedPQCache, "select", note)
+    figures = decoding.measure(replace(DECODED, policy="pqcache", batch=6, hit_rate=0.9))
+    assert figures.hit_rate == 1.0
+    assert (8, 8) in rows
+    assert all(asked == found for asked, found in rows)
 
 
 @pytest.mark.parametrize("name", RETAINING)
