@@ -31,6 +31,8 @@ from gpu_worker.policies import Family, registry
 NUM_NEW_TOKENS = 4
 # A warm-up's budget of its prompt, at most: the policy must have something to do in it.
 WARM_UP_SHARE = 4
+# Tokens by which each prompt is shorter than the one before it.
+SHORTER = 3
 
 
 def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
@@ -108,7 +110,9 @@ class CarrelPrefill(PrefillRival):
     def _answer(self, engine: Engine, case: PrefillCase, number: int, watch: _Watch, times: _Times) -> None:
         """One prompt. Raises NotMeasurable when the engine refuses it."""
         rng = random.Random(number)
-        prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(case.context))
+        # As good as no prompt of a server is as long as one before: what a new length costs is part of its time.
+        num_tokens = case.context - SHORTER * number
+        prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(num_tokens))
         at: list[float] = []
         failures: list[Exception] = []
 

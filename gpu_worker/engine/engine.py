@@ -35,7 +35,10 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
 
-MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, torch.dtype, torch.device], Prefill]
+# With the arguments of `Prefill`.
+MakePrefill = Callable[
+    [Sequence, Decoder, list[Cache], Offloader, int, torch.dtype, torch.device, int], Prefill
+]
 
 
 class Engine:
@@ -134,7 +137,14 @@ class Engine:
         caches, rows = self._caches.of(sequence), self._pool.rows
         try:
             self._prefill = self._make_prefill(
-                sequence, self._decoder, caches, self._offloader, self._prefill_chunk, rows.dtype, rows.device
+                sequence,
+                self._decoder,
+                caches,
+                self._offloader,
+                self._prefill_chunk,
+                rows.dtype,
+                rows.device,
+                self.info.max_model_len,
             )
         except torch.OutOfMemoryError as error:
             self._fail(sequence, no_room("the prompt", error))

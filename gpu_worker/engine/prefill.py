@@ -34,8 +34,10 @@ class Prefill:
     together: a short prompt is done in few. `advance` does one.
 
     Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
-    two layers' in turn where one is copied to the arena while the next is computed. Of a prefix that the store has
-    (`num_cached`) rows are read, nothing is computed, and no hidden states are kept. `cancel` one that is not done.
+    two layers' in turn where one is copied to the arena while the next is computed. The heads of any prompt's rows lie
+    `max_tokens` rows apart: attention is planned anew, for tens of milliseconds, at every other distance. Of a prefix
+    that the store has (`num_cached`) rows are read, nothing is computed, and no hidden states are kept. `cancel` one
+    that is not done.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Prefill:
         chunk_size: int,
         row_dtype: torch.dtype,
         device: torch.device,
+        max_tokens: int,
     ) -> None:
+        """max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
         config = decoder.config
         self.sequence = sequence
         self._decoder = decoder
@@ -60,9 +64,10 @@ class Prefill:
         token_ids = sequence.request.prompt_token_ids[self._first : self._num_tokens]
         self._positions = torch.arange(self._first, self._num_tokens, device=device)
         self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
-        shape = (config.num_kv_heads, self._num_tokens, 2 * config.head_dim)
+        shape = (config.num_kv_heads, max_tokens, 2 * config.head_dim)
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
-        self._buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
+        buffers = [torch.empty(shape, dtype=row_dtype, device=device) for _ in range(num_buffers)]
+        self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
         self._queries = self._query_buffer()
         self._sparse: PromptAttention | None = None
         if sequence.prefills_sparsely:

@@ -1,20 +1,25 @@
 """The same on a GPU, through PyTorch's fused attention, which reads K and V where they lie, side by side in a row.
 
-cuDNN's has no mask for a chunk behind its past, but is much the fastest without one: the past and the chunk are two
-calls, whose results are weighed by their softmax sums (599 against 345 TFLOP/s of flash attention with the mask, 8192
-queries behind 122880 keys on an H200). What cuDNN does not take goes through flash attention; what that does not take
-either (float32, large heads, old GPUs) is attended in pieces.
+cuDNN's is much the fastest, but has no mask for a chunk behind its past, and plans every shape that it has not seen for
+tens of milliseconds. So whole chunks go through it in a few shapes: the chunk by itself, and its past in pieces of
+2 ** i * `UNIT` tokens, all weighed by their softmax sums. The rest, and what cuDNN does not take, goes through flash
+attention with a mask; what that does not take either (float32, large heads, old GPUs) is attended in pieces of queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
-from torch.nn.attention.bias import causal_lower_right
 
 from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES, attend_in_pieces
+
+# Of queries and of past tokens, in what goes to cuDNN.
+UNIT = 1024
+# Flash attention's heads are of a multiple of so many dimensions.
+FLASH_DIMS = 8
 
 
 def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
@@ -24,28 +29,56 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     grouped = query.transpose(0, 1)[None]
     keys, values = rows[None, :, :end, :head_dim], rows[None, :, :end, head_dim:]
     asked = SDPAParams(grouped, keys, values, None, 0.0, False, True)
-    if begin > 0 and num_tokens > 1 and can_use_cudnn_attention(asked):
+    if num_tokens % UNIT == 0 and can_use_cudnn_attention(asked):
         output = _past_and_chunk(grouped, keys, values, begin, scale)
-    elif can_use_flash_attention(asked):
-        mask = causal_lower_right(num_tokens, end)
-        output = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-        )
+    elif head_dim % FLASH_DIMS == 0 and can_use_flash_attention(asked):
+        output, _ = _flash(grouped, keys, values, scale)
     else:
         return attend_in_pieces(query, rows, begin, scale, MAX_SCORES)
     return output[0].transpose(0, 1)
 
 
 def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
-    """Two calls, one without a mask and one with the plain causal one, joined in float32."""
+    """Pieces without a mask and what is left with one, joined in float32."""
+    past = begin // UNIT * UNIT
+    own = slice(past, None)
+    attend = _cudnn_causal if past == begin else _flash
+    output, log_sum = attend(query, keys[:, :, own], values[:, :, own], scale)
+    if not past:
+        return output
+    joined = output.float()
+    for piece in _pieces(past):
+        output, log_sum_of_piece = _cudnn(query, keys[:, :, piece], values[:, :, piece], scale)
+        joined.lerp_(output.float(), torch.sigmoid(log_sum_of_piece - log_sum))
+        log_sum = torch.logaddexp(log_sum, log_sum_of_piece)
+    return joined.to(query.dtype)
+
+
+def _pieces(num_tokens: int) -> Iterator[slice]:
+    """A multiple of `UNIT` as powers of two of it, the largest first."""
+    begin = 0
+    while begin < num_tokens:
+        units = (num_tokens - begin) // UNIT
+        size = UNIT << (units.bit_length() - 1)
+        yield slice(begin, begin + size)
+        begin += size
+
+
+def _cudnn(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Attention [1, H_q, T, d] and, float32 [1, H_q, T, 1], the logarithm of its softmax sums."""
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+    output, log_sum, *_ = attend(query, keys, values, None, True, 0.0, is_causal, False, scale=scale)
+    return output, log_sum.reshape(*output.shape[:3], 1)
 
-    def half(part: slice, is_causal: bool) -> tuple[Tensor, Tensor]:
-        output, lse, *_ = attend(
-            query, keys[:, :, part], values[:, :, part], None, True, 0.0, is_causal, False, scale=scale
-        )
-        return output, lse.reshape(*output.shape[:3], 1)
 
-    past, past_lse = half(slice(0, begin), is_causal=False)
-    chunk, chunk_lse = half(slice(begin, None), is_causal=True)
-    return torch.lerp(chunk.float(), past.float(), torch.sigmoid(past_lse - chunk_lse)).to(query.dtype)
+def _cudnn_causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    return _cudnn(query, keys, values, scale, is_causal=True)
+
+
+def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """As `_cudnn`; the last query sees all keys, each one before it one less."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    output, log_sum, *_ = attend(query, keys, values, 0.0, True, False, scale=scale)
+    return output, log_sum[..., None]

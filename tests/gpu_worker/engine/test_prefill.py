@@ -21,7 +21,7 @@ from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall.base import IndexJob
 
 CPU = torch.device("cpu")
-NUM_TOKENS, CHUNK = 50, 20
+NUM_TOKENS, CHUNK, MAX_TOKENS = 50, 20, 64
 NUM_CHUNKS = 3
 
 
@@ -92,12 +92,24 @@ def make_prefill(offloader: Offloader, offloads: bool = True) -> tuple[Prefill, 
     sequence, cache = make_sequence("a", 0, NUM_TOKENS), NoCache()
     sequence.offloads = offloads
     caches = cast(list[Cache], [cache] * NUM_LAYERS)
-    return Prefill(sequence, make_model().decoder, caches, offloader, CHUNK, torch.float32, CPU), cache
+    return Prefill(
+        sequence, make_model().decoder, caches, offloader, CHUNK, torch.float32, CPU, MAX_TOKENS
+    ), cache
 
 
 def layers_on(prefill: Prefill, num_layers: int) -> None:
     for _ in range(num_layers * NUM_CHUNKS):
         prefill.advance()
+
+
+@torch.inference_mode()
+def test_heads_lie_as_far_apart_whatever_the_prompt() -> None:
+    """Attention is planned anew for every distance."""
+    offloader = SlowOffloader()
+    prefill, _ = make_prefill(offloader)
+    layers_on(prefill, 1)
+    assert offloader.rows[0].shape[1] == NUM_TOKENS
+    assert offloader.rows[0].stride(0) == MAX_TOKENS * offloader.rows[0].shape[2]
 
 
 @torch.inference_mode()

@@ -52,6 +52,73 @@ def test_a_chunk_attends_itself_and_what_came_before(
         check(kernel.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
 
 
+def joined(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """What PyTorch's fused attention returns, and the logarithm of its softmax sums."""
+    group = query.shape[1] // keys.shape[1]
+    scores = query @ keys.repeat_interleave(group, dim=1).transpose(2, 3) * scale
+    if is_causal:
+        future = torch.ones(scores.shape[2:], dtype=torch.bool).triu(scores.shape[3] - scores.shape[2] + 1)
+        scores = scores.masked_fill(future, float("-inf"))
+    output = scores.softmax(dim=-1) @ values.repeat_interleave(group, dim=1)
+    return output, scores.logsumexp(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "begin", "shapes"),
+    [
+        (16, 0, [(16, 16, True)]),
+        (16, 8, [(16, 16, True), (16, 8, False)]),
+        # 7 units: 4, 2 and 1.
+        (16, 56, [(16, 16, True), (16, 32, False), (16, 16, False), (16, 8, False)]),
+        # Behind a prefix that ends anywhere what is left of the past goes with the chunk.
+        (8, 43, ["flash", (8, 32, False), (8, 8, False)]),
+        (8, 5, ["flash"]),
+        # A prompt's end.
+        (13, 48, ["flash"]),
+    ],
+)
+def test_whole_chunks_need_few_shapes(
+    num_tokens: int, begin: int, shapes: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN plans every shape that it has not seen, so that none may depend on a prompt's length."""
+    asked: list[object] = []
+
+    def cudnn(
+        query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        asked.append((query.shape[2], keys.shape[2], is_causal))
+        return joined(query, keys, values, scale, is_causal)
+
+    def flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        asked.append("flash")
+        return joined(query, keys, values, scale, True)
+
+    monkeypatch.setattr(kernel, "UNIT", 8)
+    monkeypatch.setattr(kernel, "_cudnn", cudnn)
+    monkeypatch.setattr(kernel, "_flash", flash)
+    for name in ("can_use_cudnn_attention", "can_use_flash_attention"):
+        monkeypatch.setattr(kernel, name, lambda _: True)
+    query, rows, scale = problem(num_tokens, begin, 3, 16, torch.float32, torch.device("cpu"))
+    check(kernel.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
+    assert asked == shapes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (4, 128), (16, 128)])
+@pytest.mark.parametrize(
+    ("num_tokens", "begin"), [(1024, 0), (2048, 1024), (1024, 7168), (1024, 5000), (1000, 2048), (2048, 100)]
+)
+def test_a_whole_chunk_on_a_gpu(
+    num_tokens: int, begin: int, group: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    query, rows, scale = problem(num_tokens, begin, group, head_dim, dtype, torch.device("cuda"))
+    with torch.inference_mode():
+        check(kernel.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
+
+
 @pytest.mark.parametrize("max_scores", [1, 6 * 90, 6 * 90 * 7, 1 << 20])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_pieces_of_any_size_are_one_attention(
