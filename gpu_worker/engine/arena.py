@@ -83,13 +83,16 @@ class ArenaView:
         return found.view(-1, num_layers, self.num_kv_heads)
 
     def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> None:
-        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d], contiguous, of the arena's type."""
-        num_heads, width, _ = rows.shape
+        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d] of the arena's type, whose heads lie any whole
+        number of rows apart."""
+        num_heads, width = rows.shape[0], rows.stride(0) // rows.stride(1)
+        # All that lies between the first head's first row and the last one's last.
+        every = rows.as_strided(((num_heads - 1) * width + rows.shape[1], rows.shape[2]), rows.stride()[1:])
         positions = torch.arange(num_tokens, device=self._device).expand(1, num_heads, -1)
         seats = torch.tensor([seat], device=self._device)
         offsets = arena_offsets(self.layout, self.num_slabs, self.slab_tables[:, layer], seats, positions)
         slots = positions + width * torch.arange(num_heads, device=self._device)[:, None]
-        gather_rows(self.bytes, offsets.flatten(), rows.flatten(0, 1), slots.flatten())
+        gather_rows(self.bytes, offsets.flatten(), every, slots.flatten())
 
     def close(self) -> None:
         """Let go of the bytes; call it before the client unmaps them."""
