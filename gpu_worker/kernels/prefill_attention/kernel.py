@@ -1,9 +1,9 @@
 """The same on a GPU, through PyTorch's fused attention, which reads K and V where they lie, side by side in a row.
 
 cuDNN's is much the fastest, but has no mask for a chunk behind its past, and plans every shape that it has not seen for
-tens of milliseconds. So whole chunks go through it in a few shapes: the chunk by itself, and its past in pieces of
-2 ** i * `UNIT` tokens, all weighed by their softmax sums. The rest, and what cuDNN does not take, goes through flash
-attention with a mask; what that does not take either (float32, large heads, old GPUs) is attended in pieces of queries.
+tens of milliseconds. So it gets whole units of queries, in a few shapes: they by themselves, and their past in pieces
+of 2 ** i units, all weighed by their softmax sums. The rest goes through flash attention with a mask; what that does
+not take (float32, large heads, old GPUs) is attended in pieces of queries.
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     grouped = query.transpose(0, 1)[None]
     keys, values = rows[None, :, :end, :head_dim], rows[None, :, :end, head_dim:]
     asked = SDPAParams(grouped, keys, values, None, 0.0, False, True)
-    if num_tokens % UNIT == 0 and can_use_cudnn_attention(asked):
-        output = _past_and_chunk(grouped, keys, values, begin, scale)
-    elif head_dim % FLASH_DIMS == 0 and can_use_flash_attention(asked):
-        output, _ = _flash(grouped, keys, values, scale)
-    else:
+    if head_dim % FLASH_DIMS or not can_use_flash_attention(asked):
         return attend_in_pieces(query, rows, begin, scale, MAX_SCORES)
-    return output[0].transpose(0, 1)
+    whole = num_tokens // UNIT * UNIT if can_use_cudnn_attention(asked) else 0
+    parts = []
+    if whole:
+        seen = slice(0, begin + whole)
+        parts.append(_units(grouped[:, :, :whole], keys[:, :, seen], values[:, :, seen], begin, scale))
+    if whole < num_tokens:
+        parts.append(_flash(grouped[:, :, whole:], keys, values, scale)[0])
+    attended = [part[0].transpose(0, 1) for part in parts]
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
-    """Pieces without a mask and what is left with one, joined in float32."""
+def _units(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
+    """Attention of whole units of queries: pieces of the past without a mask and what is left with one, joined in
+    float32."""
     past = begin // UNIT * UNIT
     own = slice(past, None)
     attend = _cudnn_causal if past == begin else _flash

@@ -76,7 +76,9 @@ def joined(
         (8, 43, ["flash", (8, 32, False), (8, 8, False)]),
         (8, 5, ["flash"]),
         # A prompt's end.
-        (13, 48, ["flash"]),
+        (13, 48, [(8, 8, True), (8, 32, False), (8, 16, False), "flash"]),
+        (23, 0, [(16, 16, True), "flash"]),
+        (7, 48, ["flash"]),
     ],
 )
 def test_whole_chunks_need_few_shapes(
@@ -109,7 +111,8 @@ def test_whole_chunks_need_few_shapes(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (4, 128), (16, 128)])
 @pytest.mark.parametrize(
-    ("num_tokens", "begin"), [(1024, 0), (2048, 1024), (1024, 7168), (1024, 5000), (1000, 2048), (2048, 100)]
+    ("num_tokens", "begin"),
+    [(1024, 0), (2048, 1024), (1024, 7168), (1024, 5000), (1000, 2048), (2048, 100), (3071, 0), (2047, 3072)],
 )
 def test_a_whole_chunk_on_a_gpu(
     num_tokens: int, begin: int, group: int, head_dim: int, dtype: torch.dtype
