@@ -101,12 +101,7 @@ class Runner:
 
     def _run_stage(self, stage: Stage, order: Order, pool: ThreadPoolExecutor) -> None:
         """Returns when every question of the stage has an answer, or its cell is left out."""
-        jobs = [(cell, index) for cell, index in stage.jobs if index not in self._report.done(cell)]
-        if self._concurrency == 1:
-            # What is asked alone is asked for its times: no device is to fall idle until a document is drawn.
-            for cell, index in jobs:
-                self._question(cell, index)
-        queue = iter(jobs)
+        queue = iter([(cell, index) for cell, index in stage.jobs if index not in self._report.done(cell)])
         pending: dict[Future[Outcome], Cell] = {}
         while True:
             # a few ahead only: a document takes memory, and drawing one takes time
