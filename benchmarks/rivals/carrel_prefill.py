@@ -110,8 +110,8 @@ class CarrelPrefill(PrefillRival):
     def _answer(self, engine: Engine, case: PrefillCase, number: int, watch: _Watch, times: _Times) -> None:
         """One prompt. Raises NotMeasurable when the engine refuses it."""
         rng = random.Random(number)
-        # As good as no prompt of a server is as long as one before: what a new length costs is part of its time.
-        num_tokens = case.context - SHORTER * number
+        # Hardly any prompt of a server is as long as an earlier one: what is planned or compiled for a length counts.
+        num_tokens = max(1, case.context - SHORTER * number)
         prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(num_tokens))
         at: list[float] = []
         failures: list[Exception] = []

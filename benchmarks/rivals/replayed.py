@@ -42,7 +42,7 @@ class Replayed:
         assert case.budget_tokens is not None
         self._num_selected = _num_selected(case.context, case.budget_tokens)
         buckets = Buckets(is_exact=device.type != "cuda")
-        # Nothing is selected until all are there, and by what pads the batch never.
+        # Nothing is selected until all are there. What pads the batch selects nothing, ever.
         rows, width = buckets.rows(case.batch), buckets.width(self._num_selected)
         size = (shape.num_layers, rows, shape.num_kv_heads, width)
         self._traced = torch.full(size, -1, dtype=torch.int64, device=device)

@@ -1,9 +1,9 @@
 """The same on a GPU, through PyTorch's fused attention, which reads K and V where they lie, side by side in a row.
 
 cuDNN's is much the fastest, but has no mask for a chunk behind its past, and plans every shape that it has not seen for
-tens of milliseconds. So it gets whole units of queries, in a few shapes: they by themselves, and their past in pieces
-of 2 ** i units, all weighed by their softmax sums. The rest goes through flash attention with a mask; what that does
-not take (float32, large heads, old GPUs) is attended in pieces of queries.
+tens of milliseconds. So it gets 2 ** i units of queries at a time, by themselves and then 2 ** j units of their past,
+all weighed by their softmax sums. What is left of queries goes through flash attention with a mask; what that does not
+take (float32, large heads, old GPUs) is attended in pieces of queries.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
@@ -18,7 +19,7 @@ from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES, attend_in_pi
 
 # Of queries and of past tokens, in what goes to cuDNN.
 UNIT = 1024
-# Flash attention's heads are of a multiple of so many dimensions.
+# Flash attention's heads have a multiple of so many dimensions.
 FLASH_DIMS = 8
 
 
@@ -29,13 +30,15 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     grouped = query.transpose(0, 1)[None]
     keys, values = rows[None, :, :end, :head_dim], rows[None, :, :end, head_dim:]
     asked = SDPAParams(grouped, keys, values, None, 0.0, False, True)
-    if head_dim % FLASH_DIMS or not can_use_flash_attention(asked):
+    if not can_use_flash_attention(asked):
         return attend_in_pieces(query, rows, begin, scale, MAX_SCORES)
     whole = num_tokens // UNIT * UNIT if can_use_cudnn_attention(asked) else 0
     parts = []
-    if whole:
-        seen = slice(0, begin + whole)
-        parts.append(_units(grouped[:, :, :whole], keys[:, :, seen], values[:, :, seen], begin, scale))
+    for piece in _pieces(whole):
+        seen = slice(0, begin + piece.stop)
+        parts.append(
+            _units(grouped[:, :, piece], keys[:, :, seen], values[:, :, seen], begin + piece.start, scale)
+        )
     if whole < num_tokens:
         parts.append(_flash(grouped[:, :, whole:], keys, values, scale)[0])
     attended = [part[0].transpose(0, 1) for part in parts]
@@ -43,8 +46,8 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
 
 
 def _units(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
-    """Attention of whole units of queries: pieces of the past without a mask and what is left with one, joined in
-    float32."""
+    """Attention of 2 ** i units of queries from `begin` on: pieces of the past without a mask and what is left with
+    one, joined in float32."""
     past = begin // UNIT * UNIT
     own = slice(past, None)
     attend = _cudnn_causal if past == begin else _flash
@@ -85,5 +88,8 @@ def _cudnn_causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> 
 def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """As `_cudnn`; the last query sees all keys, each one before it one less."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention
+    head_dim = query.shape[3]
+    if missing := -head_dim % FLASH_DIMS:
+        query, keys, values = (F.pad(each, (0, missing)) for each in (query, keys, values))
     output, log_sum, *_ = attend(query, keys, values, 0.0, True, False, scale=scale)
-    return output, log_sum[..., None]
+    return output[..., :head_dim], log_sum[..., None]

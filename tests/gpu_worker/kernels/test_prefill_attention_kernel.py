@@ -79,6 +79,7 @@ def joined(
         (13, 48, [(8, 8, True), (8, 32, False), (8, 16, False), "flash"]),
         (23, 0, [(16, 16, True), "flash"]),
         (7, 48, ["flash"]),
+        (24, 16, [(16, 16, True), (16, 16, False), (8, 8, True), (8, 32, False)]),
     ],
 )
 def test_whole_chunks_need_few_shapes(
@@ -109,7 +110,7 @@ def test_whole_chunks_need_few_shapes(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (4, 128), (16, 128)])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (2, 100), (4, 128), (16, 128)])
 @pytest.mark.parametrize(
     ("num_tokens", "begin"),
     [(1024, 0), (2048, 1024), (1024, 7168), (1024, 5000), (1000, 2048), (2048, 100), (3071, 0), (2047, 3072)],
