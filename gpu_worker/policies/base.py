@@ -69,8 +69,10 @@ class Plan:
         return self.num_selected is not None
 
     def of_layer(self, budget: int) -> Plan:
-        """The plan of a layer whose heads keep so many tokens each, in the mean; sinks and window are the same."""
-        return replace(self, budget_tokens=budget, num_selected=budget - self.num_sink - self.num_recent)
+        """The plan of a layer whose heads keep so many tokens each, in the mean; sinks and window are the same, also
+        where a budget is too small for these, which then are all that is kept."""
+        num_selected = max(0, budget - self.num_sink - self.num_recent)
+        return replace(self, budget_tokens=budget, num_selected=num_selected)
 
 
 class PromptAttention(ABC):

@@ -37,7 +37,7 @@ class AdaKV(AllocationPolicy):
         return f"{self.inner.name}+adakv"
 
     def most_kept(self, plan: Plan, budget: int, num_kv_heads: int) -> int:
-        num_selected = budget - plan.num_sink - plan.num_recent
+        num_selected = plan.of_layer(budget).num_selected or 0
         # Of what the others do not have anyway; rounded up.
         most = budget + int((1 - self.alpha) * (num_kv_heads - 1) * num_selected) + 1
         return min(most, plan.num_prompt_tokens)

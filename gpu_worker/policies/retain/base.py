@@ -269,14 +269,14 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
     is_there = rows.positions >= 0
     is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
     first = first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
-    counts = is_fixed.sum(dim=1) + (_num_best(plan) if counts is None else counts)
+    counts = is_fixed.sum(dim=1) + (plan.num_selected or 0 if counts is None else counts)
     return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.kept)
 
 
 def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
     """The same where nothing is padded: sinks are the first rows and the window is the last. Nothing waits."""
     num_heads, num_rows = rows.positions.shape
-    begin, end, num_best = plan.num_sink, num_rows - plan.num_recent, _num_best(plan)
+    begin, end, num_best = plan.num_sink, num_rows - plan.num_recent, plan.num_selected or 0
     second = None if scores.second is None else scores.second[:, begin:end]
     counts = torch.full((num_heads,), num_best, device=rows.positions.device)
     best = best_rows(scores.first[:, begin:end], counts, num_best, second)
@@ -288,8 +288,3 @@ def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
 def finite(scores: Tensor) -> Tensor:
     """Scores as they are ranked: what is there can be taken, also where a model overflows."""
     return scores.nan_to_num(nan=LEAST, posinf=MOST, neginf=LEAST)
-
-
-def _num_best(plan: Plan) -> int:
-    """Tokens between sinks and window; a budget may be too small even for these."""
-    return max(0, plan.num_selected or 0)

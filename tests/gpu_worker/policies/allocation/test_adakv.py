@@ -154,6 +154,14 @@ def test_the_budget_is_kept_where_a_model_overflows(bad: float) -> None:
     assert retained.counts.tolist() == [20, 20, 20]
 
 
+def test_sinks_and_window_are_whole_where_a_budget_is_too_small_for_them() -> None:
+    policy = AdaKV(Given(torch.rand(3, 40)))
+    plan = policy.plan(40, 20)
+    retained = policy.compress(layer_rows(3, 40), plan, 3)
+    assert retained.positions.tolist() == [[0, 1, 37, 38, 39]] * 3
+    assert policy.most_kept(plan, 5, 3) == policy.most_kept(plan, 3, 3) + 2
+
+
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 def test_snapkv_gives_a_head_with_many_needles_the_room_of_one_with_few(group_size: int) -> None:
     """Head 0's window looks at ten tokens alike, head 1's at one."""

@@ -43,7 +43,7 @@ def test_as_many_are_kept_where_a_model_overflows(bad: float) -> None:
 
 @pytest.mark.parametrize("is_even", [True, False])
 def test_the_window_is_whole_where_a_budget_is_too_small_for_it(is_even: bool) -> None:
-    plan = replace(PLAN, budget_tokens=4, num_selected=-1)
+    plan = PLAN.of_layer(4)
     retained = keep_best(replace(prompt(), is_even=is_even), plan, Scores(torch.arange(12.0).expand(2, -1)))
     assert retained.positions.tolist() == [[0, 1, 9, 10, 11]] * 2
 
