@@ -36,22 +36,23 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     parts = []
     for piece in _pieces(whole):
         seen = slice(0, begin + piece.stop)
-        parts.append(
-            _units(grouped[:, :, piece], keys[:, :, seen], values[:, :, seen], begin + piece.start, scale)
-        )
+        parts.append(_units(grouped[:, :, piece], keys[:, :, seen], values[:, :, seen], scale))
     if whole < num_tokens:
         parts.append(_flash(grouped[:, :, whole:], keys, values, scale)[0])
     attended = [part[0].transpose(0, 1) for part in parts]
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _units(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
-    """Attention of 2 ** i units of queries from `begin` on: pieces of the past without a mask and what is left with
-    one, joined in float32."""
+def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of 2 ** i units of queries, which are of the last keys: pieces of the past without a mask and what is
+    left with one, joined in float32."""
+    begin = keys.shape[2] - query.shape[2]
     past = begin // UNIT * UNIT
-    own = slice(past, None)
-    attend = _cudnn_causal if past == begin else _flash
-    output, log_sum = attend(query, keys[:, :, own], values[:, :, own], scale)
+    own_keys, own_values = keys[:, :, past:], values[:, :, past:]
+    if past == begin:
+        output, log_sum = _cudnn(query, own_keys, own_values, scale, is_causal=True)
+    else:
+        output, log_sum = _flash(query, own_keys, own_values, scale)
     if not past:
         return output
     joined = output.float()
@@ -79,10 +80,6 @@ def _cudnn(
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
     output, log_sum, *_ = attend(query, keys, values, None, True, 0.0, is_causal, False, scale=scale)
     return output, log_sum.reshape(*output.shape[:3], 1)
-
-
-def _cudnn_causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    return _cudnn(query, keys, values, scale, is_causal=True)
 
 
 def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
