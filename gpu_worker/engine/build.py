@@ -20,7 +20,7 @@ from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake, usual_fixed
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.prefill import Prefill, PrefillShape
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefix_mover import PrefixMover
 from gpu_worker.engine.prefixes import PrefixChain, model_root
 from gpu_worker.engine.probe import Probe
@@ -193,7 +193,7 @@ def assemble(
         caches=caches,
         offloader=offloader,
         decode=DecodeStep(decoder, caches, offloader, pool),
-        prefill_shape=PrefillShape(options.prefill_chunk, options.max_model_len, dtype, device),
+        prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
         prefixes=prefixes,
     )

@@ -13,7 +13,7 @@ from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.prefill import Prefill, PrefillShape
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefix_mover import PrefixMover
 from gpu_worker.engine.prefixes import PrefixChain, open_sequence
 from gpu_worker.engine.records import (
@@ -35,7 +35,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
 
-MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, PrefillShape], Prefill]
+MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
 
 
 class Engine:
@@ -53,7 +53,7 @@ class Engine:
         caches: CacheSet,
         offloader: Offloader,
         decode: DecodeStep,
-        prefill_shape: PrefillShape,
+        prefill_chunk: int,
         make_prefill: MakePrefill = Prefill,
         prefixes: PrefixChain | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Engine:
         self._caches = caches
         self._offloader = offloader
         self._decode = decode
-        self._prefill_shape = prefill_shape
+        self._prefill_chunk = prefill_chunk
         self._make_prefill = make_prefill
         self._prefixes = prefixes
         self._sampler = Sampler()
@@ -134,7 +134,7 @@ class Engine:
         caches = self._caches.of(sequence)
         try:
             self._prefill = self._make_prefill(
-                sequence, self._decoder, caches, self._offloader, self._prefill_shape
+                sequence, self._decoder, caches, self._offloader, self._prefill_chunk, self.info.max_model_len
             )
         except torch.OutOfMemoryError as error:
             self._fail(sequence, no_room("the prompt", error))

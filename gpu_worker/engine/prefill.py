@@ -20,17 +20,6 @@ from gpu_worker.policies.base import PromptAttention
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillShape:
-    """What all prompts of an engine have in common. chunk_size: tokens of a quantum. max_tokens: of the longest prompt.
-    row_dtype, device: of keys and values."""
-
-    chunk_size: int
-    max_tokens: int
-    row_dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
 class _Computed:
     """A layer that is computed and on its way to the arena, and the time that computing it took: from one mark to the
     other, decode steps between its chunks included."""
@@ -57,24 +46,25 @@ class Prefill:
         decoder: Decoder,
         caches: list[Cache],
         offloader: Offloader,
-        shape: PrefillShape,
+        chunk_size: int,
+        max_tokens: int,
     ) -> None:
-        """Raises torch.OutOfMemoryError."""
-        config, device = decoder.config, shape.device
+        """chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
+        config, device = decoder.config, decoder.device
         self.sequence = sequence
         self._decoder = decoder
         self._caches = caches
         self._offloader = offloader
-        self._chunk_size = shape.chunk_size
+        self._chunk_size = chunk_size
         self._device = device
         # The first token that is computed, and the number of all.
         self._first, self._num_tokens = sequence.num_cached, sequence.num_prefill
         token_ids = sequence.request.prompt_token_ids[self._first : self._num_tokens]
         self._positions = torch.arange(self._first, self._num_tokens, device=device)
         self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
-        size = (config.num_kv_heads, shape.max_tokens, 2 * config.head_dim)
+        shape = (config.num_kv_heads, max_tokens, 2 * config.head_dim)
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
-        buffers = [torch.empty(size, dtype=shape.row_dtype, device=device) for _ in range(num_buffers)]
+        buffers = [torch.empty(shape, dtype=decoder.dtype, device=device) for _ in range(num_buffers)]
         self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
         self._queries = self._query_buffer()
         self._sparse: PromptAttention | None = None

@@ -15,7 +15,7 @@ from gpu_worker.engine.caches.index_training import prompt_job
 from gpu_worker.engine.layer_writer import PendingLayer
 from gpu_worker.engine.marks import Mark
 from gpu_worker.engine.offload import Offloader, TrainedLayer
-from gpu_worker.engine.prefill import Prefill, PrefillShape
+from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall.base import IndexJob
@@ -92,8 +92,7 @@ def make_prefill(offloader: Offloader, offloads: bool = True) -> tuple[Prefill, 
     sequence, cache = make_sequence("a", 0, NUM_TOKENS), NoCache()
     sequence.offloads = offloads
     caches = cast(list[Cache], [cache] * NUM_LAYERS)
-    shape = PrefillShape(CHUNK, MAX_TOKENS, torch.float32, CPU)
-    return Prefill(sequence, make_model().decoder, caches, offloader, shape), cache
+    return Prefill(sequence, make_model().decoder, caches, offloader, CHUNK, MAX_TOKENS), cache
 
 
 def layers_on(prefill: Prefill, num_layers: int) -> None:
