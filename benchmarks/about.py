@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from carrel.evaluation.about import describe
-from carrel.version import CHECKOUT
+from carrel.process.version import CHECKOUT
 
 
 def about(

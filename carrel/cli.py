@@ -9,7 +9,7 @@ from importlib import import_module
 
 from carrel.commands import COMMANDS
 from carrel.errors import CarrelError
-from carrel.version import version
+from carrel.process.version import version
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

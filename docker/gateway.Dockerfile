@@ -11,6 +11,8 @@ WORKDIR /src
 COPY pyproject.toml ./
 RUN touch README.md LICENSE && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[gateway]"
 COPY README.md LICENSE ./
+COPY carrel/__init__.py carrel/
+COPY carrel/process carrel/process/
 COPY gateway gateway/
 COPY gpu_worker/__init__.py gpu_worker/
 COPY gpu_worker/v1 gpu_worker/v1/

@@ -22,6 +22,8 @@ COPY pyproject.toml ./
 RUN touch README.md LICENSE \
     && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[gpu-worker]"
 COPY README.md LICENSE ./
+COPY carrel/__init__.py carrel/
+COPY carrel/process carrel/process/
 COPY gpu_worker gpu_worker/
 COPY kv_store/__init__.py kv_store/
 COPY kv_store/client kv_store/client/

@@ -12,6 +12,8 @@ COPY pyproject.toml ./
 RUN touch README.md LICENSE \
     && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[kv-store-process]"
 COPY README.md LICENSE ./
+COPY carrel/__init__.py carrel/
+COPY carrel/process carrel/process/
 COPY kv_store kv_store/
 RUN python -m pip --python /venv/bin/python install --root-user-action=ignore --no-deps --force-reinstall . \
     && rm /venv/bin/carrel

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from carrel.process.events import ProcessEvents
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.generation_defaults import GenerationDefaults, read_defaults
-from gateway.process_events import ProcessEvents
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -57,7 +57,7 @@ async def serve(config: GatewayConfig) -> None:
 async def _run(
     config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
 ) -> None:
-    events = ProcessEvents(config.has_json_events)
+    events = ProcessEvents("gateway", config.has_json_events)
     chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
     rest = RESTServer(
         uvicorn.Config(
@@ -77,7 +77,7 @@ async def _run(
         if chat is not None:
             await chat.start()
         host, port = listener.getsockname()[:2]
-        where = f"ready on http://{f'[{host}]' if ':' in host else host}:{port}"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         events.ready(where if chat is None else f"{where}, chat gRPC on port {chat.port}")
         await asyncio.wait(
             {rest_task, watch, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED

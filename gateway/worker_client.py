@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.edition import check_edition, own_edition
+from carrel.process.version import Edition, edition_of
 from gateway.errors import (
     GenerationFailed,
     InvalidRequest,
@@ -43,6 +43,11 @@ _FINISH_REASONS = {
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     pb.FINISH_REASON_ABORT: FinishReason.ABORT,
 }
+
+
+def own_edition() -> Edition:
+    """Of this gateway, which works only with a worker of the same."""
+    return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
 class WorkerClient(Protocol):
@@ -98,7 +103,9 @@ class GRPCWorkerClient:
     async def info(self) -> WorkerInfo:
         async with _translated(CONTROL_TIMEOUT_S):
             info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
-        check_edition(pb.Edition(version=info.version, messages=info.messages))
+        other = Edition(info.version, info.messages)
+        if reason := own_edition().refusal("The gateway", "the model worker", other):
+            raise VersionMismatch(f"{reason}.")
         return WorkerInfo(
             version=info.version,
             model=info.model,
@@ -156,7 +163,7 @@ def write_request(request: WorkerRequest) -> pb.GenerateRequest:
         ),
         policy=carrel.policy or "",
         prefix_salt=request.caller,
-        edition=own_edition(),
+        edition=pb.Edition(version=own_edition().version, messages=own_edition().messages),
         session_id=request.session_id,
     )
     if carrel.budget is not None:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from carrel.process.events import ProcessEvents
 from gpu_worker.arguments import parse_arguments
 from gpu_worker.config import WorkerConfig
 from gpu_worker.errors import ConfigError, ModelError, StoreUnavailable
 from gpu_worker.service.engine_port import Engine
 from gpu_worker.service.lifecycle import Lifecycle
-from gpu_worker.service.process_events import JsonEvents, PlainEvents, ProcessEvents
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.store_wait import wait_for_store
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     _leave_on_signals()
     try:
         config = parse_arguments(argv)
-        events: ProcessEvents = JsonEvents() if config.json_events else PlainEvents()
+        events = ProcessEvents("gpu_worker", config.json_events)
         prepare_address(config.listen)
         engine = _build(config, events)
         return asyncio.run(_serve(config, engine, events))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
+from carrel.process.events import ProcessEvents
 from kv_store.config import RUNTIMES, StoreConfig, idle_cores
 from kv_store.errors import ConfigError, KVStoreError
-from kv_store.events import Events, JsonEvents, TextEvents
 from kv_store.memory import available_bytes
 from kv_store.runtimes import load_runtime
 
@@ -89,7 +89,7 @@ def _take_stdout() -> TextIO:
     return stream
 
 
-def run(config: StoreConfig, events: Events) -> None:
+def run(config: StoreConfig, events: ProcessEvents) -> None:
     """Serve until a signal or the parent's end. Raises ConfigError at start, KVStoreError when the store dies."""
     parent = os.getppid()
     runtime_class = load_runtime(config.runtime)
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, format="kv_store: %(levelname)s: %(message)s", level=logging.WARNING
     )
-    events: Events = JsonEvents(_take_stdout()) if options.json_events else TextEvents()
+    events = ProcessEvents("kv_store", options.json_events, _take_stdout() if options.json_events else None)
     try:
         run(_config(options), events)
     except ConfigError as exc:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kv_store.arena import Arena
-from kv_store.client.edition import own_edition
+from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import numpy as np
 
+from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.edition import Edition
 from kv_store.client.handoff import ArenaHandle
 from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader

@@ -23,8 +23,8 @@ from benchmarks.progress import RunProgress
 from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.evaluation.about import hash_files, model_files
+from carrel.process.version import CHECKOUT
 from carrel.serve.flags import at_least
-from carrel.version import CHECKOUT
 
 MODEL = CHECKOUT / "models" / "carrel-nano"
 TEXT = CHECKOUT / "examples" / "documents" / "voyage-of-the-beagle.txt"

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from gpu_worker.edition import own_edition
+from gpu_worker.service.converters import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 

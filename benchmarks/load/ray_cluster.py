@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.errors import BenchmarkError
-from carrel.version import CHECKOUT
+from carrel.process.version import CHECKOUT
 
 WAIT_SECONDS = 240.0
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from carrel.process.version import commit, version
 from carrel.serve.arguments import add_flag, add_model
 from carrel.serve.banner import banner, ready_lines
 from carrel.serve.children import Endpoints, check_gateway, child_environment, child_specs
@@ -22,7 +23,6 @@ from carrel.serve.resolve import CONFIG_KEY, resolve
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
-from carrel.version import commit, version
 
 VERBOSE_LEVELS = ("debug", "info")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 
-from carrel.version import commit, version
+from carrel.process.version import commit, version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

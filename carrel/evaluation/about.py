@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from carrel.version import commit, version
+from carrel.process.version import commit, version
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "faiss-cpu", "grpcio", "ray")
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carrel.errors import OptionError
+from carrel.process.version import CHECKOUT
 from carrel.serve.flags import GATEWAY, STORE, WORKER
 from carrel.serve.options import ServeOptions, child_arguments
 from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
 from carrel.serve.readiness import grpc_serving, http_ready
 from carrel.serve.resolve import environment_keys
-from carrel.version import CHECKOUT
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 

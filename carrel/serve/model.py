@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carrel.errors import ModelNotFoundError
-from carrel.version import CHECKOUT
+from carrel.process.version import CHECKOUT
 
 BUNDLED = CHECKOUT / "models" / "carrel-nano"
 

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from carrel.process.version import version
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
@@ -18,7 +19,6 @@ from gateway.rest.middleware import AuthMiddleware, RequestIdMiddleware, Unexpec
 from gateway.rest.openapi import add_schemas
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.service import ChatService
-from gateway.version import package_version
 
 # nginx's label for a client that is gone; nobody reads it but a log
 CLIENT_CLOSED_REQUEST = 499
@@ -28,7 +28,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
     """The OpenAI-compatible API over one service."""
     app = FastAPI(
         title="Carrel",
-        version=package_version(),
+        version=version(),
         docs_url="/docs" if config.has_docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if config.has_docs else None,

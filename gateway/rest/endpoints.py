@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, WorkerUnavailable
 from gateway.records import Generation
@@ -24,7 +25,6 @@ from gateway.rest.openapi import json_body
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from gateway.rest.sse import ChunkFormat, EventStream
 from gateway.service import ChatService
-from gateway.version import package_version
 
 # the service's own deadline comes first and can still be told
 STREAM_GRACE_S = 10.0
@@ -102,7 +102,7 @@ class Endpoints:
         return error_response(WorkerUnavailable(reason))
 
     async def version(self) -> Response:
-        return JSONResponse({"version": package_version()})
+        return JSONResponse({"version": version()})
 
     async def metrics(self) -> Response:
         """Prometheus text: the gateway's metrics, and the worker's counters."""

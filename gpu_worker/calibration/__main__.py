@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
+from carrel.process.events import ProcessEvents
+from carrel.process.version import version
 from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
 from gpu_worker.arguments import Parser
 from gpu_worker.calibration import ModelFacts, Observation, observe, write_calibration
 from gpu_worker.config import DTYPES, find_device, find_dtype
-from gpu_worker.edition import own_edition
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.retain.outlier_scan import most_outlying
-from gpu_worker.service.process_events import JsonEvents, PlainEvents, ProcessEvents
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         arguments = parser().parse_args(argv)
-        events: ProcessEvents = JsonEvents() if arguments.json_events else PlainEvents()
+        events = ProcessEvents("gpu_worker", arguments.json_events)
         device = torch.device(find_device(arguments.device))
         dtype = getattr(torch, find_dtype(arguments.dtype, device.type, None))
         torch.set_num_threads(arguments.threads or available_cores())
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             "num_tokens": str(sum(map(len, samples))),
             "threshold": str(arguments.threshold),
             "dtype": str(dtype).removeprefix("torch."),
-            "carrel_version": own_edition().version,
+            "carrel_version": version(),
             "torch_version": str(torch.__version__),
         }
         write_calibration(arguments.out, ModelFacts.of(model.config), observation, about)

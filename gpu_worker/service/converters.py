@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from gpu_worker.edition import own_edition
+from carrel.process.version import Edition, edition_of
 from gpu_worker.engine.records import (
     Budget,
     CompleteEvent,
@@ -20,7 +20,6 @@ from gpu_worker.engine.records import (
 )
 from gpu_worker.errors import PromptTooLong, RequestError, VersionMismatch
 from gpu_worker.v1 import gpu_worker_pb2 as pb
-from kv_store.client.edition import Edition
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
@@ -199,6 +198,11 @@ def write_complete(event: CompleteEvent) -> pb.GenerateResponse:
             usage=pb.Usage(**dataclasses.asdict(event.usage)),
         )
     )
+
+
+def own_edition() -> Edition:
+    """Of a worker towards its callers."""
+    return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
 def check_edition(message: pb.GenerateRequest) -> None:

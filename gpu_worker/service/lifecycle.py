@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from carrel.process.events import ProcessEvents
 from gpu_worker.service.engine_port import Engine
 from gpu_worker.service.engine_thread import EngineThread
-from gpu_worker.service.process_events import ProcessEvents
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.service.status_line import is_idle, status_line
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from kv_store.client import wire
-from kv_store.client.edition import own_edition
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
@@ -81,7 +80,7 @@ def attach(
                 worker_id=worker_id,
                 layout=wire.layout_to_message(layout),
                 max_gather_rows=transport.response_rows(max_gather_rows),
-                edition=wire.edition_to_message(own_edition()),
+                edition=wire.edition_to_message(wire.own_edition()),
             )
         reply = rpc.attach(request)
         geometry = SlabGeometry(layout, reply.slab_bytes)

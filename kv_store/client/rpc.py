@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import grpc
 
+from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.edition import Edition, own_edition
 from kv_store.client.errors import (
     InvalidStoreRequest,
     MoveFailed,
@@ -52,7 +52,7 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
 
 def refusal(store: Edition) -> str | None:
     """Why we must not talk to a store of this edition; None where we may."""
-    return own_edition().refusal("this client", "the store", store)
+    return wire.own_edition().refusal("this client", "the store", store)
 
 
 @contextlib.contextmanager
@@ -82,7 +82,9 @@ class StoreRpc:
 
     def hello(self) -> None:
         """Compare editions with the store. Raises VersionMismatch."""
-        reply = self.call(self.stub.Hello, pb.HelloRequest(edition=wire.edition_to_message(own_edition())))
+        reply = self.call(
+            self.stub.Hello, pb.HelloRequest(edition=wire.edition_to_message(wire.own_edition()))
+        )
         self.check(reply.edition)
 
     def check(self, edition: pb.Edition) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_store.client.edition import Edition
+from carrel.process.version import Edition, edition_of
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.records import ArrayRef, IndexParams, KMeansParams, PQParams, SequenceStats, StoreStats
@@ -34,6 +34,11 @@ def layout_from_message(message: pb.Layout) -> Layout:
         )
     row_type = _ROW_NAMES.get(message.row_type, f"number {message.row_type}")
     return Layout(message.num_layers, message.num_kv_heads, message.head_dim, row_type)
+
+
+def own_edition() -> Edition:
+    """Of store and store client."""
+    return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
 def edition_to_message(edition: Edition) -> pb.Edition:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.edition import Edition
 from kv_store.client.layout import SlabGeometry
 from kv_store.client.records import PulledPrefix
 from kv_store.client.requests import pull_seconds

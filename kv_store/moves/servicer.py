@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import grpc
 
+from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.edition import Edition
 from kv_store.client.requests import MAX_PULL_SECONDS
 from kv_store.errors import InvalidArgument, VersionMismatch
 from kv_store.moves.checksums import Checksums

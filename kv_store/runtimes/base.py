@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from carrel.process.events import ProcessEvents
 from kv_store.config import StoreConfig
-from kv_store.events import Events
 
 
 class Runtime(ABC):
     """Serving when constructed, until `close`. The constructor raises ConfigError and leaves nothing then."""
 
     @abstractmethod
-    def __init__(self, config: StoreConfig, events: Events) -> None: ...
+    def __init__(self, config: StoreConfig, events: ProcessEvents) -> None: ...
 
     @abstractmethod
     def watch(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from carrel.process.events import ProcessEvents
 from kv_store.config import StoreConfig
-from kv_store.events import Events
 from kv_store.memory import check_room
 from kv_store.runtimes.base import Runtime
 from kv_store.server import StoreServer
@@ -12,7 +12,7 @@ from kv_store.server import StoreServer
 class ProcessRuntime(Runtime):
     """Nothing can die but the process itself."""
 
-    def __init__(self, config: StoreConfig, events: Events) -> None:
+    def __init__(self, config: StoreConfig, events: ProcessEvents) -> None:
         check_room(config.arena_bytes, config.slab_bytes)
         events.progress("map the arena", 0, 1)
         self._server = StoreServer(config)

@@ -17,10 +17,10 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from carrel.process.events import ProcessEvents
 from kv_store.actor import ACTOR_NAME, MAX_CONCURRENCY, NAMESPACE, StoreActor
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError, KVStoreError
-from kv_store.events import Events
 from kv_store.handoff import claim_socket_path
 from kv_store.memory import check_room
 from kv_store.runtimes.base import Runtime
@@ -37,7 +37,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 class RayRuntime(Runtime):
     """A local Ray in a private folder, a named actor in it, and its trainers."""
 
-    def __init__(self, config: StoreConfig, events: Events) -> None:
+    def __init__(self, config: StoreConfig, events: ProcessEvents) -> None:
         check_room(config.arena_bytes, config.slab_bytes)
         # Before anything of ours is to be cleaned up: the paths may be another store's.
         for path in _socket_paths(config):

@@ -11,7 +11,7 @@ import pytest
 
 from carrel.cli import main
 from carrel.commands import COMMANDS
-from carrel.version import version
+from carrel.process.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
 

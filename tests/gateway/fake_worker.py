@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from gateway.edition import own_edition
+from gateway.worker_client import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from gateway_stack import Stack, running_stack, write_tokenizer
 
-from gateway.edition import own_edition
 from gateway.rest.middleware import UNGUARDED_PATHS
+from gateway.worker_client import own_edition
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"
@@ -344,7 +344,8 @@ def test_a_worker_of_another_version_is_refused_until_ours_comes(http: httpx.Cli
     stack.say("the fox")
     assert http.get("/ready").status_code == 200
     assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
-    assert stack.script.requests[0].edition == own_edition()
+    sent = stack.script.requests[0].edition
+    assert (sent.version, sent.messages) == (own_edition().version, own_edition().messages)
 
 
 def test_a_worker_that_was_replaced_by_another_version_meanwhile(http: httpx.Client, stack: Stack) -> None:

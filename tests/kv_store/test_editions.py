@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import grpc
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES
 
+from carrel.process.version import Edition
 from kv_store.client import StoreClient, StoreUnreachable, VersionMismatch, check_edition, wire
-from kv_store.client.edition import Edition, own_edition
+from kv_store.client.wire import own_edition
 from kv_store.local import LocalStore
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
@@ -108,6 +110,8 @@ def test_nobody_there_is_no_other_version() -> None:
 
 
 def test_an_installed_store_of_another_version_is_known_by_it(tmp_path: Path) -> None:
+    for package in ("carrel/process", "kv_store/client", "kv_store/v1"):
+        shutil.copytree(ROOT / package, tmp_path / package)
     about = tmp_path / "carrel-9.9.9.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: carrel\nVersion: 9.9.9\n")
@@ -122,9 +126,8 @@ def test_an_installed_store_of_another_version_is_known_by_it(tmp_path: Path) ->
     with start_store() as store:
         found = subprocess.run(
             [sys.executable, "-c", code, store.target],
-            # Not the checkout: what is installed from it may say its version there.
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=60,

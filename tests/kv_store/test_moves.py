@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, Clock, random_rows
 
+from carrel.process.version import Edition
 from kv_store.client import (
     InvalidStoreRequest,
     Layout,
@@ -28,7 +29,7 @@ from kv_store.client import (
     StoreFull,
     wire,
 )
-from kv_store.client.edition import Edition, own_edition
+from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore

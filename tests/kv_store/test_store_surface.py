@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from store_samples import LAYOUT, random_rows
 
 from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
-from kv_store.client.edition import own_edition
+from kv_store.client.wire import own_edition
 from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
 from kv_store.trainers.base import TrainerPool

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.version import version
+from carrel.process.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("carrel", "gateway", "gpu_worker", "kv_store")

@@ -11,13 +11,13 @@ import pytest
 
 from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
+from carrel.process.version import CHECKOUT
 from carrel.serve.children import Endpoints, child_environment, child_specs
 from carrel.serve.memory import LEAST_BYTES, default_arena_bytes
 from carrel.serve.model import find_model
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import held_port, reachable_host
 from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
-from carrel.version import CHECKOUT
 from gateway.config import parse_config
 from gateway.server import bind
 

@@ -11,10 +11,10 @@ from eventually import eventually
 from fake_engine import FakeEngine
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from carrel.process.events import ProcessEvents
 from gpu_worker.engine.records import EngineStats
 from gpu_worker.errors import ConfigError
 from gpu_worker.service.lifecycle import Lifecycle
-from gpu_worker.service.process_events import JsonEvents, PlainEvents
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.status_line import is_idle, status_line
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -30,7 +30,12 @@ class Process:
     def __init__(self, tmp_path, shutdown_timeout_seconds=10.0, status_seconds=5.0):
         self.engine, self.out = FakeEngine(), io.StringIO()
         self.target = f"unix:{tmp_path}/w.sock"
-        self._arguments = (1, shutdown_timeout_seconds, JsonEvents(self.out), status_seconds)
+        self._arguments = (
+            1,
+            shutdown_timeout_seconds,
+            ProcessEvents("gpu_worker", True, self.out),
+            status_seconds,
+        )
 
     async def __aenter__(self):
         self.lifecycle = Lifecycle(self.engine, self.target, *self._arguments)
@@ -136,7 +141,7 @@ async def test_an_address_that_cannot_be_bound_ends_the_start_and_the_engine():
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match="another process"):
             await asyncio.to_thread(prepare_address, listen)
-        lifecycle = Lifecycle(engine, listen, 1, 1.0, PlainEvents(io.StringIO()))
+        lifecycle = Lifecycle(engine, listen, 1, 1.0, ProcessEvents("gpu_worker", False, io.StringIO()))
         with pytest.raises(ConfigError, match="cannot be bound"):
             await asyncio.wait_for(lifecycle.run(), 20)
     assert engine.was_closed
@@ -165,12 +170,3 @@ def test_status_line_tells_rates_between_two_readings():
     )
     assert is_idle(before, before)
     assert not is_idle(before, now)
-
-
-def test_plain_events_tell_the_end_of_a_stage():
-    out = io.StringIO()
-    events = PlainEvents(out)
-    events.progress("load weights", 1, 2)
-    events.progress("load weights", 2, 2)
-    events.ready("unix:/x")
-    assert out.getvalue().splitlines() == ["gpu_worker: load weights: done", "gpu_worker: ready on unix:/x"]

@@ -13,13 +13,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from carrel.process.version import Edition
 from gpu_worker.__main__ import available_cores
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.service.store_wait import wait_for_store
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
-from kv_store.client.edition import Edition, own_edition
-from kv_store.client.wire import edition_to_message
+from kv_store.client.wire import edition_to_message, own_edition
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 HERE = Path(__file__).parent

@@ -10,7 +10,6 @@ from eventually import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gpu_worker.edition import own_edition
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -20,6 +19,7 @@ from gpu_worker.errors import (
     StoreUnavailable,
     WorkerError,
 )
+from gpu_worker.service.converters import own_edition
 from gpu_worker.service.server import SERVICE
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

@@ -1,0 +1,52 @@
+"""What a process tells its supervisor: JSON that `carrel serve` reads, or text for a person."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from carrel.process.events import ProcessEvents
+from carrel.serve.events import Progress, Ready, Status, parse_event
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def tell_all(events: ProcessEvents) -> None:
+    events.progress("load weights", 1, 2)
+    events.progress("load weights", 2, 2)
+    events.ready("unix:/x")
+    events.status("running 1")
+
+
+def test_json_is_what_the_supervisor_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_all(ProcessEvents("kv_store", is_json=True))
+    assert [parse_event(line) for line in capsys.readouterr().out.splitlines()] == [
+        Progress("load weights", 1, 2),
+        Progress("load weights", 2, 2),
+        Ready(),
+        Status("running 1"),
+    ]
+
+
+def test_text_names_the_process_and_tells_the_end_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_all(ProcessEvents("gateway", is_json=False))
+    assert capsys.readouterr().err.splitlines() == [
+        "gateway: load weights: done",
+        "gateway: ready on unix:/x",
+        "gateway: running 1",
+    ]
+
+
+def test_a_stream_may_be_given() -> None:
+    out = io.StringIO()
+    ProcessEvents("gateway", is_json=False, out=out).status("draining 2 requests")
+    assert out.getvalue() == "gateway: draining 2 requests\n"
+
+
+def test_a_supervisor_that_is_gone_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    ProcessEvents("kv_store", is_json=True, out=ClosedPipe()).status("running 1")
+    assert "kv_store: nobody reads" in capsys.readouterr().err
