@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from gpu_worker.config import DTYPES, LOAD_FORMATS, TRANSPORTS, HotCache, WorkerConfig, refuse
-from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
+from gpu_worker.records import Budget
 from kv_store.client import KMEANS_METRICS, PQ_METRICS
 
 _BYTE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

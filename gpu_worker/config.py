@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
+from gpu_worker.records import Budget
 from kv_store.client import KMEANS_METRICS, PQ_METRICS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

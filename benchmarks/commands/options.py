@@ -13,7 +13,7 @@ from benchmarks.records import Report
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel.chat.records import parse_budget
 from carrel.serve.flags import at_least, num_bytes
-from gpu_worker.engine.records import Budget
+from gpu_worker.records import Budget
 
 Found = TypeVar("Found")
 Row = TypeVar("Row")

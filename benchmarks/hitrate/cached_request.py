@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import RecallPolicy
 from gpu_worker.policies.base import Plan
 

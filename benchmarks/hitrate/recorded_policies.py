@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies import ClusterKV, Oracle, PQCache, RecallPolicy
-from gpu_worker.policies.recall.base import Candidates
+from gpu_worker.policies.recall import Candidates
 
 
 class Kept:

@@ -15,17 +15,17 @@ from benchmarks.device import default_dtype
 from benchmarks.errors import BenchmarkError
 from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.recorded_policies import RECORDED, Kept
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
-from gpu_worker.engine.batch import Buckets
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.records import Budget, ErrorEvent, Event, GenerationRequest, SamplingParams
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import load_model
 from gpu_worker.policies import RecallPolicy, registry
+from gpu_worker.records import Budget, ErrorEvent, Event, GenerationRequest, SamplingParams
+from gpu_worker.state.batch import Buckets
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore
 

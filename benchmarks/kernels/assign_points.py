@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, mismatch
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, mismatch
 from benchmarks.kernels.centroid_rank import TOKENS_PER_CLUSTER
 from gpu_worker.kernels.kmeans.reference import MAX_SCORES
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    assign, reference = setting.implementation("kmeans", "assign_points"), load("kmeans", "assign_points")
+    assign, reference = setting.both("kernels.kmeans", "assign_points")
     shape = setting.shape
     num_heads = shape.num_kv_heads
     for context in contexts(setting):

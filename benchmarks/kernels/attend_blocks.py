@@ -13,8 +13,8 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    attend = setting.implementation("attention", "attend_blocks")
-    reference = load("attention", "attend_blocks")
+    attend = setting.implementation("kernels.attention", "attend_blocks")
+    reference = load("kernels.attention", "attend_blocks")
     shape = setting.shape
     for workload in setting.workloads:
         batch, length = workload.batch, workload.context

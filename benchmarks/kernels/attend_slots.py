@@ -18,8 +18,8 @@ SPREAD = 8
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    attend = setting.implementation("attention", "attend_slots")
-    reference = load("attention", "attend_slots")
+    attend = setting.implementation("kernels.attention", "attend_slots")
+    reference = load("kernels.attention", "attend_slots")
     shape = setting.shape
     for workload in setting.workloads:
         batch, attended = workload.batch, min(setting.budget_tokens, workload.context)

@@ -35,12 +35,17 @@ class Setting:
         return self.empty(*size).normal_()
 
     def implementation(self, op: str, name: str, module: str = "kernel") -> Callable[..., Any]:
-        """The kernel where there is a GPU, else the reference; never one in place of the other."""
+        """The kernel where there is a GPU, else the reference; never one in place of the other. op: its package in
+        gpu_worker, such as "kernels.top_k"."""
         return load(op, name, module if self.device.type == "cuda" else "reference")
+
+    def both(self, op: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The implementation, and the reference that it is held against."""
+        return self.implementation(op, name), load(op, name)
 
 
 def load(op: str, name: str, module: str = "reference") -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(import_module(f"gpu_worker.kernels.{op}.{module}"), name)
+    found: Callable[..., Any] = getattr(import_module(f"gpu_worker.{op}.{module}"), name)
     return found
 
 

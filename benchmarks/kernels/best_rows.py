@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, mismatch
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, mismatch
 
 # of the context, one in so many
 KEPT_SHARE = 5
@@ -15,7 +15,7 @@ GROUP_ROWS = 50
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    best_rows, reference = setting.implementation("best_rows", "best_rows"), load("best_rows", "best_rows")
+    best_rows, reference = setting.both("kernels.best_rows", "best_rows")
     num_heads, device = setting.shape.num_kv_heads, setting.device
     for context in contexts(setting):
         width = max(1, context // KEPT_SHARE)

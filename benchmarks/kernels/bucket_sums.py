@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
-from gpu_worker.kernels.hash_buckets.reference import RandomFeatures
+from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
+from gpu_worker.policies.protokv.hash_buckets.reference import RandomFeatures
 
 # ProtoKV's own, for any context; and as many as the kernel takes
 NUM_KEYS = (48, 512)
@@ -14,10 +14,7 @@ GAMMA = 1.0
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    add, reference = (
-        setting.implementation("hash_buckets", "bucket_sums"),
-        load("hash_buckets", "bucket_sums"),
-    )
+    add, reference = setting.both("policies.protokv.hash_buckets", "bucket_sums")
     shape = setting.shape
     for num_keys in NUM_KEYS:
 

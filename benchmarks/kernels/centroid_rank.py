@@ -6,17 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, mismatch
+from benchmarks.kernels.base import KernelCase, Operands, Setting, mismatch
 
 # ClusterKV's own
 TOKENS_PER_CLUSTER = 80
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    rank, reference = (
-        setting.implementation("centroid_rank", "centroid_rank"),
-        load("centroid_rank", "centroid_rank"),
-    )
+    rank, reference = setting.both("policies.clusterkv.centroid_rank", "centroid_rank")
     shape, device = setting.shape, setting.device
     for workload in setting.workloads:
         num_clusters = max(2, workload.context // TOKENS_PER_CLUSTER)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 
 # ProtoKV's own
 CHUNK_TOKENS = 50
@@ -14,7 +14,7 @@ NUM_IRREGULAR = 48
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    add, reference = setting.implementation("chunks", "chunk_sums"), load("chunks", "chunk_sums")
+    add, reference = setting.both("policies.protokv.chunks", "chunk_sums")
     shape = setting.shape
     for context in contexts(setting):
         num_chunks, left_out = max(1, context // CHUNK_TOKENS), min(NUM_IRREGULAR, context // 2)

@@ -22,8 +22,8 @@ CACHE_FACTOR = 4
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    fetch = setting.implementation("rows", "fetch_misses", module="fetch_kernel")
-    reference = load("rows", "fetch_misses")
+    fetch = setting.implementation("kernels.rows", "fetch_misses", module="fetch_kernel")
+    reference = load("kernels.rows", "fetch_misses")
     shape = setting.shape
     for workload in setting.workloads:
         selected = min(setting.budget_tokens, workload.context // 2)

@@ -6,16 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.bucket_sums import NUM_BUCKETS
 from benchmarks.kernels.chunk_sums import CHUNK_TOKENS
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    average, reference = (
-        setting.implementation("group_means", "group_means"),
-        load("group_means", "group_means"),
-    )
+    average, reference = setting.both("policies.protokv.group_means", "group_means")
     num_heads, device = setting.shape.num_kv_heads, setting.device
     for context in contexts(setting):
         num_groups = max(1, context // CHUNK_TOKENS) + NUM_BUCKETS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.chunk_sums import CHUNK_TOKENS
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    score, reference = setting.implementation("chunks", "irregularity"), load("chunks", "irregularity")
+    score, reference = setting.both("policies.protokv.chunks", "irregularity")
     shape = setting.shape
     for context in contexts(setting):
         num_chunks = max(1, context // CHUNK_TOKENS)

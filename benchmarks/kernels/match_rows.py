@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, mismatch
-from gpu_worker.kernels.soft_matching.records import num_matches
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, mismatch
+from gpu_worker.policies.chelsea.soft_matching.records import num_matches
 
 # Chelsea's own
 CHUNK = 256
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    match, reference = (
-        setting.implementation("soft_matching", "match_rows"),
-        load("soft_matching", "match_rows"),
-    )
+    match, reference = setting.both("policies.chelsea.soft_matching", "match_rows")
     shape = setting.shape
     for context in contexts(setting):
 

@@ -9,19 +9,16 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.match_rows import CHUNK
-from gpu_worker.kernels.soft_matching.records import WeightedRows
+from gpu_worker.policies.chelsea.soft_matching.records import WeightedRows
 
 # Chelsea's own, of the first round
 MERGED_SHARE = 0.35
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    merge, reference = (
-        setting.implementation("soft_matching", "merge_rows"),
-        load("soft_matching", "merge_rows"),
-    )
+    merge, reference = setting.both("policies.chelsea.soft_matching", "merge_rows")
     shape, device = setting.shape, setting.device
     for context in contexts(setting):
         num_merged = int(MERGED_SHARE * context)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.centroid_rank import TOKENS_PER_CLUSTER
 from gpu_worker.kernels.kmeans.members import sort_members
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    move, reference = setting.implementation("kmeans", "move_centroids"), load("kmeans", "move_centroids")
+    move, reference = setting.both("kernels.kmeans", "move_centroids")
     shape = setting.shape
     num_heads = shape.num_kv_heads
     for context in contexts(setting):

@@ -25,8 +25,8 @@ MAX_SCORES = 1 << 30
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    observe = setting.implementation("observed_weight", "observed_weight")
-    reference = load("observed_weight", "observed_weight")
+    observe = setting.implementation("kernels.observed_weight", "observed_weight")
+    reference = load("kernels.observed_weight", "observed_weight")
     shape, device = setting.shape, setting.device
     for context in contexts(setting):
         for kind, width in (("last", min(NUM_LAST, context)), ("scattered", -(-context // SCATTERED_SHARE))):

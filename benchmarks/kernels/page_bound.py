@@ -13,8 +13,8 @@ PAGE_TOKENS = 16
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    page_bound = setting.implementation("page_bound", "page_bound")
-    reference = load("page_bound", "page_bound")
+    page_bound = setting.implementation("policies.quest.page_bound", "page_bound")
+    reference = load("policies.quest.page_bound", "page_bound")
     shape = setting.shape
     for workload in setting.workloads:
         batch, num_pages = workload.batch, max(1, workload.context // PAGE_TOKENS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, mismatch, num_bytes_of
+from benchmarks.kernels.base import KernelCase, Operands, Setting, mismatch, num_bytes_of
 from benchmarks.kernels.pq_operands import KSUB, NUM_PARTS
 
 # what is not written is not read either: a short index does
@@ -14,7 +14,7 @@ NUM_POSITIONS = 1024
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    append, reference = setting.implementation("pq_append", "pq_append"), load("pq_append", "pq_append")
+    append, reference = setting.both("policies.pqcache.pq_append", "pq_append")
     shape, device = setting.shape, setting.device
     for batch in sorted({workload.batch for workload in setting.workloads}):
         heads = (batch, shape.num_layers, shape.num_kv_heads)

@@ -11,8 +11,8 @@ from benchmarks.kernels.pq_operands import KSUB, NUM_PARTS
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    assign = setting.implementation("pq_score", "pq_assign", module="assign_kernel")
-    reference = load("pq_score", "pq_assign")
+    assign = setting.implementation("policies.pqcache.pq_score", "pq_assign", module="assign_kernel")
+    reference = load("policies.pqcache.pq_score", "pq_assign")
     shape = setting.shape
     num_heads = shape.num_kv_heads
     for context in contexts(setting):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
 from benchmarks.kernels.pq_operands import index_bytes, random_index
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    score, reference = setting.implementation("pq_score", "pq_score"), load("pq_score", "pq_score")
+    score, reference = setting.both("policies.pqcache.pq_score", "pq_score")
     shape = setting.shape
     for workload in setting.workloads:
 

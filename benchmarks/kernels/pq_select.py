@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load
+from benchmarks.kernels.base import KernelCase, Operands, Setting
 from benchmarks.kernels.pq_operands import counts_bytes, index_bytes, random_index
 from benchmarks.traces import overlap
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    select, reference = setting.implementation("pq_select", "pq_select"), load("pq_select", "pq_select")
+    select, reference = setting.both("policies.pqcache.pq_select", "pq_select")
     shape = setting.shape
     for workload in setting.workloads:
         width = min(setting.budget_tokens, workload.context // 4)

@@ -16,8 +16,8 @@ NUM_CHECKED = 64
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    attend = setting.implementation("prefill_attention", "attend_chunk")
-    naive = load("prefill_attention", "attend_chunk_naive")
+    attend = setting.implementation("kernels.prefill_attention", "attend_chunk")
+    naive = load("kernels.prefill_attention", "attend_chunk_naive")
     shape = setting.shape
     for context in contexts(setting):
         chunk = min(CHUNK, context // 2)

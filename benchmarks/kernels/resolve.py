@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.commands.options import Workload
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, mismatch
+from benchmarks.kernels.base import KernelCase, Operands, Setting, mismatch
 from benchmarks.traces import WindowTrace
 from gpu_worker.kernels.resolve.reference import Residency, SeatRows
 
@@ -23,7 +23,7 @@ BYTES_A_POSITION = 8 + 8 + 1 + 4
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    resolve, reference = setting.implementation("resolve", "resolve"), load("resolve", "resolve")
+    resolve, reference = setting.both("kernels.resolve", "resolve")
     for workload in setting.workloads:
         selected = min(setting.budget_tokens, workload.context // (2 * CACHE_FACTOR))
         for hit_rate in HIT_RATES:

@@ -11,7 +11,6 @@ from benchmarks.kernels.base import (
     KernelCase,
     Operands,
     Setting,
-    load,
     num_bytes_of,
     relative_error,
     token_counts,
@@ -19,7 +18,7 @@ from benchmarks.kernels.base import (
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    rms_norm, reference = setting.implementation("rms_norm", "rms_norm"), load("rms_norm", "rms_norm")
+    rms_norm, reference = setting.both("kernels.rms_norm", "rms_norm")
     width, eps = setting.shape.hidden_size, setting.shape.rms_norm_eps
     for count in token_counts(setting):
 

@@ -10,7 +10,6 @@ from benchmarks.kernels.base import (
     KernelCase,
     Operands,
     Setting,
-    load,
     num_bytes_of,
     relative_error,
     token_counts,
@@ -18,7 +17,7 @@ from benchmarks.kernels.base import (
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    rope, reference = setting.implementation("rope", "rope"), load("rope", "rope")
+    rope, reference = setting.both("kernels.rope", "rope")
     shape = setting.shape
     num_turned = shape.num_heads + shape.num_kv_heads
     table = setting.normal(shape.max_len, 2, shape.head_dim)

@@ -11,7 +11,6 @@ from benchmarks.kernels.base import (
     KernelCase,
     Operands,
     Setting,
-    load,
     num_bytes_of,
     relative_error,
     token_counts,
@@ -19,7 +18,7 @@ from benchmarks.kernels.base import (
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    silu_mul, reference = setting.implementation("silu_mul", "silu_mul"), load("silu_mul", "silu_mul")
+    silu_mul, reference = setting.both("kernels.silu_mul", "silu_mul")
     width = setting.shape.intermediate_size
     for count in token_counts(setting):
 

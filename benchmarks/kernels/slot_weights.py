@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
 # of the context, one in so many
@@ -14,10 +14,7 @@ KEPT_SHARE = 5
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    weigh, reference = (
-        setting.implementation("slot_weights", "slot_weights"),
-        load("slot_weights", "slot_weights"),
-    )
+    weigh, reference = setting.both("kernels.slot_weights", "slot_weights")
     shape = setting.shape
     for workload in setting.workloads:
         batch, length = workload.batch, max(1, workload.context // KEPT_SHARE)

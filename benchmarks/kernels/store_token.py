@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.host_rows import pinned_bytes
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
 
 # places for each new row: they lie far apart, as those of a hot cache and of the arena do
 SPREAD = 64
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    store, reference = setting.implementation("rows", "store_token"), load("rows", "store_token")
+    store, reference = setting.both("kernels.rows", "store_token")
     row_bytes = setting.shape.row_elements * setting.dtype.itemsize
     for batch in sorted({workload.batch for workload in setting.workloads}):
         rows = batch * setting.shape.num_kv_heads

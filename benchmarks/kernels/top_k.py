@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load
+from benchmarks.kernels.base import KernelCase, Operands, Setting
 from benchmarks.traces import overlap
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    top_k, reference = setting.implementation("top_k", "top_k"), load("top_k", "top_k")
+    top_k, reference = setting.both("kernels.top_k", "top_k")
     num_heads = setting.shape.num_kv_heads
     for workload in setting.workloads:
         width = min(setting.budget_tokens, workload.context)

@@ -15,14 +15,14 @@ from benchmarks.records import DecodeCase, PrefillCase
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.engine import Engine, MakePrefill
-from gpu_worker.engine.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies import Family, Policy
+from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 
 PREFILL_CHUNK = 8192

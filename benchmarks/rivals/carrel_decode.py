@@ -25,9 +25,9 @@ from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.records import ErrorEvent, Event
-from gpu_worker.engine.sequence import Sequence, Status
 from gpu_worker.policies import Family, Policy, RetainPolicy, registry
+from gpu_worker.records import ErrorEvent, Event
+from gpu_worker.state.sequence import Sequence, Status
 
 # A policy that compresses again more rarely than this is not waited for: spread over so many steps it costs nothing.
 LONGEST_INTERVAL = 512

@@ -9,7 +9,7 @@ from benchmarks.rivals.base import Rival
 from benchmarks.runs import Answer
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
-from gpu_worker.engine.records import (
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     ErrorEvent,

@@ -10,15 +10,15 @@ import torch
 from benchmarks.errors import NotMeasurable
 from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.memory import MemoryPlan
-from gpu_worker.engine.records import Budget
-from gpu_worker.engine.slot_pool import blocks_of_heads, num_blocks
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
-from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.records import Budget
+from gpu_worker.state.slot_pool import blocks_of_heads, num_blocks
 
 
 @dataclass(frozen=True)

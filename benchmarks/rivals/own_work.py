@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.marks import Mark
 from gpu_worker.models import KeyShift
 from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
-from gpu_worker.policies.recall.base import Candidates, IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.store.marks import Mark
 
 
 class WorkClock:

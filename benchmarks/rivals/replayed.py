@@ -14,10 +14,10 @@ from benchmarks.errors import NotMeasurable
 from benchmarks.records import DecodeCase
 from benchmarks.shapes import ModelShape
 from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
-from gpu_worker.engine.batch import Buckets
-from gpu_worker.engine.sequence import Sequence as EngineSequence
 from gpu_worker.policies import PQCache
-from gpu_worker.policies.recall.base import Candidates
+from gpu_worker.policies.recall import Candidates
+from gpu_worker.state.batch import Buckets
+from gpu_worker.state.sequence import Sequence as EngineSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.records import IndexSpan
-from gpu_worker.engine.offload import TrainedLayer
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.store.offload import TrainedLayer
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from gpu_worker.calibration import ModelFacts, Observation, observe, write_calib
 from gpu_worker.config import DTYPES, find_device, find_dtype
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.models import LoadedModel, load_model
-from gpu_worker.policies.retain.outlier_scan import most_outlying
+from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 
 def main(argv: Sequence[str]) -> int:

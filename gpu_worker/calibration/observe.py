@@ -12,8 +12,8 @@ from gpu_worker.errors import ModelError
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
 from gpu_worker.policies import Chelsea
-from gpu_worker.policies.recall.infinigen import gram, skew_of
-from gpu_worker.policies.retain.outlier_scan import outlier_scores
+from gpu_worker.policies.infinigen.policy import gram, skew_of
+from gpu_worker.policies.outlier_heads.scan import outlier_scores
 
 PREFILL_CHUNK = 2048
 # (layers done, layers in all), over all samples

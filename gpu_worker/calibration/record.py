@@ -16,8 +16,8 @@ from gpu_worker.calibration.observe import Observation
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies import Chelsea, InfiniGen, Policy
-from gpu_worker.policies.allocation import OutlierHeads
-from gpu_worker.policies.retain.outlier_scan import most_outlying
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 FORMAT = "carrel calibration 1"
 REMEDY = "make it anew with `carrel calibrate`"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.engine.records import Budget
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.records import Budget
 
 # The name of a request's policy that stands for one of these two.
 AUTO, SHORT, LONG = "auto", "full", "pqcache"

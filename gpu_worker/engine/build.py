@@ -10,28 +10,28 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
+from gpu_worker.caches.probe import Probe
 from gpu_worker.calibration import read_calibration
 from gpu_worker.config import WorkerConfig, row_type
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.engine.configured_policies import configured_policies
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake, usual_fixed
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
-from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefix_mover import PrefixMover
-from gpu_worker.engine.prefixes import PrefixChain, model_root
-from gpu_worker.engine.probe import Probe
-from gpu_worker.engine.records import Budget, EngineInfo
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies import Policy, registry
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.records import Budget, EngineInfo
+from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.prefix_mover import PrefixMover
+from gpu_worker.store.prefixes import PrefixChain, model_root
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.batch import Batch, join
-from gpu_worker.engine.caches import CacheSet, LayerSteps
-from gpu_worker.engine.host_rows import host_bytes
+from gpu_worker.caches import CacheSet, LayerSteps
+from gpu_worker.engine.graphs import StepGraphs
 from gpu_worker.engine.no_room import no_room
-from gpu_worker.engine.offload import Offloader
-from gpu_worker.engine.row_inputs import RowInputs
-from gpu_worker.engine.sequence import Sequence
-from gpu_worker.engine.slot_pool import SlotPool
-from gpu_worker.engine.step_graphs import StepGraphs
 from gpu_worker.errors import WorkerError
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
+from gpu_worker.state.batch import Batch, join
+from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.host_rows import host_bytes
+from gpu_worker.store.offload import Offloader
 
 
 @dataclass(frozen=True, slots=True)

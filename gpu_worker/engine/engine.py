@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 import torch
 
-from gpu_worker.engine.caches import Cache, CacheSet
+from gpu_worker.caches import Cache, CacheSet
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.no_room import no_room
-from gpu_worker.engine.offload import Offloader
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefix_mover import PrefixMover
-from gpu_worker.engine.prefixes import PrefixChain, open_sequence
-from gpu_worker.engine.records import (
+from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.errors import CapacityError, InvalidLogits, RequestError, StoreUnavailable, WorkerError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import Decoder
+from gpu_worker.records import (
     CompleteEvent,
     EngineInfo,
     EngineStats,
@@ -27,13 +28,12 @@ from gpu_worker.engine.records import (
     ProgressEvent,
     TokenEvent,
 )
-from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.engine.sequence import Sequence, Status
-from gpu_worker.engine.slot_pool import SlotPool
-from gpu_worker.errors import CapacityError, InvalidLogits, RequestError, StoreUnavailable, WorkerError
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import Decoder
 from gpu_worker.sampling import Sampler
+from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.prefix_mover import PrefixMover
+from gpu_worker.store.prefixes import PrefixChain, open_sequence
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
 

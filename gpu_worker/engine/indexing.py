@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_worker.engine.caches import RecallCache
-from gpu_worker.engine.offload import TrainedLayer
-from gpu_worker.engine.sequence import Sequence
+from gpu_worker.caches import RecallCache
 from gpu_worker.errors import WorkerError
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
 POLL_SECONDS = 0.005

@@ -6,11 +6,11 @@ from collections import deque
 from typing import NoReturn
 
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
-from gpu_worker.engine.records import Budget, EventSink, GenerationRequest
-from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import PromptTooLong, RequestError
 from gpu_worker.policies.base import Family, Plan, Policy
+from gpu_worker.records import Budget, EventSink, GenerationRequest
 from gpu_worker.sampling import SamplerState
+from gpu_worker.state.sequence import Sequence
 
 
 class Intake:

@@ -13,20 +13,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.batch import Buckets
-from gpu_worker.engine.caches.fixed_slots import FixedSlots
-from gpu_worker.engine.caches.hot_cache import HotCache
-from gpu_worker.engine.caches.kept_slots import KeptSlots
+from gpu_worker.caches.recall.fixed_slots import FixedSlots
+from gpu_worker.caches.recall.hot_cache import HotCache
+from gpu_worker.caches.retain.kept_slots import KeptSlots
+from gpu_worker.engine.graphs import MAX_GRAPHS
 from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.prompt_memory import prefill_bytes
-from gpu_worker.engine.slot_pool import BlockTables, SlotPool, num_blocks
-from gpu_worker.engine.step_graphs import MAX_GRAPHS
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family, Policy
-from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.state.batch import Buckets
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.
 CONTEXT_BYTES = 1 << 30

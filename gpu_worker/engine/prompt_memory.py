@@ -6,12 +6,12 @@ from typing import cast
 
 import torch
 
-from gpu_worker.engine.layer_writer import STAGE_BYTES
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
-from gpu_worker.policies.recall.base import RecallPolicy
+from gpu_worker.policies.observed import MAX_WEIGHTS
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.policies.retain.observed import MAX_WEIGHTS
+from gpu_worker.store.layer_writer import STAGE_BYTES
 from gpu_worker.trainers import training_bytes
 
 # A layer's keys as float32, so many times: what a policy that merges has in passing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_worker.engine.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence, Status
 
 
 class Scheduler:

@@ -8,10 +8,10 @@ from typing import cast
 
 import torch
 
-from gpu_worker.engine.records import Budget
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.records import Budget
 
 
 @dataclass(frozen=True, slots=True)

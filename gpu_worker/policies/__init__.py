@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from gpu_worker.policies.allocation import AdaKV, LayerWise
+from gpu_worker.policies.adakv.policy import AdaKV
 from gpu_worker.policies.base import Family, Policy
-from gpu_worker.policies.full import Full
-from gpu_worker.policies.recall import (
-    ClusterKV,
-    InfiniGen,
-    InfLLM,
-    Oracle,
-    PQCache,
-    Quest,
-    RecallPolicy,
-    SparQ,
-)
-from gpu_worker.policies.retain import (
-    H2O,
-    NACL,
-    CaM,
-    Chelsea,
-    H2OCompensated,
-    ProtoKV,
-    PyramidKV,
-    RetainPolicy,
-    Scissorhands,
-    ScoredPolicy,
-    SemanticKV,
-    SnapKV,
-    StreamingLLM,
-)
+from gpu_worker.policies.cam.policy import CaM
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.full.policy import Full
+from gpu_worker.policies.h2o.policy import H2O, H2OCompensated
+from gpu_worker.policies.infinigen.policy import InfiniGen
+from gpu_worker.policies.infllm.policy import InfLLM
+from gpu_worker.policies.layerwise.policy import LayerWise
+from gpu_worker.policies.nacl.policy import NACL
+from gpu_worker.policies.oracle.policy import Oracle
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.protokv.policy import ProtoKV
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
+from gpu_worker.policies.quest.policy import Quest
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.retain import RetainPolicy, ScoredPolicy
+from gpu_worker.policies.scissorhands.policy import Scissorhands
+from gpu_worker.policies.semantickv.policy import SemanticKV
+from gpu_worker.policies.snapkv.policy import SnapKV
+from gpu_worker.policies.sparq.policy import SparQ
+from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 __all__ = [
     "H2O",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_worker.engine.records import SamplingParams
+from gpu_worker.records import SamplingParams
 
 
 class TokenCounts:

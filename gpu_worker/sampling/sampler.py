@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from gpu_worker.engine.records import TokenEvent
 from gpu_worker.errors import InvalidLogits
+from gpu_worker.records import TokenEvent
 from gpu_worker.sampling.filters import keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.logprobs import gather_logprobs
 from gpu_worker.sampling.noise import draw, uniform

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 
-from gpu_worker.engine.records import SamplingParams
+from gpu_worker.records import SamplingParams
 from gpu_worker.sampling.penalties import TokenCounts, has_penalties
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from carrel.process.version import Edition, edition_of
-from gpu_worker.engine.records import (
+from gpu_worker.errors import PromptTooLong, RequestError, VersionMismatch
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     EngineInfo,
@@ -18,7 +19,6 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.errors import PromptTooLong, RequestError, VersionMismatch
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpu_worker.engine.records import EngineInfo, EngineStats, EventSink, GenerationRequest
+from gpu_worker.records import EngineInfo, EngineStats, EventSink, GenerationRequest
 
 
 class EnginePort(Protocol):

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpu_worker.engine.records import (
+from gpu_worker.errors import CapacityError, EngineStopped, RequestError, WorkerError
+from gpu_worker.records import (
     CompleteEvent,
     EngineInfo,
     EngineStats,
@@ -19,7 +20,6 @@ from gpu_worker.engine.records import (
     ProgressEvent,
     TokenEvent,
 )
-from gpu_worker.errors import CapacityError, EngineStopped, RequestError, WorkerError
 from gpu_worker.service.engine_port import Engine
 
 logger = logging.getLogger(__name__)

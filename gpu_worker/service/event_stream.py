@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from gpu_worker.engine.records import CompleteEvent, ErrorEvent, Event, ProgressEvent, TokenEvent
 from gpu_worker.errors import SlowConsumer
+from gpu_worker.records import CompleteEvent, ErrorEvent, Event, ProgressEvent, TokenEvent
 
 MAX_PENDING_EVENTS = 4096
 

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from gpu_worker.engine.records import CompleteEvent, ErrorEvent, ProgressEvent, TokenEvent
+from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, TokenEvent
 from gpu_worker.service import converters
 from gpu_worker.service.engine_port import EnginePort
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream

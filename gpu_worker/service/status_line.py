@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.engine.records import EngineStats
+from gpu_worker.records import EngineStats
 
 
 def is_idle(before: EngineStats, now: EngineStats) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.pq_score import augment, max_square_norms, pq_assign
+from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign
 from gpu_worker.trainers import lloyd
 from kv_store.client import PQParams
 

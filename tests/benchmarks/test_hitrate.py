@@ -23,11 +23,11 @@ from benchmarks.hitrate.recorder import Recorder, Recording
 from benchmarks.hitrate.texts import Text, TextSource, cut_documents, load_tokenizer, read_text
 from benchmarks.report import render
 from benchmarks.traces import RecordedTrace
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams
 from gpu_worker.policies import registry
+from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore
 

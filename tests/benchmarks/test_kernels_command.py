@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import gpu_worker.kernels
+import gpu_worker
 from benchmarks import plots
 from benchmarks.__main__ import main
 from benchmarks.commands.gather import host_path
@@ -62,16 +62,17 @@ def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.kernels.base.load", seen)
     for op in OPS:
         list(cases_of(op, SETTING))
-    (folder,) = gpu_worker.kernels.__path__
-    assert measured == {each.name for each in Path(folder).iterdir() if (each / "reference.py").exists()}
+    (folder,) = gpu_worker.__path__
+    packages = (file.parent.relative_to(folder).parts for file in Path(folder).rglob("reference.py"))
+    assert measured == {".".join(parts) for parts in packages}
 
 
 def test_a_kernel_never_stands_for_a_reference() -> None:
-    assert SETTING.implementation("top_k", "top_k") is load("top_k", "top_k")
+    assert SETTING.implementation("kernels.top_k", "top_k") is load("kernels.top_k", "top_k")
     triton = pytest.importorskip("triton")
     assert triton
     on_a_gpu = Setting(SHAPES["tiny"], (), 16, torch.device("cuda"), torch.bfloat16)
-    assert on_a_gpu.implementation("top_k", "top_k").__module__ == "gpu_worker.kernels.top_k.kernel"
+    assert on_a_gpu.implementation("kernels.top_k", "top_k").__module__ == "gpu_worker.kernels.top_k.kernel"
 
 
 def test_an_error_is_seen() -> None:

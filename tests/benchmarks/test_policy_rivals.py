@@ -21,13 +21,13 @@ from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
-from gpu_worker.engine.batch import Buckets
-from gpu_worker.engine.caches import index_training
-from gpu_worker.engine.records import Budget, Event
-from gpu_worker.engine.sequence import Sequence, Status
+from gpu_worker.caches.recall import index_training
 from gpu_worker.policies import Chelsea, Family, Full, PQCache, RetainPolicy, SnapKV, registry
-from gpu_worker.policies.recall.base import Candidates
+from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.retain import LayerRows
+from gpu_worker.records import Budget, Event
+from gpu_worker.state.batch import Buckets
+from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.trainers import train_index
 from kv_store.local import LocalStore
 

@@ -4,8 +4,8 @@ import pytest
 
 from gpu_worker.arguments import parse_arguments, parse_budget, parse_bytes, parse_hot_cache
 from gpu_worker.config import HotCache, WorkerConfig, row_type
-from gpu_worker.engine.records import Budget
 from gpu_worker.errors import ConfigError
+from gpu_worker.records import Budget
 
 NEEDED = ["model-dir", "--listen", "unix:/run/w.sock", "--store", "unix:/run/s.sock", "--device", "cpu"]
 

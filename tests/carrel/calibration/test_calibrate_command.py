@@ -16,7 +16,7 @@ from carrel.serve.model import BUNDLED
 from carrel.serve.options import ServeOptions, child_arguments
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
-from gpu_worker.engine.records import (
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     ErrorEvent,

@@ -13,8 +13,8 @@ from small_model import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_config
 from gpu_worker.calibration import ModelFacts, Observation, read_calibration, write_calibration
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies import InfiniGen
-from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 
 FACTS = ModelFacts.of(make_config())
 SCORES = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])

@@ -11,7 +11,7 @@ from gpu_worker.calibration import observe
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import Decoder
-from gpu_worker.policies.retain.outlier_scan import outlier_scores
+from gpu_worker.policies.outlier_heads.scan import outlier_scores
 
 SAMPLES = [make_sample(230, 0), make_sample(150, 1), make_sample(320, 2)]
 

@@ -8,8 +8,8 @@ from engine_rig import Rig, request
 from test_engine_lifecycle import pool_of
 
 from gpu_worker.engine.auto_policy import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
-from gpu_worker.engine.records import Budget
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.records import Budget
 
 ROW_BYTES, CODE_BYTES, NUM_HEADS = 512, 2, 8
 

@@ -10,11 +10,11 @@ import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, random_prompt, request
 from offload_rig import attached
 
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import EngineStats, GenerationRequest, Usage
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import InvalidLogits
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies import ClusterKV, Oracle, PQCache, registry
+from gpu_worker.records import EngineStats, GenerationRequest, Usage
 from kv_store.local import LocalStore
 
 LEAST = HotCacheSize(tokens=1)

@@ -10,11 +10,11 @@ from engine_rig import HEAD_DIM, Rig, make_model, random_prompt, request, small_
 from naive_decoder import greedy
 from torch import Tensor
 
-from gpu_worker.engine.batch import Buckets
-from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import CacheShape, Plan
-from gpu_worker.policies.recall.base import Candidates, RecallPolicy
+from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.state.batch import Buckets
 
 PROMPT, BUDGET, STEPS, NUM_SINK, WINDOW = 120, 30, 40, 4, 10
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from engine_rig import NUM_LAYERS, Rig, random_prompt, request, small_policies
 
-from gpu_worker.engine.caches import HotCacheSize, index_training
-from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches.recall import index_training
 from gpu_worker.policies import PQCache, registry
-from gpu_worker.policies.recall import pqcache
+from gpu_worker.policies.pqcache import policy as pqcache
+from gpu_worker.records import GenerationRequest
 
 ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
 # The store trains all layers of it, with as many iterations as it makes by default.

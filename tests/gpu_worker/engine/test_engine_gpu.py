@@ -11,13 +11,13 @@ import pytest
 import torch
 from engine_rig import Record
 
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.records import Budget, GenerationRequest, SamplingParams
-from gpu_worker.engine.sequence import Status
 from gpu_worker.models import load_model
 from gpu_worker.policies import ClusterKV, PQCache, registry
+from gpu_worker.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.state.sequence import Status
 from kv_store.client import Layout, StoreClient
 
 pytest.importorskip("faiss")

@@ -19,10 +19,16 @@ from engine_rig import (
 )
 from naive_decoder import greedy
 
-from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.records import (
+from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
+from gpu_worker.policies import ClusterKV, Policy, Quest, SnapKV
+from gpu_worker.policies.base import Plan
+from gpu_worker.policies.clusterkv.policy import ClusterIndex
+from gpu_worker.policies.recall import IndexJob
+from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     ErrorEvent,
@@ -32,14 +38,8 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.engine.sequence import Sequence, Status
-from gpu_worker.engine.slot_pool import BLOCK_SIZE, physical_slots
-from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
-from gpu_worker.policies import ClusterKV, Policy, Quest, SnapKV
-from gpu_worker.policies.base import Plan
-from gpu_worker.policies.recall.base import IndexJob
-from gpu_worker.policies.recall.clusterkv import ClusterIndex
-from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
 from kv_store.client import StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]

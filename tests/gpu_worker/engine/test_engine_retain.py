@@ -10,12 +10,11 @@ from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, random_prompt,
 from naive_decoder import greedy
 from torch import Tensor
 
-from gpu_worker.engine.caches.retain import RetainCache
+from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.policies import Chelsea, RetainPolicy
-from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import Plan, Policy, attend_all
-from gpu_worker.policies.retain import LayerRows, Retained
-from gpu_worker.policies.retain.base import Gift, StepSlots
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.policies.retain import Gift, LayerRows, Retained, StepSlots
 
 PROMPT, BUDGET, STEPS = 120, 30, 50
 

@@ -10,11 +10,11 @@ from engine_rig import HEAD_DIM, Rig, make_model, random_prompt, request, small_
 from naive_decoder import greedy
 from torch import Tensor
 
-from gpu_worker.engine.batch import Buckets
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies import StreamingLLM
 from gpu_worker.policies.base import Policy
+from gpu_worker.state.batch import Buckets
 
 PROMPT, BUDGET, STEPS = 120, 30, 50
 

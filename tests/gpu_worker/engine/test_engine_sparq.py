@@ -7,10 +7,10 @@ from engine_rig import HEAD_DIM, Rig, make_model, random_prompt, request, small_
 from naive_decoder import first_best, greedy
 from torch import Tensor
 
-from gpu_worker.engine.batch import Buckets
-from gpu_worker.engine.caches import HotCacheSize
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import SparQ
 from gpu_worker.policies.base import Policy
+from gpu_worker.state.batch import Buckets
 
 PROMPT, BUDGET, STEPS, CHANNELS = 120, 30, 50, 3
 

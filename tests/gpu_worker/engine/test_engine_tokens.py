@@ -8,10 +8,10 @@ from engine_rig import NUM_KV_HEADS, Rig, make_model, random_prompt, request, sm
 from naive_decoder import first_best, greedy
 from torch import Tensor
 
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import GenerationRequest
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import Oracle, registry
-from gpu_worker.policies.recall.base import Candidates
+from gpu_worker.policies.recall import Candidates
+from gpu_worker.records import GenerationRequest
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 LEAST = HotCacheSize(tokens=1)

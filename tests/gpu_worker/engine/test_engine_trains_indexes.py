@@ -7,11 +7,11 @@ import torch
 from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request
 from naive_decoder import greedy
 
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import GenerationRequest
-from gpu_worker.engine.sequence import Status
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies import registry
+from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Status
 from kv_store.client import StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]

@@ -16,11 +16,11 @@ from engine_rig import (
 from naive_decoder import greedy
 from torch import Tensor
 
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import CompleteEvent, GenerationRequest
-from gpu_worker.engine.sequence import Sequence
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.models import ungrouped
 from gpu_worker.policies import Family, registry
+from gpu_worker.records import CompleteEvent, GenerationRequest
+from gpu_worker.state.sequence import Sequence
 from kv_store.client import Layout
 
 POLICIES = every_small_policy()

@@ -9,17 +9,17 @@ import pytest
 import torch
 from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, request, small_policies
 
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine import memory
-from gpu_worker.engine.caches import HotCacheSize
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
-from gpu_worker.engine.records import Budget
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies import Chelsea, registry
-from gpu_worker.policies.allocation import OutlierHeads
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.records import Budget
 
 GIB = 1 << 30
 CPU, META = torch.device("cpu"), torch.device("meta")

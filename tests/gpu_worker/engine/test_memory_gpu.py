@@ -11,8 +11,8 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.memory import context_bytes
-from gpu_worker.engine.records import GenerationRequest
-from gpu_worker.engine.sequence import Status
+from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Status
 
 pytest.importorskip("faiss")
 

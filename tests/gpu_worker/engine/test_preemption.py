@@ -10,11 +10,11 @@ from engine_rig import LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, request
 from offload_rig import attached
 from test_engine_lifecycle import LAYER_HEADS, pool_of, wait_for
 
-from gpu_worker.engine.caches import HotCacheSize
-from gpu_worker.engine.records import GenerationRequest
-from gpu_worker.engine.sequence import Sequence, Status
-from gpu_worker.engine.slot_pool import physical_slots
+from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import PQCache, RecallPolicy, registry
+from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.slot_pool import physical_slots
 
 SELECTING = ["pqcache", "clusterkv"]
 

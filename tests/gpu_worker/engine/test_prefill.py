@@ -10,15 +10,15 @@ from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_model
 from offload_rig import make_sequence
 from torch import Tensor
 
-from gpu_worker.engine.caches import Cache
-from gpu_worker.engine.caches.index_training import prompt_job
-from gpu_worker.engine.layer_writer import PendingLayer
-from gpu_worker.engine.marks import Mark
-from gpu_worker.engine.offload import Offloader, TrainedLayer
+from gpu_worker.caches import Cache
+from gpu_worker.caches.recall.index_training import prompt_job
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.sequence import Sequence
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies.recall.base import IndexJob
+from gpu_worker.policies.recall import IndexJob
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.layer_writer import PendingLayer
+from gpu_worker.store.marks import Mark
+from gpu_worker.store.offload import Offloader, TrainedLayer
 
 CPU = torch.device("cpu")
 NUM_TOKENS, CHUNK, MAX_TOKENS = 50, 20, 64

@@ -9,12 +9,13 @@ import torch
 from device_reads import DeviceReads
 from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, request, small_policies
 
-from gpu_worker.engine.caches.retain import RetainCache
-from gpu_worker.engine.sequence import Sequence
+from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.policies import Chelsea
-from gpu_worker.policies.allocation import LayerWise, OutlierHeads
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.layerwise.policy import LayerWise
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.state.sequence import Sequence
 
 INTERVAL, PROMPT = 9, 200
 CHELSEA = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=INTERVAL)

@@ -53,10 +53,10 @@ best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7)
 best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7, zeros(3, 5000))
 """
 SCORES = """
-from gpu_worker.kernels.centroid_rank.kernel import centroid_rank
-from gpu_worker.kernels.page_bound.kernel import page_bound
-from gpu_worker.kernels.pq_score.assign_kernel import pq_assign
-from gpu_worker.kernels.pq_score.kernel import pq_score
+from gpu_worker.policies.clusterkv.centroid_rank.kernel import centroid_rank
+from gpu_worker.policies.quest.page_bound.kernel import page_bound
+from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
+from gpu_worker.policies.pqcache.pq_score.kernel import pq_score
 from gpu_worker.kernels.slot_weights.kernel import slot_weights
 
 seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
@@ -82,10 +82,10 @@ for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33)
         move_centroids(points, zeros(1800, dtype=int64), zeros(2, 300, dtype=int64), is_unit)
 """
 PROTOTYPES = """
-from gpu_worker.kernels.chunks.kernel import chunk_sums, irregularity
-from gpu_worker.kernels.group_means.kernel import group_means
-from gpu_worker.kernels.hash_buckets import RandomFeatures
-from gpu_worker.kernels.hash_buckets.kernel import bucket_sums
+from gpu_worker.policies.protokv.chunks.kernel import chunk_sums, irregularity
+from gpu_worker.policies.protokv.group_means.kernel import group_means
+from gpu_worker.policies.protokv.hash_buckets import RandomFeatures
+from gpu_worker.policies.protokv.hash_buckets.kernel import bucket_sums
 
 for dtype, width, num_rows, num_chunks in (
     (bfloat16, 128, 32760, 655), (float16, 96, 1, 1), (float32, 64, 700, 3), (float32, 256, 90, 1)
@@ -100,8 +100,8 @@ for dtype, width, num_rows, num_chunks in (
         group_means(zeros(*keys.shape[:2]), zeros(*keys.shape[:2], dtype=kind), num_chunks)
 """
 SOFT_MATCHING = """
-from gpu_worker.kernels.soft_matching import WeightedRows
-from gpu_worker.kernels.soft_matching.kernel import match_rows, merge_rows
+from gpu_worker.policies.chelsea.soft_matching import WeightedRows
+from gpu_worker.policies.chelsea.soft_matching.kernel import match_rows, merge_rows
 
 for dtype, width, chunk, num_rows in (
     (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 255, 513), (float32, 64, 2, 100)
@@ -123,8 +123,8 @@ for dtype, group, head_dim, width, num_tokens in (
     observed_weight(zeros(2 * group, width, head_dim, dtype=dtype), keys, positions, shares, 0.1)
 """
 PAIRS = """
-from gpu_worker.kernels.pq_append.kernel import pq_append
-from gpu_worker.kernels.pq_select.kernel import pq_select
+from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
+from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
 
 seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
 for dtype, group, ksub, dsub, num_positions in (

@@ -20,15 +20,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.allocation.adakv import AdaKV
+from gpu_worker.policies.adakv.policy import AdaKV
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain.base import LayerRows, RetainPolicy, StepSlots
-from gpu_worker.policies.retain.cam import CaM, uniform
-from gpu_worker.policies.retain.h2o import H2O
-from gpu_worker.policies.retain.observed import observed_weight
-from gpu_worker.policies.retain.pyramidkv import PyramidKV
-from gpu_worker.policies.retain.snapkv import SnapKV
-from gpu_worker.policies.retain.streaming_llm import StreamingLLM
+from gpu_worker.policies.cam.policy import CaM, uniform
+from gpu_worker.policies.h2o.policy import H2O
+from gpu_worker.policies.observed import observed_weight
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
+from gpu_worker.policies.retain import LayerRows, RetainPolicy, StepSlots
+from gpu_worker.policies.snapkv.policy import SnapKV
+from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 kvpress = pytest.importorskip(
     "kvpress",
@@ -386,7 +386,7 @@ def always_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides' coins say yes, whatever the chances."""
     monkeypatch.setattr(torch, "bernoulli", torch.ones_like)
     monkeypatch.setattr(
-        "gpu_worker.policies.retain.cam.uniform",
+        "gpu_worker.policies.cam.policy.uniform",
         lambda _seed, positions, *_keys: torch.zeros(positions.shape),
     )
 

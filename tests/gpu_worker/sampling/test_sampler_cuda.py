@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gpu_worker.engine.records import SamplingParams
 from gpu_worker.errors import InvalidLogits
+from gpu_worker.records import SamplingParams
 from gpu_worker.sampling import Sampler, SamplerState
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gpu_worker.engine.records import (
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     EngineInfo,

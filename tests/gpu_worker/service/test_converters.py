@@ -4,8 +4,8 @@ import math
 import pytest
 from fake_engine import INFO
 
-from gpu_worker.engine.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
 from gpu_worker.errors import PromptTooLong, RequestError
+from gpu_worker.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
 from gpu_worker.service import converters
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

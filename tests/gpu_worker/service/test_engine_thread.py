@@ -4,7 +4,8 @@ import time
 import pytest
 from fake_engine import FakeEngine
 
-from gpu_worker.engine.records import (
+from gpu_worker.errors import CapacityError, EngineStopped, RequestError
+from gpu_worker.records import (
     Budget,
     CompleteEvent,
     ErrorEvent,
@@ -13,7 +14,6 @@ from gpu_worker.engine.records import (
     SamplingParams,
     TokenEvent,
 )
-from gpu_worker.errors import CapacityError, EngineStopped, RequestError
 from gpu_worker.service.engine_thread import EngineThread
 
 

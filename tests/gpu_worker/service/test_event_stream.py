@@ -1,7 +1,8 @@
 import asyncio
 import threading
 
-from gpu_worker.engine.records import (
+from gpu_worker.errors import SlowConsumer
+from gpu_worker.records import (
     CompleteEvent,
     ErrorEvent,
     FinishReason,
@@ -9,7 +10,6 @@ from gpu_worker.engine.records import (
     TokenEvent,
     Usage,
 )
-from gpu_worker.errors import SlowConsumer
 from gpu_worker.service.event_stream import EventStream
 
 COMPLETE = CompleteEvent(FinishReason.LENGTH, Usage())

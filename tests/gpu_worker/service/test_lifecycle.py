@@ -12,8 +12,8 @@ from fake_engine import FakeEngine
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carrel.process.events import ProcessEvents
-from gpu_worker.engine.records import EngineStats
 from gpu_worker.errors import ConfigError
+from gpu_worker.records import EngineStats
 from gpu_worker.service.lifecycle import Lifecycle
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.status_line import is_idle, status_line

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.pq_score import augment
+from gpu_worker.policies.pqcache.pq_score import augment
 from gpu_worker.trainers import lloyd, train_index
 from kv_store.client import KMeansParams, PQParams
 

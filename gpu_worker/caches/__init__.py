@@ -1,0 +1,20 @@
+"""Where a sequence's attended rows live, by policy family."""
+
+from gpu_worker.caches.base import Cache, GroupStep
+from gpu_worker.caches.cache_set import CacheSet, LayerSteps
+from gpu_worker.caches.dense import DenseCache
+from gpu_worker.caches.recall.cache import RecallCache, recall_policy
+from gpu_worker.caches.recall.hot_cache import HotCacheSize
+from gpu_worker.caches.retain.cache import RetainCache
+
+__all__ = [
+    "Cache",
+    "CacheSet",
+    "DenseCache",
+    "GroupStep",
+    "HotCacheSize",
+    "LayerSteps",
+    "RecallCache",
+    "RetainCache",
+    "recall_policy",
+]

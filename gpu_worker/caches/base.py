@@ -1,0 +1,93 @@
+"""What a cache owes the engine: rows in at prefill and at every step, attention out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from gpu_worker.policies.recall import IndexJob
+from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.sequence import Sequence
+
+
+class GroupStep(ABC):
+    """One decode step of one group in some layers. What is the same in all of them is done when it is made.
+
+    new_slots: int32 [B, layers, H_kv], the pool rows that the new tokens take; -1 for padding.
+    """
+
+    group: Group
+    new_slots: Tensor
+    # Whether `attend` is to be given an early query.
+    reads_early_query: bool = False
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
+        """Attention of the new tokens, which are in their slots by now: query [B, H_q, d] to the same shape.
+
+        early_query: what the layer's query would be if the layer before it changed nothing; else, and for the first
+        layer, the query itself.
+        """
+
+    def finish(self) -> None:
+        """After the last layer, before the new tokens count as past: what is measured of the step, on the host."""
+        return None
+
+
+class Cache(ABC):
+    """Keeps one layer of some sequences' KV attendable. Slots are assigned by `admit` and freed by `release`."""
+
+    # Whether its layers attend everything.
+    is_dense: bool = False
+
+    @abstractmethod
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        """Blocks wanted in so many layers where so many are free; at least what the sequence cannot do without."""
+
+    def needs_store(self, sequence: Sequence) -> bool:
+        """Whether the rows of an admitted sequence must go to the store."""
+        return False
+
+    def bytes_in_store(self, sequence: Sequence) -> int:
+        """Of the rows of a sequence that offloads; 0 where they lie there only to measure by."""
+        return 0
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Have the state that a sequence needs beside its slots. Raises CapacityError."""
+        return None
+
+    @abstractmethod
+    def admit(self, sequence: Sequence, layer: int) -> None:
+        """Take the sequence's slots for this layer. Raises CapacityError."""
+
+    @abstractmethod
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        """Keep what is attended of a prefilled layer; nothing by reference. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
+        of the last w tokens, as many as the policy reads."""
+
+    def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        """What the store must train of a prefilled layer of the sequence; None: nothing."""
+        return None
+
+    @abstractmethod
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        """Make room for the sequence's next token in these layers. Raises StoreUnavailable."""
+
+    @abstractmethod
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        """Of sequences of one kind, in so many rows. num_tokens: of the longest with its new token, rounded up."""
+
+    @abstractmethod
+    def begin_step(self, group: Group, layers: range) -> GroupStep:
+        """Start a decode step in these layers; every sequence has room for its new token."""
+
+    @abstractmethod
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        """Add one step in these layers to the sequences' meters; before their new tokens count as past."""
+
+    @abstractmethod
+    def release(self, sequence: Sequence, layer: int) -> None:
+        """Free the slots. Safe to call for a layer that was never admitted."""

@@ -1,0 +1,175 @@
+"""Which cache serves which layer of which sequence, and how a batch falls into groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_worker.caches.base import Cache, GroupStep
+from gpu_worker.caches.dense import DenseCache
+from gpu_worker.caches.holders import Holders
+from gpu_worker.caches.recall.cache import RecallCache
+from gpu_worker.caches.retain.cache import RetainCache
+from gpu_worker.errors import CapacityError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.policies.base import CacheShape, Family
+from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
+from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables, SlotPool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSteps:
+    """The steps of the groups that a batch falls into in some layers, and all their new slots, int32 [B, layers, H]."""
+
+    layers: range
+    steps: list[GroupStep]
+    new_slots: Tensor
+
+
+class CacheSet:
+    """The caches over one pool. The first `full_layers` layers are dense for everyone."""
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        pool: SlotPool,
+        block_tables: BlockTables,
+        dense: DenseCache,
+        retain: RetainCache,
+        recall: RecallCache,
+        full_layers: int,
+    ) -> None:
+        self._shape = shape
+        self._pool = pool
+        self._block_tables = block_tables
+        self._dense = dense
+        self._sparse: dict[Family, Cache] = {Family.RETAIN: retain, Family.RECALL: recall}
+        self._retain = retain
+        self.recall = recall
+        self._full_layers = min(full_layers, shape.num_layers)
+        self._buckets = Buckets(is_exact=shape.device.type != "cuda")
+        self._holders = Holders(shape, pool, recall)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return (*self.recall.state, *self._retain.state)
+
+    def of(self, sequence: Sequence) -> list[Cache]:
+        """The cache of each layer."""
+        sparse = self._sparse_layers(sequence)
+        return [self._dense] * sparse.start + [self._serving(sequence)] * len(sparse)
+
+    def _sparse_layers(self, sequence: Sequence) -> range:
+        """The layers that do not attend everything; none where the whole sequence does."""
+        attends_all = sequence.policy.family is Family.DENSE or not sequence.plan.selects
+        num_layers = self._shape.num_layers
+        return range(num_layers if attends_all else self._full_layers, num_layers)
+
+    def _serving(self, sequence: Sequence) -> Cache:
+        """The cache of the layers behind those that are dense for everyone."""
+        return self._sparse[sequence.policy.family] if self._sparse_layers(sequence) else self._dense
+
+    @property
+    def num_free_slots(self) -> int:
+        """Of each layer and KV head, if all were shared evenly."""
+        return self._pool.num_free_blocks // (self._shape.num_layers * self._shape.num_kv_heads) * BLOCK_SIZE
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Take slots in every layer; False if they must be waited for. Raises CapacityError if they never come.
+
+        Where slots are missing, running sequences give up what they hold beyond their least.
+        """
+        needed = self._size(sequence, self._pool.num_free_blocks)
+        if needed > self._pool.num_free_blocks:
+            most = self._size(sequence, self._pool.num_blocks)
+            if most > self._pool.num_blocks:
+                missing = (most - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
+                raise CapacityError(
+                    f"the request needs {missing} bytes of slots more than the pool has; give more with "
+                    "--slot-memory, or ask for fewer tokens"
+                )
+            if not self._holders.make_room(needed):
+                return False
+            self._size(sequence, self._pool.num_free_blocks)
+        serving, sparse = self._serving(sequence), self._sparse_layers(sequence)
+        serving.prepare(sequence)
+        if serving is self.recall:
+            self._holders.add(sequence, sparse)
+        for layer, cache in enumerate(self.of(sequence)):
+            cache.admit(sequence, layer)
+        sequence.offloads = self._offloading(sequence).needs_store(sequence)
+        return True
+
+    def _offloading(self, sequence: Sequence) -> Cache:
+        """Who says what goes to the store: also where every layer is dense, as a short prompt's budget covers it."""
+        return self._sparse.get(sequence.policy.family, self._dense)
+
+    def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
+        """What the sequence holds: of its slots in all layers, and of its rows in the store."""
+        in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
+        return self._block_tables.held_bytes(sequence.seat), in_store
+
+    def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
+        """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
+        sparse = self._sparse_layers(sequence)
+        sequence.num_slots = sequence.capacity
+        needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
+        if sparse:
+            needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
+        return needed
+
+    def advance(self, sequence: Sequence) -> None:
+        """Let the window move on for the sequence's next token in every layer."""
+        self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
+
+    def batch(self, sequences: list[Sequence]) -> Batch:
+        """A decode batch of sequences that have all advanced."""
+        num_seats, some_dense = self._shape.max_num_seqs, self._full_layers > 0
+        return Batch.of(sequences, self._kind, self._group_shape, self._buckets, num_seats, some_dense)
+
+    def _kind(self, sequence: Sequence) -> Kind:
+        if not self._sparse_layers(sequence):
+            return "", False
+        return sequence.policy.name, sequence.can_miss
+
+    def _group_shape(self, sequences: list[Sequence]) -> GroupShape:
+        num_rows = self._buckets.rows(len(sequences))
+        num_tokens = self._buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
+        return self._serving(sequences[0]).group_shape(sequences, num_rows, num_tokens, self._buckets)
+
+    def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
+        """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""
+        groups = batch.groups(table)
+        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
+        steps = []
+        if batch.shape.dense is not None:
+            everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
+            steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
+        if rest:
+            of_groups = [self._serving(group.sequences[0]).begin_step(group, rest) for group in groups]
+            steps.append(_layer_steps(rest, of_groups))
+        return steps
+
+    def count(self, batch: Batch) -> None:
+        """Add a step to the accounts of its sequences; before their new tokens count as past."""
+        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
+        for members in batch.members:
+            self._dense.count(members, first)
+            self._serving(members[0]).count(members, rest)
+
+    def spread(self) -> None:
+        """Let running sequences have slots that nobody waits for."""
+        self._holders.spread()
+
+    def release(self, sequence: Sequence) -> None:
+        self._holders.remove(sequence)
+        for layer, cache in enumerate(self.of(sequence)):
+            cache.release(sequence, layer)
+
+
+def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:
+    return LayerSteps(layers, steps, join([step.new_slots for step in steps]))

@@ -1,0 +1,66 @@
+"""Who holds slots for recalled tokens: gives some up when a waiting request lacks them, has more when one leaves."""
+
+from __future__ import annotations
+
+from gpu_worker.caches.recall.cache import RecallCache
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
+
+
+class Holders:
+    """The admitted sequences of the recall cache, each with the layers that it serves."""
+
+    def __init__(self, shape: CacheShape, pool: SlotPool, recall: RecallCache) -> None:
+        self._shape = shape
+        self._pool = pool
+        self._recall = recall
+        self._layers: dict[Sequence, range] = {}
+
+    def add(self, sequence: Sequence, layers: range) -> None:
+        self._layers[sequence] = layers
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence; one that was never added is no error."""
+        self._layers.pop(sequence, None)
+
+    def make_room(self, num_free_blocks: int) -> bool:
+        """Have so many blocks free: the largest holder gives up half of its slots, until they are.
+
+        False where all holders' leasts leave fewer; then nobody gives up anything, as it would help no one.
+        """
+        spare = sum(self._spare_blocks(sequence) for sequence in self._layers)
+        if self._pool.num_free_blocks + spare < num_free_blocks:
+            return False
+        while self._pool.num_free_blocks < num_free_blocks:
+            holders = [sequence for sequence in self._layers if self._spare_blocks(sequence)]
+            largest = max(holders, key=lambda sequence: sequence.num_slots)
+            target = max(self._recall.least_slots(largest), largest.num_slots // 2)
+            # A part of a block would free nothing.
+            self._recall.shrink(largest, self._layers[largest], num_blocks(target) * BLOCK_SIZE)
+        return True
+
+    def spread(self) -> None:
+        """Let those that may miss have free slots, who has least first: each takes half of what is free, so that the
+        next request finds room."""
+        for sequence in sorted(self._layers, key=lambda sequence: sequence.num_slots):
+            if not self._may_resize(sequence) or not sequence.can_miss:
+                continue
+            layers = self._layers[sequence]
+            free = self._pool.num_free_blocks // (2 * len(layers) * self._shape.num_kv_heads)
+            # Whoever has a slot for every token has each at its own place; that is for the admitted only.
+            target = min(sequence.capacity - 1, (num_blocks(sequence.num_slots) + free) * BLOCK_SIZE)
+            if target > sequence.num_slots:
+                self._recall.grow(sequence, layers, target)
+
+    def _may_resize(self, sequence: Sequence) -> bool:
+        is_prefilled = sequence.status in (Status.INDEXING, Status.DECODE)
+        return is_prefilled and self._recall.may_resize(sequence)
+
+    def _spare_blocks(self, sequence: Sequence) -> int:
+        """Blocks that the sequence can do without, in all its layers."""
+        if not self._may_resize(sequence):
+            return 0
+        per_head = num_blocks(sequence.num_slots) - num_blocks(self._recall.least_slots(sequence))
+        return per_head * len(self._layers[sequence]) * self._shape.num_kv_heads

@@ -1,0 +1,1 @@
+"""Every row in the arena, an index, and the hot cache."""

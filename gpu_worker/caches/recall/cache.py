@@ -1,0 +1,251 @@
+"""Selected tokens through the hot cache: sinks and window stay, misses come from the arena."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches.base import Cache
+from gpu_worker.caches.probe import Probe
+from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
+from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
+from gpu_worker.caches.recall.hot_cache import HotCache, HotCacheSize
+from gpu_worker.caches.recall.index_book import IndexBook
+from gpu_worker.caches.recall.index_training import IndexTraining, recall_policy
+from gpu_worker.caches.recall.step import RecallParts, RecallStep
+from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.engine.no_room import no_room_for_policy
+from gpu_worker.errors import CapacityError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall import IndexJob
+from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.store.offload import Offloader, TrainedLayer
+
+
+class RecallCache(Cache):
+    """One cache for every recall policy and any mix of them; a policy is asked what to select only."""
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        pool: SlotPool,
+        block_tables: BlockTables,
+        offloader: Offloader,
+        probe: Probe,
+        hot_cache_size: HotCacheSize,
+        trains_here: bool,
+        num_fixed: int = 0,
+    ) -> None:
+        """trains_here: indexes are trained on the model's device, not by the store. num_fixed: sinks, window and new
+        token that most sequences will have, for which there is room from the start."""
+        self._shape = shape
+        self._pool = pool
+        self._block_tables = block_tables
+        self._offloader = offloader
+        self._hot_cache_size = hot_cache_size
+        self._whole = WholeContext(pool, block_tables)
+        # Made when the first sequence comes that may miss.
+        self._hot: HotCache | None = None
+        self._fetch: RecallFetch | None = None
+        # Rows of each seat that the device fetched by itself. Cleared outside inference mode too: an aborted request
+        # leaves between two steps.
+        with torch.inference_mode(False):
+            self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
+        self._fixed = FixedSlots(shape)
+        self._fixed.make_room(num_fixed)
+        self._indexes = IndexBook(shape)
+        self._training = IndexTraining(
+            shape, pool, offloader, self._indexes, self._whole, self._fixed, trains_here
+        )
+        self._probe = probe
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return self._fixed.table, self._offloader.arena
+
+    def needs_store(self, sequence: Sequence) -> bool:
+        """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
+        is_measured = sequence.request.measure and sequence.plan.selects
+        return self._keeps_in_store(sequence) or is_measured
+
+    def _keeps_in_store(self, sequence: Sequence) -> bool:
+        return sequence.can_miss or not self._training.trains_here
+
+    def bytes_in_store(self, sequence: Sequence) -> int:
+        return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
+
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        per_head = num_layers * self._shape.num_kv_heads
+        sequence.num_slots = self._num_slots(sequence, max(0, num_free_blocks) // per_head * BLOCK_SIZE)
+        return per_head * num_blocks(sequence.num_slots)
+
+    def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
+        """Slots for each KV head and layer where so many are free."""
+        plan, policy = sequence.plan, recall_policy(sequence)
+        if policy.reads_keys:
+            return sequence.capacity
+        fixed = sequence.num_fixed
+        wanted = fixed + self._hot_cache_size.num_slots(
+            plan.num_prompt_tokens, sequence.capacity, fixed, num_free_slots
+        )
+        return min(sequence.capacity, max(self.least_slots(sequence), wanted))
+
+    def least_slots(self, sequence: Sequence) -> int:
+        """Slots of each KV head and layer that a sequence cannot do without."""
+        if recall_policy(sequence).reads_keys:
+            return sequence.capacity
+        return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
+
+    def may_resize(self, sequence: Sequence) -> bool:
+        """Whether a prefilled sequence may do with fewer slots, or with more again: its rows are in the store, and
+        nobody fixed how many of them are kept."""
+        return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
+        try:
+            self._fixed.make_room(sequence.num_fixed)
+            self._indexes.make(recall_policy(sequence))
+            if sequence.can_miss:
+                self._hot_cache()
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
+                "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
+            ) from error
+
+    def _hot_cache(self) -> HotCache:
+        if self._hot is None:
+            self._hot = HotCache(self._shape, self._pool, self._block_tables)
+        return self._hot
+
+    def admit(self, sequence: Sequence, layer: int) -> None:
+        self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
+
+    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, its least or more."""
+        hot = self._hot_cache()
+        if not sequence.can_miss:
+            hot.take_over(sequence, layers)
+        hot.shrink(sequence, layers, num_slots)
+        fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
+        for layer in layers:
+            self._fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
+            self._block_tables.shrink(sequence.seat, layer, num_slots)
+        sequence.num_slots = num_slots
+
+    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Take more slots for a sequence that may miss; with fewer than its capacity it still may."""
+        for layer in layers:
+            self._block_tables.extend(sequence.seat, layer, num_slots)
+        self._hot_cache().grow(sequence, layers, num_slots)
+        sequence.num_slots = num_slots
+
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        cache: WholeContext | HotCache = self._whole
+        if sequence.can_miss:
+            assert self._hot is not None
+            cache = self._hot
+        cache.store(sequence, layer, rows)
+        fixed = fixed_positions(sequence, rows.shape[1], rows.device)
+        self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
+        try:
+            self._training.observe(sequence, layer, rows, queries)
+        except torch.OutOfMemoryError as error:
+            raise no_room_for_policy(sequence.policy.name, "index", rows.shape[1]) from error
+
+    def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        return self._training.job(sequence, layer)
+
+    def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
+        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come, and
+        CapacityError."""
+        try:
+            return self._training.load(sequence, trained, timeout_seconds)
+        except torch.OutOfMemoryError as error:
+            raise no_room_for_policy(sequence.policy.name, "index", trained.job.end) from error
+
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
+        policy, begin = recall_policy(sequence), sequence.window_begin
+        end = policy.window_begin(sequence.plan, sequence.num_tokens)
+        sequence.leaving = -1
+        if end > begin and policy.trains_when_leaving:
+            self._training.train_leaving(sequence, layers, begin, end)
+            self._fixed.clear_window(sequence, layers)
+        elif end > begin:
+            sequence.leaving = begin
+        sequence.window_begin = end
+
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        """Of sequences that share a policy and may all miss or none. num_tokens: of the longest, rounded up."""
+        first = sequences[0]
+        if recall_policy(first).reads_keys:
+            num_positions = num_tokens
+        else:
+            num_positions = buckets.positions(max(sequence.window_begin for sequence in sequences))
+        width = max(sequence.num_fixed for sequence in sequences)
+        return GroupShape(
+            first.policy.name,
+            first.can_miss,
+            num_rows,
+            min(num_positions, self._shape.max_model_len),
+            buckets.width(max(sequence.plan.num_selected or 0 for sequence in sequences)),
+            min(buckets.width(width), self._fixed.width),
+        )
+
+    def begin_step(self, group: Group, layers: range) -> RecallStep:
+        if self._fetch is None or self._fetch.arena is not self._offloader.arena:
+            # The first step, or the store came back with another arena.
+            self._fetch = self._make_fetch()
+        parts = RecallParts(
+            self._shape,
+            self._pool,
+            self._fixed,
+            self._whole,
+            self._hot,
+            self._fetch,
+            self._indexes,
+            self._probe,
+        )
+        return RecallStep(group, layers, recall_policy(group.sequences[0]), parts)
+
+    def _make_fetch(self) -> RecallFetch:
+        arena = self._offloader.arena
+        if arena is None:
+            return StoreFetch(self._pool, self._block_tables, self._offloader)
+        return ArenaFetch(arena, self._pool, self._block_tables, self._fetched)
+
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        num_layers = len(layers)
+        for sequence in sequences:
+            plan, meter = sequence.plan, sequence.meter
+            num_window = sequence.num_tokens - sequence.window_begin
+            num_taken = min(plan.num_selected or 0, sequence.window_begin - plan.num_sink)
+            attended = plan.num_sink + num_taken + (0 if plan.window_extra else num_window)
+            meter.num_layer_steps += num_layers
+            meter.attended_tokens += num_layers * attended
+            meter.window_tokens += num_layers * num_window if plan.window_extra else 0
+            meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
+
+    def take_counts(self, sequences: list[Sequence]) -> None:
+        """Add what the device fetched by itself to the accounts of these, all that offload; may wait for it.
+
+        Call it before one of them gives its seat to another.
+        """
+        if not sequences:
+            return
+        counts = self._fetched.tolist()
+        self._fetched.zero_()
+        for sequence in sequences:
+            if counts[sequence.seat]:
+                self._offloader.count_fetched(sequence, counts[sequence.seat])
+
+    def release(self, sequence: Sequence, layer: int) -> None:
+        self._block_tables.release(sequence.seat, layer)

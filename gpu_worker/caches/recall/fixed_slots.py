@@ -1,0 +1,74 @@
+"""Pool rows of what every decode step attends whatever is selected: sinks, window and the new token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.sequence import Sequence
+
+
+def fixed_positions(sequence: Sequence, end: int, device: torch.device) -> Tensor:
+    """Sinks, and the window up to position `end`: int64 [T], ascending."""
+    sinks = torch.arange(sequence.plan.num_sink, device=device)
+    return torch.cat([sinks, torch.arange(sequence.window_begin, end, device=device)])
+
+
+class FixedSlots:
+    """For each seat, layer and KV head: a column for every sink, then a ring in which the new token takes the place of
+    the one that leaves the window. Attention does not care for the order.
+
+    table: int32 [seats, L, H_kv, width + 1], -1 where nothing is. The last column is where padding writes.
+    """
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self.table = shape.seated(1, dtype=torch.int32).fill_(-1)
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[3] - 1
+
+    def make_room(self, width: int) -> None:
+        """Have at least this many columns; a captured step that read the smaller table is void."""
+        if width <= self.width:
+            return
+        wider = self._shape.seated(1 << (width - 1).bit_length(), dtype=torch.int32).fill_(-1)
+        wider = torch.nn.functional.pad(wider, (0, 1), value=-1)
+        wider[..., : self.width] = self.table[..., :-1]
+        self.table = wider
+
+    def fill(self, sequence: Sequence, layer: int, positions: Tensor, pool_rows: Tensor) -> None:
+        """Start a layer with these sinks and window tokens, int64 [T], that lie in pool rows [H_kv, T]."""
+        at_layer = self.table[sequence.seat, layer]
+        at_layer.fill_(-1)
+        num_sink = sequence.plan.num_sink
+        in_ring = num_sink + positions % sequence.ring_size
+        columns = torch.where(positions < num_sink, positions, in_ring)
+        at_layer[:, columns] = pool_rows.int()
+
+    def clear_window(self, sequence: Sequence, layers: range) -> None:
+        """The window is empty in these layers."""
+        num_sink = sequence.plan.num_sink
+        window = slice(num_sink, num_sink + sequence.ring_size)
+        self.table[sequence.seat, layers.start : layers.stop, :, window].fill_(-1)
+
+    def window_rows(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of window positions int64 [T], in every head: int64 [H_kv, T]."""
+        columns = sequence.plan.num_sink + positions % sequence.ring_size
+        return self.table[sequence.seat, layer][:, columns].long()
+
+    def leaving(self, rows: RowInputs, layers: range) -> Tensor:
+        """Pool rows that the new tokens will push out: int32 [B, layers, H_kv], -1 where the ring has room."""
+        return self.table[rows.seats[:, None], layers.start : layers.stop, :, rows.ring[:, None]][:, 0]
+
+    def take_in(self, rows: RowInputs, layers: range, new_slots: Tensor) -> None:
+        """Let the new tokens, in pool rows int32 [B, layers, H_kv], into the ring."""
+        at_layers = self.table[:, layers.start : layers.stop]
+        at_layers.permute(0, 3, 1, 2)[rows.seats, rows.ring] = new_slots
+
+    def at(self, layer: int, width: int) -> Tensor:
+        """What is read in one layer: int32 [seats, H_kv, width], a view."""
+        return self.table[:, layer, :, :width]

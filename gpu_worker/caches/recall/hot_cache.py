@@ -1,0 +1,171 @@
+"""The hot cache: which tokens lie in a sequence's slots where there are fewer slots than tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.resolve import Residency, SeatRows, resolve
+from gpu_worker.kernels.rows import pool_rows
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+
+
+@dataclass(frozen=True, slots=True)
+class HotCacheSize:
+    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
+
+    Auto is the whole context where that is at most half of what is free, else that half: the next request finds room.
+    Where sinks and window leave less than that half, it is what they leave.
+    """
+
+    share: float | None = None
+    tokens: int | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        return self.share is None and self.tokens is None
+
+    def num_slots(
+        self, num_prompt_tokens: int, capacity: int, num_fixed_slots: int, num_free_slots: int
+    ) -> int:
+        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold.
+
+        num_fixed_slots: for sinks, window and the new token. num_free_slots: for all of them and C.
+        """
+        if self.tokens is not None:
+            return self.tokens
+        if self.share is not None:
+            return math.ceil(self.share * num_prompt_tokens)
+        return min(capacity, num_free_slots // 2, max(0, num_free_slots - num_fixed_slots))
+
+
+class HotCache:
+    """Residency of every seat. A token is in at most one slot of a head, a slot holds at most one token.
+
+    slot_of: int32 [seats, L, H_kv, N]; token_of: int32 [seats, L, H_kv, S]; -1 where there is none. The clock's bits
+    and hands, and how many slots are filled, are as `Residency` says.
+    """
+
+    def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables) -> None:
+        self._pool = pool
+        self._tables = block_tables.tables
+        num_slots = self._tables.shape[-1] * BLOCK_SIZE
+        self._slot_of = shape.seated(shape.max_model_len, dtype=torch.int32)
+        self._token_of = shape.seated(num_slots, dtype=torch.int32)
+        self._referenced = shape.seated(num_slots, dtype=torch.uint8)
+        self._hand = shape.seated(dtype=torch.int32)
+        self._filled = shape.seated(dtype=torch.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(state.nbytes for state in self._states())
+
+    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as there is room for."""
+        seat, num_tokens, num_slots = sequence.seat, rows.shape[1], sequence.num_slots
+        self._slot_of[seat, layer, :, : sequence.capacity] = -1
+        self._token_of[seat, layer, :, :num_slots] = -1
+        self._referenced[seat, layer, :, :num_slots] = 0
+        self._hand[seat, layer] = 0
+        positions = torch.arange(num_tokens, device=rows.device)
+        room = num_slots - 1  # the next token's
+        if num_tokens > room:
+            num_sink = sequence.plan.num_sink
+            positions = torch.cat([positions[:num_sink], positions[num_tokens - (room - num_sink) :]])
+        count = positions.shape[0]
+        slots = torch.arange(count, device=rows.device)
+        self._filled[seat, layer] = count
+        self._token_of[seat, layer, :, :count] = positions.int()
+        self._slot_of[seat, layer, :, positions] = slots.int()
+        physical = physical_slots(self._tables[seat, layer], slots.expand(rows.shape[0], count))
+        self._pool.rows[physical] = rows[:, positions]
+
+    def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of resident positions int64 [T] of a prefilled layer, in every head: int64 [H_kv, T]."""
+        slots = self._slot_of[sequence.seat, layer][:, positions].long()
+        return physical_slots(self._tables[sequence.seat, layer], slots)
+
+    def place(self, rows: RowInputs, layers: range) -> Tensor:
+        """Give the new tokens slots in every layer and head: their pool rows, int32 [B, layers, H_kv]."""
+        span = slice(layers.start, layers.stop)
+        # Layers count as heads, so that one launch serves them all.
+        residency = Residency(*(state[:, span].flatten(1, 2) for state in self._states()))
+        positions = rows.positions[:, None, None].expand(-1, residency.hand.shape[1], 1)
+        slots, _ = resolve(residency, _seat_rows(rows), positions)
+        placed = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+        pool_rows(self._tables[:, span].flatten(1, 2), rows.seats, slots, placed)
+        return placed.view(positions.shape[0], len(layers), -1)
+
+    def resolve(self, rows: RowInputs, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Give selected positions int64 [B, H_kv, K] slots: these, and which of them must be fetched."""
+        residency = Residency(*(state[:, layer] for state in self._states()))
+        return resolve(residency, _seat_rows(rows), positions)
+
+    def take_over(self, sequence: Sequence, layers: range) -> None:
+        """Know a sequence in whose slots i position i has lain so far."""
+        seat, span, num_tokens = sequence.seat, slice(layers.start, layers.stop), sequence.num_tokens
+        every = torch.arange(num_tokens, dtype=torch.int32, device=self._hand.device)
+        self._slot_of[seat, span, :, : sequence.capacity] = -1
+        self._slot_of[seat, span, :, :num_tokens] = every
+        self._token_of[seat, span, :, :num_tokens] = every
+        self._referenced[seat, span, :, : sequence.num_slots] = 0
+        self._hand[seat, span] = 0
+        self._filled[seat, span] = num_tokens
+
+    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Have so many slots from the next step on; the new ones are empty."""
+        seat, span = sequence.seat, slice(layers.start, layers.stop)
+        self._token_of[seat, span, :, sequence.num_slots : num_slots] = -1
+        self._referenced[seat, span, :, sequence.num_slots : num_slots] = 0
+
+    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+        """Do with the first `num_slots` of the sequence's slots from the next step on; not with fewer than its sinks,
+        its window and the new token need.
+
+        Sinks and window move there, in the place of tokens that were not used lately; what else lies beyond is
+        forgotten, and fetched again when it is selected.
+        """
+        for layer in layers:
+            self._shrink_layer(sequence, layer, num_slots)
+
+    def _shrink_layer(self, sequence: Sequence, layer: int, num_slots: int) -> None:
+        seat, tables = sequence.seat, self._tables[sequence.seat, layer]
+        slot_of, token_of, referenced, hand, filled = (state[seat, layer] for state in self._states())
+        slots = torch.arange(sequence.num_slots, device=hand.device)
+        token = token_of[:, : sequence.num_slots].long()
+        is_held = slots < filled[:, None]
+        is_fixed = is_held & ((token < sequence.plan.num_sink) | (token >= sequence.window_begin))
+        moves, goes = is_fixed & (slots >= num_slots), is_held & ~is_fixed & (slots >= num_slots)
+        # Where something moves, no slot is free: the places are those of tokens, the clock's clear bits first.
+        places = (referenced[:, :num_slots] + 2 * is_fixed[:, :num_slots]).argsort(dim=1, stable=True)
+        head, source = moves.nonzero(as_tuple=True)
+        target = places[head, (moves.cumsum(dim=1) - 1)[head, source]]
+
+        slot_of[head, token[head, target]] = -1
+        slot_of[head, token[head, source]] = target.int()
+        token_of[head, target] = token[head, source].int()
+        referenced[head, target] = referenced[head, source]
+        self._pool.rows[_row(tables, head, target)] = self._pool.rows[_row(tables, head, source)]
+        head, source = goes.nonzero(as_tuple=True)
+        slot_of[head, token[head, source]] = -1
+        filled.clamp_(max=num_slots)
+        hand.remainder_(num_slots)
+
+    def _states(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self._slot_of, self._token_of, self._referenced, self._hand, self._filled
+
+
+def _seat_rows(rows: RowInputs) -> SeatRows:
+    return SeatRows(rows.seats, rows.capacities, rows.begin, rows.end)
+
+
+def _row(tables: Tensor, heads: Tensor, slots: Tensor) -> Tensor:
+    """Pool rows of slots int64 [n] of these heads. tables: int64 [H_kv, max_blocks]."""
+    return tables[heads, slots // BLOCK_SIZE] * BLOCK_SIZE + slots % BLOCK_SIZE

@@ -1,0 +1,164 @@
+"""Where the indexes of recall policies come from: the store's cores, the model's device, or one after the other."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.caches.recall.fixed_slots import FixedSlots
+from gpu_worker.caches.recall.index_book import IndexBook
+from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.errors import StoreUnavailable
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.recall import IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.trainers import train_index
+
+# Longest wait for the store to train an index; far above any real one, it only bounds a hang.
+INDEX_TIMEOUT_SECONDS = 600.0
+# Between two looks at whether the store is still there.
+INDEX_WAIT_SECONDS = 0.5
+# Keys of tokens that leave the window, of some layers, which are indexed at once.
+WINDOW_BYTES = 64 << 20
+# The last layer of a prompt is computed for one token only: nothing hides the training of its index, nor of the one
+# before, and too little that of the one before these, as the store takes about as long as a layer.
+UNHIDDEN_LAYERS = 3
+
+
+def recall_policy(sequence: Sequence) -> RecallPolicy:
+    """The policy of a sequence that the recall cache serves; CacheSet gives it no other."""
+    return cast(RecallPolicy, sequence.policy)
+
+
+def prompt_job(sequence: Sequence) -> IndexJob | None:
+    """The index that a prefilled layer needs: of all between sinks and window."""
+    plan = sequence.plan
+    return recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
+
+
+class IndexTraining:
+    """Has layers indexed, and puts what was trained into the policies' indexes.
+
+    trains_here: on the model's device; else by the store. Where that device is a GPU, it trains what the second token
+    would wait for (`RecallPolicy.trains_last_layers`); and where it has every row, the store does only what takes cores
+    and leaves the rest to it (`RecallPolicy.coarse`).
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        pool: SlotPool,
+        offloader: Offloader,
+        indexes: IndexBook,
+        whole: WholeContext,
+        fixed: FixedSlots,
+        trains_here: bool,
+    ) -> None:
+        self._shape = shape
+        self._pool = pool
+        self._offloader = offloader
+        self._indexes = indexes
+        self._whole = whole
+        self._fixed = fixed
+        self.trains_here = trains_here
+        self._is_quick = is_quick(shape.device)
+
+    def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
+        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
+        job = prompt_job(sequence) if self._is_trained_here(sequence, layer) else None
+        if job is not None:
+            keys = rows[:, job.begin : job.end, : self._shape.head_dim]
+            self._train_here(sequence, range(layer, layer + 1), job, keys)
+
+    def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
+        """What the store is to train of a prefilled layer; None: nothing."""
+        if not sequence.plan.selects or self._is_trained_here(sequence, layer):
+            return None
+        job = prompt_job(sequence)
+        if job is None or sequence.can_miss or not self._is_quick:
+            return job
+        return recall_policy(sequence).coarse(job)
+
+    def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
+        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
+        segment = self._offloader.segment(trained, timeout_seconds)
+        if segment is None:
+            return False
+        policy, layer, job = recall_policy(sequence), trained.layer, trained.job
+        device = self._shape.device
+        arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}
+        read_keys = self._reader(sequence, layer) if job.needs_keys else None
+        self._indexes.load(policy, sequence.seat, layer, job, arrays, read_keys)
+        return True
+
+    def train_leaving(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
+        """Index the tokens [begin, end), which leave the window. Raises StoreUnavailable."""
+        job = recall_policy(sequence).index_job(sequence.plan, begin, end)
+        if job is None:
+            return
+        if self.trains_here:
+            positions = torch.arange(begin, end, device=self._shape.device)
+            layer_bytes = self._shape.num_kv_heads * (end - begin) * self._pool.row_bytes // 2
+            at_once = max(1, WINDOW_BYTES // layer_bytes)
+            for first in range(layers.start, layers.stop, at_once):
+                some = range(first, min(first + at_once, layers.stop))
+                slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
+                self._train_here(sequence, some, job, self._keys[slots])
+            return
+        self._offloader.seal(sequence, end)
+        trained = [self._offloader.build(sequence, layer, job) for layer in layers]
+        deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
+        for index in trained:
+            while not self.load(sequence, index, INDEX_WAIT_SECONDS):
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
+
+    def _is_trained_here(self, sequence: Sequence, layer: int) -> bool:
+        is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
+        return self.trains_here or (is_last and recall_policy(sequence).trains_last_layers)
+
+    @property
+    def _keys(self) -> Tensor:
+        """The K half of the pool's rows, [slots, d]."""
+        return self._pool.rows[:, : self._shape.head_dim]
+
+    def _train_here(self, sequence: Sequence, layers: range, job: IndexJob, keys: Tensor) -> None:
+        """Index the keys [layers x H_kv, T, d] of the job's tokens: many layers take hardly longer than one."""
+        arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
+        by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
+        for place, layer in enumerate(layers):
+            at_layer = {name: array[place] for name, array in by_layer.items()}
+            self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, at_layer)
+
+    def _reader(self, sequence: Sequence, layer: int) -> ReadKeys:
+        head_dim = self._shape.head_dim
+        if sequence.can_miss:
+            # It has given slots up since the store was asked.
+            rows = self._offloader.inspect(sequence, layer, self._shape.num_kv_heads)
+            return lambda begin, end: rows[:, begin:end, :head_dim]
+
+        def read(begin: int, end: int) -> Tensor:
+            positions = torch.arange(begin, end, device=self._shape.device)
+            return self._keys[self._whole.rows_of(sequence, layer, positions)]
+
+        return read
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy, for which the host does not wait: the host itself copies once, since the store's memory is not pinned."""
+    dtype = getattr(torch, array.dtype.name)
+    copy = torch.empty(array.shape, dtype=dtype, pin_memory=device.type == "cuda")
+    np.copyto(copy.numpy(), array)
+    return copy.to(device, non_blocking=True)
+
+
+def is_quick(device: torch.device) -> bool:
+    """Whether a device does at once what would keep the store's cores busy."""
+    return device.type == "cuda"

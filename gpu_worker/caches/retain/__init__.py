@@ -1,0 +1,1 @@
+"""What a retain policy kept of the prompt, in slots."""

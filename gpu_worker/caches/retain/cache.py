@@ -1,0 +1,185 @@
+"""What a policy keeps of each prefilled layer, and the tokens decoded since."""
+
+from __future__ import annotations
+
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches.base import Cache
+from gpu_worker.caches.probe import Probe
+from gpu_worker.caches.retain.kept_rows import KeptRows
+from gpu_worker.caches.retain.kept_slots import KeptSlots
+from gpu_worker.caches.retain.step import RetainParts, RetainStep
+from gpu_worker.engine.no_room import no_room_for_policy
+from gpu_worker.errors import CapacityError, RequestError
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.kept_layer import KeptLayer
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
+
+
+def retain_policy(sequence: Sequence) -> RetainPolicy:
+    """The policy of a sequence that the retain cache serves; CacheSet gives it no other."""
+    return cast(RetainPolicy, sequence.policy)
+
+
+class RetainCache(Cache):
+    """One cache for every retain policy and any mix of them. A sequence takes no slots until a layer is compressed, but
+    what it will need is its own from admission on."""
+
+    def __init__(
+        self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe, first_layer: int
+    ) -> None:
+        """first_layer: the layers before it are dense."""
+        self._shape = shape
+        self._block_tables = block_tables
+        self._first_layer = first_layer
+        self._kept = KeptSlots(shape)
+        self._rows = KeptRows(shape, pool, block_tables, self._kept, first_layer)
+        self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
+        # Who waits is asked for its blocks at every step.
+        self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What a captured step has read addresses from: it is void once these are other objects."""
+        return self._kept.state
+
+    @property
+    def _num_layers(self) -> int:
+        return self._shape.num_layers - self._first_layer
+
+    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+        """Raises RequestError where the policy cannot serve the budget."""
+        return sum(self._layer_blocks(sequence, layer) for layer in range(self._num_layers))
+
+    def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
+        """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
+        slots = self._layer_budgets(sequence)[layer] + self._room(sequence)
+        return blocks_of_heads(self._shape.num_kv_heads, slots)
+
+    def _layer_budgets(self, sequence: Sequence) -> list[int]:
+        """Of the layers that are compressed. Raises RequestError where the policy cannot serve the budget."""
+        if sequence not in self._budgets:
+            policy, plan, num_layers = retain_policy(sequence), sequence.plan, self._num_layers
+            try:
+                budgets = [policy.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
+            except ValueError as error:
+                raise RequestError(str(error), "carrel.budget") from error
+            self._budgets[sequence] = budgets
+        return self._budgets[sequence]
+
+    def _room(self, sequence: Sequence) -> int:
+        """Slots of each head for tokens that are decoded from when it was last compressed."""
+        begin = max(sequence.num_prefill, sequence.kept_at)
+        return retain_policy(sequence).room(sequence.plan, sequence.capacity - begin)
+
+    def needs_store(self, sequence: Sequence) -> bool:
+        # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
+        is_measured = sequence.request.measure and sequence.plan.selects
+        return is_measured and not retain_policy(sequence).has_degrees
+
+    def admit(self, sequence: Sequence, layer: int) -> None:
+        blocks = self._layer_blocks(sequence, layer - self._first_layer)
+        self._block_tables.reserve(sequence.seat, layer, blocks)
+
+    def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
+        seed = sequence.request.sampling.seed or 0
+        compressed = layer - self._first_layer
+        prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
+        sequence.kept_at = sequence.num_prefill
+        self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
+
+    def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
+        policy, plan = retain_policy(sequence), sequence.plan
+        try:
+            return policy.compress(rows, plan, self._layer_budgets(sequence)[rows.layer])
+        except torch.OutOfMemoryError as error:
+            raise no_room_for_policy(policy.name, "compress", rows.num_tokens) from error
+
+    def _keep(self, sequence: Sequence, layers: range, retained: Retained) -> None:
+        """Put into the layers' slots what is retained; where a head keeps more than before they are dealt anew."""
+        seat, room, policy = sequence.seat, self._room(sequence), retain_policy(sequence)
+        counts = retained.counts_on_host()
+        longest = max(counts)
+        try:
+            self._kept.make_room(longest + room, policy)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
+                "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
+            ) from error
+        if layers.start == self._first_layer:
+            sequence.longest_kept = sequence.num_kept = 0
+        sequence.longest_kept = max(sequence.longest_kept, longest)
+        sequence.num_kept += sum(counts)
+        is_final, num_heads = not policy.interval(sequence.plan), self._shape.num_kv_heads
+        for layer, first in zip(layers, range(0, len(counts), num_heads), strict=True):
+            heads = slice(first, first + num_heads)
+            self._block_tables.deal(
+                seat, layer, [num_blocks(count + room) for count in counts[heads]], is_final
+            )
+            history = None if retained.history is None else retained.history[heads]
+            sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
+        self._kept.fill(seat, layers, retained, room)
+        self._rows.write(seat, layers, retained)
+
+    def advance(self, sequence: Sequence, layers: range) -> None:
+        """Let the window move on for the next token; compress again where it is time."""
+        policy, plan = retain_policy(sequence), sequence.plan
+        sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
+        interval = policy.interval(plan)
+        num_decoded = sequence.num_tokens - sequence.kept_at
+        if interval and num_decoded >= interval:
+            sequence.kept_at = sequence.num_tokens
+            step = self._layers_at_once(sequence)
+            for first in layers[::step]:
+                together = layers[first - layers.start :][:step]
+                # No name holds the rows while others are written.
+                self._keep(
+                    sequence,
+                    together,
+                    self._compress(sequence, self._rows.read(sequence, together, num_decoded)),
+                )
+        if interval:
+            sequence.mark = policy.mark(plan, sequence.kept_at + interval - sequence.num_tokens)
+
+    def _layers_at_once(self, sequence: Sequence) -> int:
+        """How many may be compressed together while the sequence decodes: their rows take no more memory in passing
+        than those of one prompt of the greatest length, for which there is room as float32."""
+        policy = retain_policy(sequence)
+        if not policy.treats_layers_alike:
+            return 1
+        num_rows = sequence.longest_kept + policy.interval(sequence.plan)
+        return max(1, 4 * self._shape.max_model_len // (self._shape.dtype.itemsize * num_rows))
+
+    def group_shape(
+        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+    ) -> GroupShape:
+        longest = max(
+            sequence.longest_kept + sequence.num_tokens - sequence.kept_at + 1 for sequence in sequences
+        )
+        room = max(sequence.longest_kept + self._room(sequence) for sequence in sequences)
+        num_positions = min(buckets.positions(min(longest, room)), self._kept.width)
+        return GroupShape(sequences[0].policy.name, False, num_rows, num_positions)
+
+    def begin_step(self, group: Group, layers: range) -> RetainStep:
+        return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
+
+    def count(self, sequences: list[Sequence], layers: range) -> None:
+        num_layers = len(layers)
+        for sequence in sequences:
+            meter = sequence.meter
+            # Where every step evicts, the new token's slot is all that is beside what was kept.
+            evicts = retain_policy(sequence).evicts
+            grown = 0 if evicts else sequence.num_tokens - sequence.kept_at
+            meter.num_layer_steps += num_layers
+            meter.attended_tokens += sequence.num_kept / self._shape.num_kv_heads + num_layers * grown
+
+    def release(self, sequence: Sequence, layer: int) -> None:
+        self._block_tables.release(sequence.seat, layer)

@@ -1,0 +1,152 @@
+"""What lies in the slots of sequences whose layers are compressed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.retain import Retained, RetainPolicy, StepSlots
+from gpu_worker.state.row_inputs import RowInputs
+
+
+class KeptSlots:
+    """For each seat, layer and KV head: what its slots hold. A head's slots are filled from the first on.
+
+    positions: int64 [seats, L, H_kv, S], -1 where a slot is empty. lengths, limits: int32 [seats, L, H_kv], slots that
+    are filled, and most that ever are. scores: float32 like positions, what a policy observes while decoding.
+    log_degrees: float32 like positions, what attention adds; None until a policy has any. sink_keys:
+    [seats, L, H_kv, s, d], keys of the first slots at their positions in the text; None until a policy shifts any.
+    """
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self.lengths = shape.seated(dtype=torch.int32).zero_()
+        self.limits = shape.seated(dtype=torch.int32).zero_()
+        self.positions = shape.seated(0, dtype=torch.int64)
+        self.scores: Tensor | None = None
+        self.log_degrees: Tensor | None = None
+        self.sink_keys: Tensor | None = None
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """A captured step is void once these are other objects."""
+        return self.positions, self.scores, self.log_degrees, self.sink_keys
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.lengths, self.limits, self.positions, self.scores, self.log_degrees, self.sink_keys)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def width(self) -> int:
+        return self.positions.shape[3]
+
+    def make_room(self, width: int, policy: RetainPolicy) -> None:
+        """Have at least this many slots a head, and the state that the policy works with."""
+        if width > self.width:
+            width = 1 << (width - 1).bit_length()
+            self.positions = self._widened(self.positions, width, -1)
+            if self.scores is not None:
+                self.scores = self._widened(self.scores, width, 0.0)
+            if self.log_degrees is not None:
+                self.log_degrees = self._widened(self.log_degrees, width, 0.0)
+        if policy.observes and self.scores is None:
+            self.scores = self._shape.seated(self.width, dtype=torch.float32).zero_()
+        if policy.has_degrees and self.log_degrees is None:
+            self.log_degrees = self._shape.seated(self.width, dtype=torch.float32).zero_()
+        num_sinks = 0 if self.sink_keys is None else self.sink_keys.shape[3]
+        if policy.num_shifted > num_sinks:
+            wider = self._shape.seated(
+                policy.num_shifted, self._shape.head_dim, dtype=self._shape.dtype
+            ).zero_()
+            if self.sink_keys is not None:
+                wider[..., :num_sinks, :] = self.sink_keys
+            self.sink_keys = wider
+
+    def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
+        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
+
+    def fill(self, seat: int, layers: range, retained: Retained, room: int) -> None:
+        """Start layers with what is retained of their heads, the first layer's first, in the first slots; each head may
+        take `room` more."""
+        place = seat, slice(layers.start, layers.stop)
+        lengths = retained.counts.int().unflatten(0, (len(layers), -1))
+        self.lengths[place] = lengths
+        self.limits[place] = lengths + room
+        _start(self.positions[place], retained.positions, -1)
+        if self.scores is not None:
+            _start(self.scores[place], retained.scores, 0.0)
+        if self.log_degrees is not None:
+            degrees = retained.degrees
+            _start(self.log_degrees[place], None if degrees is None else degrees.clamp(min=1.0).log_(), 0.0)
+        if self.sink_keys is not None:
+            num_sinks = min(retained.keys.shape[1], self.sink_keys.shape[3])
+            sinks = retained.keys[:, :num_sinks].unflatten(0, (len(layers), -1))
+            self.sink_keys[place][:, :, :num_sinks] = sinks
+
+    def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
+        """What a policy that evicts chooses from. width: no head of these rows has more slots."""
+        span = slice(layers.start, layers.stop)
+        scores = None if self.scores is None else self.scores[:, span, :, :width][rows.seats]
+        positions = self.positions[:, span, :, :width][rows.seats]
+        return StepSlots(positions, scores, rows.begin, rows.end, rows.positions)
+
+    def appended(self, rows: RowInputs, layers: range) -> Tensor:
+        """The next slot of every head: int64 [B, layers, H_kv]."""
+        return self.lengths[rows.seats, layers.start : layers.stop].long()
+
+    def is_full(self, rows: RowInputs, layers: range) -> Tensor:
+        """Whether a head has no slot left: bool [B, layers, H_kv]."""
+        span = slice(layers.start, layers.stop)
+        return self.lengths[rows.seats, span] >= self.limits[rows.seats, span]
+
+    def take_in(self, rows: RowInputs, layers: range, slots: Tensor) -> Tensor:
+        """Let the new tokens into slots int64 [B, layers, H_kv]; how many slots are filled then, int64 alike, 0 for
+        padding."""
+        span, is_real = slice(layers.start, layers.stop), rows.positions >= 0
+        wide = is_real[:, None, None]
+        before = self.lengths[rows.seats, span]
+        lengths = torch.maximum(before.long(), slots + 1)
+        # Padding writes what is there.
+        self.lengths[:, span][rows.seats] = torch.where(wide, lengths, before.long()).int()
+        new = rows.positions[:, None, None].expand_as(slots)
+        _put(self.positions[:, span], rows.seats, slots, new, wide)
+        if self.scores is not None:
+            _put(self.scores[:, span], rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
+        if self.log_degrees is not None:
+            _put(
+                self.log_degrees[:, span],
+                rows.seats,
+                slots,
+                torch.zeros_like(slots, dtype=torch.float32),
+                wide,
+            )
+        return lengths.masked_fill(~wide, 0)
+
+    def observe(self, policy: RetainPolicy, rows: RowInputs, layer: int, weights: Tensor) -> None:
+        """Let the policy note one layer's weights, float32 [B, H_kv, width]."""
+        assert self.scores is not None
+        at_layer = self.scores[:, layer, :, : weights.shape[2]]
+        before = at_layer[rows.seats]
+        after = before.clone()
+        policy.observe(after, weights, rows.marks)
+        at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
+
+
+def _start(table: Tensor, first: Tensor | None, empty: float) -> None:
+    """Write the first slots of all heads, and empty the others. table: [layers, H_kv, S]; first: [layers * H_kv, s]."""
+    count = 0
+    if first is not None:
+        count = first.shape[1]
+        table[..., :count] = first.view(*table.shape[:2], count)
+    table[..., count:].fill_(empty)
+
+
+def _put(table: Tensor, seats: Tensor, slots: Tensor, values: Tensor, is_real: Tensor) -> None:
+    """Write one value a head where rows are real. table: [seats, L, H_kv, S]; slots, values: [B, L, H_kv]."""
+    _, num_layers, num_heads = slots.shape
+    layer = torch.arange(num_layers, device=slots.device)[:, None]
+    head = torch.arange(num_heads, device=slots.device)
+    place = (seats[:, None, None], layer, head, slots.where(is_real, 0))
+    table[place] = torch.where(is_real, values.to(table.dtype), table[place])

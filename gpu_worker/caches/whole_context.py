@@ -1,0 +1,43 @@
+"""Slots of a sequence that has one for every token it may ever hold: slot i holds position i, and nothing misses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.rows import pool_rows
+from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+
+
+class WholeContext:
+    """Keeps no state: positions are slots."""
+
+    def __init__(self, pool: SlotPool, block_tables: BlockTables) -> None:
+        self._pool = pool
+        self._tables = block_tables.tables
+
+    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Fill a prefilled layer's slots. rows: [H_kv, n, 2d]."""
+        slots = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+        self._pool.rows[physical_slots(self._tables[sequence.seat, layer], slots)] = rows
+
+    def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of a prefilled layer's positions int64 [T], in every head: int64 [H_kv, T]."""
+        tables = self._tables[sequence.seat, layer]
+        return physical_slots(tables, positions.expand(tables.shape[0], -1))
+
+    def place(self, rows: RowInputs, layers: range) -> Tensor:
+        """Pool rows of the new tokens: int32 [B, layers, H_kv], -1 for padding."""
+        tables = self._tables[:, layers.start : layers.stop].flatten(1, 2)
+        positions = rows.positions[:, None, None].expand(-1, tables.shape[1], 1)
+        placed = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+        pool_rows(tables, rows.seats, positions, placed)
+        return placed.view(positions.shape[0], len(layers), -1)
+
+    def find(self, rows: RowInputs, layer: int, positions: Tensor) -> Tensor:
+        """Pool rows of selected positions int64 [B, H_kv, K]: int32, -1 stays -1."""
+        found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+        pool_rows(self._tables[:, layer], rows.seats, positions, found)
+        return found

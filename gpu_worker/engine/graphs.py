@@ -1,0 +1,86 @@
+"""Decode steps captured as CUDA graphs, one for each shape of batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.state.batch import Batch, BatchShape
+
+# A captured 32-layer step is some hundred launches; shapes that no batch had for long are captured anew.
+MAX_GRAPHS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """graph: reads `table` and writes `logits`. staged: pinned, what the host fills, by way of `filled`, the same
+    memory. taken: when it may do so again."""
+
+    graph: torch.cuda.CUDAGraph
+    table: Tensor
+    staged: Tensor
+    filled: npt.NDArray[np.int64]
+    logits: Tensor
+    taken: torch.cuda.Event
+
+
+class StepGraphs:
+    """Runs a step as it is when its shape is new, captures it when the shape comes again, then replays it.
+
+    All graphs share one pool of memory: only one runs at a time, and what a step leaves is read before the next.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._captured: OrderedDict[BatchShape, _Captured] = OrderedDict()
+        self._seen: set[BatchShape] = set()
+        self._state: tuple[object, ...] = ()
+        self._memory_pool: Any = None
+
+    def run(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device.
+
+        state: objects whose memory a captured step has the addresses of; other ones make all captured steps void.
+        """
+        if len(state) != len(self._state) or any(a is not b for a, b in zip(state, self._state, strict=True)):
+            self._captured.clear()
+            # What is made or compiled when first needed may have to be anew.
+            self._seen.clear()
+            # PyTorch ends a pool with the last graph that uses it.
+            self._memory_pool = None
+            self._state = state
+        captured = self._captured.get(batch.shape)
+        if captured is None:
+            if batch.shape not in self._seen:
+                # The first time also compiles kernels, which must not happen under capture.
+                self._seen.add(batch.shape)
+                return forward(torch.tensor(batch.table, device=self._device))
+            captured = self._capture(batch, forward)
+        self._captured.move_to_end(batch.shape)
+        captured.taken.synchronize()
+        captured.filled[:] = batch.table
+        captured.table.copy_(captured.staged, non_blocking=True)
+        captured.taken.record()
+        captured.graph.replay()
+        return captured.logits
+
+    def _capture(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> _Captured:
+        if self._memory_pool is None:
+            self._memory_pool = torch.cuda.graph_pool_handle()
+        table = torch.tensor(batch.table, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory_pool, capture_error_mode="thread_local"):
+            logits = forward(table)
+        staged = torch.tensor(batch.table).pin_memory()
+        captured = _Captured(graph, table, staged, staged.numpy(), logits, torch.cuda.Event())
+        self._captured[batch.shape] = captured
+        while len(self._captured) > MAX_GRAPHS:
+            self._captured.popitem(last=False)
+        return captured

@@ -1,8 +1,0 @@
-"""Order tokens by the rank of their cluster, so that a plain top-k takes whole clusters."""
-
-from gpu_worker.kernels.centroid_rank import reference
-from gpu_worker.kernels.dispatch import by_device
-
-__all__ = ["centroid_rank"]
-
-centroid_rank = by_device(reference.centroid_rank, "gpu_worker.kernels.centroid_rank.kernel", "centroid_rank")

@@ -1,8 +1,0 @@
-"""Votes averaged over groups of tokens."""
-
-from gpu_worker.kernels.dispatch import by_device
-from gpu_worker.kernels.group_means import reference
-
-__all__ = ["group_means"]
-
-group_means = by_device(reference.group_means, "gpu_worker.kernels.group_means.kernel", "group_means")

@@ -1,8 +1,0 @@
-"""Upper bound of a query's inner products with the keys of every page."""
-
-from gpu_worker.kernels.dispatch import by_device
-from gpu_worker.kernels.page_bound import reference
-
-__all__ = ["page_bound"]
-
-page_bound = by_device(reference.page_bound, "gpu_worker.kernels.page_bound.kernel", "page_bound")

@@ -1,8 +1,0 @@
-"""Scoring and selection in one: the best candidates by product-quantised keys of two parts."""
-
-from gpu_worker.kernels.dispatch import by_device
-from gpu_worker.kernels.pq_select import reference
-
-__all__ = ["pq_select"]
-
-pq_select = by_device(reference.pq_select, "gpu_worker.kernels.pq_select.kernel", "pq_select")

@@ -1,0 +1,1 @@
+"""Ada-KV: a layer's budget is shared out between its heads."""

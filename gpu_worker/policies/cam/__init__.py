@@ -1,0 +1,1 @@
+"""CaM: evicted values are merged into kept ones."""

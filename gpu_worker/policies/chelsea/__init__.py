@@ -1,0 +1,1 @@
+"""Chelsea: similar tokens become their weighted mean."""

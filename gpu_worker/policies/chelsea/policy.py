@@ -1,0 +1,117 @@
+"""Chelsea: tokens whose keys are nearly the same become one, and attention counts it as many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
+from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
+from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Chelsea(RetainPolicy):
+    """Chunked soft matching, in rounds, until the budget is met; again every so often while the sequence decodes (Hu et
+    al., Efficient long-context LLM inference via KV cache clustering, section 5).
+
+    num_sink, num_recent: first and last tokens, never merged. chunk: tokens that are matched among themselves. A round
+    removes a share r of what lies between sinks and window (CH-A1): r_init at first, less by alpha after each of the
+    first `decay_rounds` (m) rounds, counted over the request (CH-A2), but never below r_min (CH-A4). The defaults are
+    those for Llama 3; Llama 2 has 0.45, 0.05, 3, Qwen2 0.2, 0.1, 2. interval_tokens: g, tokens decoded until it
+    compresses again (CH-A5). chunked: False is the paper's ablation, `chelsea+unchunked`: one chunk of everything
+    between sinks and window.
+    """
+
+    num_sink: int = 16
+    num_recent: int = 64
+    chunk: int = 256
+    r_init: float = 0.35
+    alpha: float = 0.1
+    decay_rounds: int = 2
+    r_min: float = 0.05
+    interval_tokens: int = 128
+    chunked: bool = True
+
+    has_degrees = True
+    treats_layers_alike = True
+
+    def __post_init__(self) -> None:
+        if self.chunk < 2:
+            raise ValueError(f"chunk is {self.chunk}; it takes 2 tokens to merge one into the other")
+        if not 0 < self.r_min <= self.r_init <= 0.5:
+            raise ValueError(f"r_min {self.r_min}, r_init {self.r_init}: keep 0 < r_min <= r_init <= 0.5")
+        if self.interval_tokens < 1:
+            raise ValueError(f"interval_tokens is {self.interval_tokens}; give at least 1")
+
+    @property
+    def name(self) -> str:
+        return "chelsea" + "+unchunked" * (not self.chunked)
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return (replace(self, chunked=False),)
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        # At least as many tokens of a small budget stand for the middle as are in the window.
+        num_recent = min(self.num_recent, (budget_tokens - num_sink) // 2)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        # What was decoded long ago is merged like the prompt.
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def interval(self, plan: Plan) -> int:
+        return self.interval_tokens if plan.selects else 0
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        num_rows, dtype = _num_rows(rows), rows.keys.dtype
+        begin, end = plan.num_sink, num_rows - plan.num_recent
+        wanted = budget - plan.num_sink - plan.num_recent
+        if wanted < 1:
+            raise ValueError(
+                f"a budget of {budget} tokens leaves none beside {plan.num_sink} sinks and {plan.num_recent} "
+                f"in the window; give at least {budget - wanted + 1}"
+            )
+        middle, rounds = _between(rows, begin, end), rows.rounds
+        while (num_middle := middle.keys.shape[1]) > wanted:
+            # The last round lands on the budget (CH-A3); it is the same number in every head (CH-A7).
+            removed = max(1, int(self._ratio(rounds) * num_middle + 1e-6))
+            # One of everything is no shorter than a chunk: kernels are compiled for each length that there is.
+            chunk = self.chunk if self.chunked else max(self.chunk, num_middle)
+            num_merged = min(removed, num_middle - wanted, num_matches(num_middle, chunk))
+            # Means of means are not rounded between the rounds.
+            is_last = num_middle - num_merged == wanted
+            middle = merge_rows(middle, chunk, num_merged, dtype if is_last else torch.float32)
+            rounds += 1
+        parts = _between(rows, 0, begin), middle, _between(rows, end, num_rows)
+        return Retained(
+            torch.cat([part.positions for part in parts], dim=1),
+            torch.cat([part.keys for part in parts], dim=1),
+            torch.cat([part.values for part in parts], dim=1),
+            torch.cat([part.degrees for part in parts], dim=1),
+            rounds=rounds,
+            is_even=rows.is_even,
+        )
+
+    def _ratio(self, rounds: int) -> float:
+        """Share of the middle that the next round removes."""
+        return max(self.r_min, self.r_init - self.alpha * min(self.decay_rounds, rounds))
+
+
+def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
+    taken = slice(begin, end)
+    positions = rows.positions[:, taken]
+    # Whole numbers, though the engine keeps their logarithms.
+    degrees = torch.ones_like(positions, dtype=torch.float32)
+    if rows.degrees is not None:
+        degrees = rows.degrees[:, taken].round()
+    return WeightedRows(positions, degrees, rows.keys[:, taken], rows.values[:, taken])
+
+
+def _num_rows(rows: LayerRows) -> int:
+    """Of every head."""
+    if rows.is_even:
+        return rows.positions.shape[1]
+    return int((rows.positions >= 0).sum(dim=1).max())

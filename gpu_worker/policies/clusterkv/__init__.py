@@ -1,0 +1,1 @@
+"""ClusterKV: whole semantic clusters of keys are recalled."""

@@ -1,0 +1,1 @@
+"""Full attention: every token, no selection."""

@@ -1,0 +1,1 @@
+"""H2O: heavy hitters and recent tokens."""

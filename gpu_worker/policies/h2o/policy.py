@@ -1,0 +1,73 @@
+"""H2O: heavy hitters by accumulated attention, and the last tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.observed import observed_weight
+from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, StepSlots
+
+# H2O(C) may attend what a recall method spends on codes, a 128th of the keys it reads past.
+COMPENSATION = 128
+
+
+@dataclass(frozen=True, slots=True)
+class H2O(ScoredPolicy):
+    """Tokens that gathered most attention weight from every query so far, of the prompt and of each decode step
+    (Zhang et al., H2O: heavy-hitter oracle, section 4; a KV head sums over its group, here as a mean of equal rank).
+
+    num_sink: first tokens kept whatever they gather. recent_ratio: the share of the rest of the budget that goes to
+    the local window. Early tokens are seen by more queries and gather more, as published.
+    """
+
+    num_sink: int = 0
+    recent_ratio: float = 0.5
+
+    name = "h2o"
+    evicts = True
+    observes = True
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def num_queries(self, plan: Plan) -> int:
+        return plan.num_prompt_tokens
+
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        gathered = observed_weight(rows)
+        return Scores(gathered, kept=gathered)
+
+    def evict(self, slots: StepSlots) -> Tensor:
+        if slots.scores is None:
+            raise ValueError("H2O evicts by what it has observed: give StepSlots.scores")
+        scores = slots.scores.masked_fill(~slots.is_evictable, float("inf"))
+        is_least = scores == scores.amin(dim=-1, keepdim=True)
+        # Slots are reused, so that the first is not the oldest.
+        return slots.positions.masked_fill(~is_least, torch.iinfo(torch.int64).max).argmin(dim=-1)
+
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+        scores.add_(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class H2OCompensated(H2O):
+    """H2O(C): H2O with sinks, and with more budget for what PQCache's index takes (Zhang et al., PQCache, section
+    4.1.3; PQ-A1).
+
+    num_sink: as for PQCache. The plan's budget is the raised one, a 128th of the prompt behind the sinks above the
+    request's.
+    """
+
+    num_sink: int = 32
+
+    name = "h2o_c"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        raised = budget_tokens + max(0, num_prompt_tokens - self.num_sink) // COMPENSATION
+        return super(H2OCompensated, self).plan(num_prompt_tokens, raised)

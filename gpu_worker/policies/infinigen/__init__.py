@@ -1,0 +1,1 @@
+"""InfiniGen: a layer ahead, by a few skewed columns."""

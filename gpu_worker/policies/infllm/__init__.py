@@ -1,0 +1,1 @@
+"""InfLLM: blocks, looked up by their representatives."""

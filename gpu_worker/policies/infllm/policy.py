@@ -1,0 +1,140 @@
+"""InfLLM: a block of past tokens is recalled by the tokens that its neighbours attended most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models import KeyShift
+from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
+from gpu_worker.policies.infllm.blocks import local_attention, representatives
+from gpu_worker.policies.infllm.prefill import BlockPrefill
+from gpu_worker.policies.quest.policy import by_token
+from gpu_worker.policies.recall import Candidates, RecallPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class InfLLMIndex:
+    """keys: float32 [seats, L, H_kv, P, d], the mean of a block's representatives. counts: int32 [seats, L, H_kv, P],
+    how many they are. num_prompt_tokens: int64 [seats]; what leaves the window before that is indexed already. scale:
+    of the model's attention. key_shift: by the model's rotation, where `keys` are without it; else None."""
+
+    keys: Tensor
+    counts: Tensor
+    num_prompt_tokens: Tensor
+    scale: float
+    key_shift: KeyShift | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InfLLM(RecallPolicy[InfLLMIndex]):
+    """Recall of whole blocks by their representatives (Xiao et al., InfLLM, section 3).
+
+    block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
+    many of its tokens represent a block: those that queries with them in their local window attended most; their mean
+    is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the share of the rest of the budget
+    that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
+    else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
+    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
+    every query of the prompt attends all before it. clamp_distance: what is before the window is attended, and looked
+    up, as if it all stood right before it, as in the paper; else at true positions. The names of such policies end in
+    `+sparse` and `+clamp`; the paper's is both.
+
+    Unlike the paper's all the same: local attention is measured among sinks and window
+    only; and of the tokens decoded later, whose attention nobody measures, each represents its block. Blocks are cut as
+    Quest's pages are.
+    """
+
+    block_size: int = 128
+    repr_topk: int = 4
+    num_sink: int = 128
+    recent_ratio: float = 0.5
+    per_head: bool = False
+    sparse_prefill: bool = False
+    clamp_distance: bool = False
+    chunk_size: int = 512
+
+    @property
+    def name(self) -> str:
+        return "infllm" + "+sparse" * self.sparse_prefill + "+clamp" * self.clamp_distance
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        rest = budget_tokens - num_sink
+        wanted = (rest - int(rest * self.recent_ratio)) // self.block_size
+        # One block at least, where there is room for one.
+        num_selected = min(max(1, wanted), rest // self.block_size) * self.block_size
+        num_recent = rest - num_selected
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+
+    def num_queries(self, plan: Plan) -> int:
+        return plan.num_prompt_tokens if plan.selects else 0
+
+    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
+        clamp = key_shift if self.clamp_distance else None
+        return BlockPrefill(
+            plan, scale, self.block_size, self.repr_topk, self.chunk_size, self.per_head, clamp
+        )
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def max_window(self, plan: Plan) -> int:
+        return plan.num_recent
+
+    def allocate(self, shape: CacheShape) -> InfLLMIndex:
+        num_blocks = -(-shape.max_model_len // self.block_size)
+        return InfLLMIndex(
+            keys=shape.seated(num_blocks, shape.head_dim, dtype=torch.float32),
+            counts=shape.seated(num_blocks, dtype=torch.int32),
+            num_prompt_tokens=torch.empty(shape.max_num_seqs, dtype=torch.int64, device=shape.device),
+            scale=shape.scale,
+            key_shift=shape.key_shift if self.clamp_distance else None,
+        )
+
+    def observe_prefill(
+        self, index: InfLLMIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+    ) -> None:
+        """Of all blocks, those in the window too: their tokens' attention is known now only."""
+        num_tokens = keys.shape[1]
+        received = local_attention(queries, keys, plan, index.scale)
+        received[:, : plan.num_sink] = float("-inf")
+        means, counts = representatives(received, keys, self.repr_topk, self.block_size, index.key_shift)
+        index.keys[seat, layer, :, : means.shape[1]] = means
+        index.counts[seat, layer, :, : means.shape[1]] = counts.int()
+        index.num_prompt_tokens[seat] = num_tokens
+
+    def extend(
+        self, index: InfLLMIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
+    ) -> None:
+        span, blocks = slice(layers.start, layers.stop), positions.clamp(min=0) // self.block_size
+        means, counts = index.keys[:, span], index.counts[:, span]
+        old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
+        if index.key_shift is not None:
+            keys = index.key_shift.apply(keys.float(), -positions.clamp(min=0)[:, None, None])
+        # A block that begins here may hold an earlier request's.
+        is_first = (positions % self.block_size == 0)[:, None, None]
+        num_before = old_counts.masked_fill(is_first, 0)
+        before = old.masked_fill(is_first[..., None], 0)
+        new = before + (keys.float() - before) / (num_before + 1)[..., None]
+        # What was in the prompt is indexed; such a row, or one without a token, writes back what is there.
+        is_new = (positions >= 0) & (positions >= index.num_prompt_tokens[seats])
+        means[seats, :, :, blocks] = new.where(is_new[:, None, None, None], old)
+        counts[seats, :, :, blocks] = (num_before + 1).where(is_new[:, None, None], old_counts)
+
+    def score(self, index: InfLLMIndex, candidates: Candidates) -> Tensor:
+        num_blocks = -(-candidates.num_positions // self.block_size)
+        keys = index.keys[:, candidates.layer, :, :num_blocks][candidates.seats]
+        batch, num_kv_heads, _, head_dim = keys.shape
+        query = candidates.query.float().view(batch, num_kv_heads, -1, head_dim).mean(dim=2)
+        if index.key_shift is not None:
+            # As far from a key without rotation as from where the window begins.
+            query = index.key_shift.apply(query, -candidates.end[:, None])
+        scores = (keys @ query[..., None]).squeeze(-1)
+        if not self.per_head:
+            scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
+        return by_token(scores, self.block_size, candidates)

@@ -1,0 +1,1 @@
+"""Layer-wise budgets for any retain policy."""

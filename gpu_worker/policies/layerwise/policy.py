@@ -1,0 +1,33 @@
+"""Layer-wise allocation: PyramidKV's schedule for any retain policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_worker.policies.allocation import AllocationPolicy
+from gpu_worker.policies.base import Plan
+from gpu_worker.policies.pyramidkv.policy import check_beta, pyramid_budget
+from gpu_worker.policies.retain import RetainPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWise(AllocationPolicy):
+    """Budgets that fall from layer to layer (Cai et al., PyramidKV, section 4; the allocator of ProtoKV's combinations,
+    PK-A4). Sinks and window stay as planned in every layer.
+
+    inner: the policy, or `AdaKV` around one; a schedule of its own is replaced. beta: the mean layer selects so many
+    times what the last one does.
+    """
+
+    inner: RetainPolicy
+    beta: float = 20
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name}+layerwise"
+
+    def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
+        return pyramid_budget(plan, layer, num_layers, self.beta)

@@ -1,0 +1,1 @@
+"""NACL: proxy tokens and random eviction."""

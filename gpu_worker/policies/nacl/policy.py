@@ -1,0 +1,64 @@
+"""NACL: the tokens that the last queries attend most, and a random sample of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.best_rows import best_rows
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.observed import observed_weight
+from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, finite
+
+
+@dataclass(frozen=True, slots=True)
+class NACL(ScoredPolicy):
+    """Proxy-token eviction and random eviction (Chen et al., NACL: a general and effective KV cache eviction framework
+    for LLMs at inference time; split and defaults of its released code, but causal weights and means over the group).
+
+    num_sink: first tokens kept. protected_share: of the prompt, its sinks and last tokens together, so that a short
+    prompt has no window. proxy_share: of the prompt, its last queries, whose weights score it. sampled_share: of the
+    selected tokens, those drawn without replacement by the softmax of their scores from what the best ones leave.
+    """
+
+    num_sink: int = 256
+    protected_share: float = 0.01
+    proxy_share: float = 0.01
+    sampled_share: float = 7 / 19
+
+    name = "nacl"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = max(0, int(self.protected_share * num_prompt_tokens) - num_sink)
+        # A small budget's window takes no more than half of what the sinks leave.
+        num_recent = min(num_recent, (budget_tokens - num_sink) // 2)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def num_queries(self, plan: Plan) -> int:
+        return max(1, int(self.proxy_share * plan.num_prompt_tokens)) if plan.selects else 0
+
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        scores = observed_weight(rows)
+        # The largest of score + Gumbel noise are a sample without replacement by the softmax of the scores.
+        first = scores + self._gumbel(rows)
+        num_selected = plan.num_selected or 0
+        num_best = num_selected - round(self.sampled_share * num_selected)
+        is_protected = rows.positions < plan.num_sink
+        is_protected |= rows.positions >= rows.num_tokens - plan.num_recent
+        counts = torch.full_like(scores[:, 0], num_best, dtype=torch.int64)
+        best = best_rows(finite(scores).masked_fill(is_protected, float("-inf")), counts, num_best)
+        # Before all that are sampled; among themselves by their scores.
+        return Scores(first.scatter(1, best, float("inf")), second=scores)
+
+    @staticmethod
+    def _gumbel(rows: LayerRows) -> Tensor:
+        """Gumbel noise of every row: float32 [H_kv, n]."""
+        generator = torch.Generator().manual_seed((rows.seed * rows.num_layers + rows.layer) % 2**64)
+        noise = torch.empty(rows.positions.shape).exponential_(generator=generator)
+        gumbel = -noise.log()
+        device = rows.keys.device
+        # Nobody waits for the copy. PyTorch keeps the pinned memory until it is done.
+        return gumbel if device.type == "cpu" else gumbel.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Oracle: exact scores, the upper bound of every recall policy."""

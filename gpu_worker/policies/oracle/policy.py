@@ -1,0 +1,61 @@
+"""Oracle: exact top-k by attention weight, the ceiling of every selecting method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.pqcache.pq_score.reference import outside
+from gpu_worker.policies.recall import Candidates, RecallPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle(RecallPolicy[None]):
+    """PQCache's split of the budget, with the exact softmax over all past tokens in place of codes.
+
+    num_sink, recent_ratio: as for PQCache. Every token stays resident, for the scores read all keys.
+    """
+
+    num_sink: int = 32
+    recent_ratio: float = 0.5
+
+    name = "oracle"
+    reads_keys = True
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def max_window(self, plan: Plan) -> int:
+        return plan.num_recent
+
+    def allocate(self, shape: CacheShape) -> None:
+        return None
+
+    def score(self, index: None, candidates: Candidates) -> Tensor:
+        keys, num_tokens = candidates.keys, candidates.num_tokens
+        if keys is None or num_tokens is None:
+            raise ValueError("the oracle scores exact keys: give Candidates.keys and Candidates.num_tokens")
+        weights = exact_weights(candidates.query, keys, num_tokens, candidates.scale)
+        weights = weights[..., : candidates.num_positions]
+        masked = outside(candidates.num_positions, candidates.begin, candidates.end)
+        return weights.masked_fill(masked[:, None], float("-inf"))
+
+
+def exact_weights(query: Tensor, keys: Tensor, num_tokens: Tensor, scale: float) -> Tensor:
+    """Softmax weight of every token, summed over each GQA group: float32 [B, H_kv, M], 0 beyond num_tokens.
+
+    query: [B, H_q, d]. keys: [B, H_kv, M, d]. num_tokens: int64 [B], at least 1.
+    """
+    batch, num_kv_heads, num_positions, head_dim = keys.shape
+    grouped = query.float().view(batch, num_kv_heads, -1, head_dim)
+    scores = grouped @ keys.float().transpose(-1, -2) * scale
+    unwritten = outside(num_positions, torch.zeros_like(num_tokens), num_tokens)
+    return scores.masked_fill(unwritten[:, None, None], float("-inf")).softmax(dim=-1).sum(dim=2)

@@ -1,0 +1,1 @@
+"""Outlier heads keep every token."""

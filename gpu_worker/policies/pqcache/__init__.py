@@ -1,0 +1,1 @@
+"""PQCache: top-k by product-quantised keys."""

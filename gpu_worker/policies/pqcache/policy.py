@@ -1,0 +1,185 @@
+"""PQCache: keys product-quantised at prefill; approximate inner products choose the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_tokens
+from gpu_worker.policies.pqcache.pq_append import pq_append
+from gpu_worker.policies.pqcache.pq_score import augment, pq_assign, pq_score
+from gpu_worker.policies.pqcache.pq_select import pq_select
+from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
+from kv_store.client import PQ_METRICS, PQParams, check_metric
+
+# Tokens whose keys are read, and coded, at a time.
+CODED = 1 << 15
+# 4^7 pairs of codes are a table of 64 KiB in float32.
+MAX_PAIR_BITS = 7
+# Of a key while its pair of codes is counted: int64 copies of the pair, and a one.
+PAIR_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PQIndex:
+    """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, max_model_len, m]. pair_counts:
+    int32 [seats, L, H_kv, 4^b], how many candidates have each pair of codes; None unless m is 2 and pairs are few. By
+    inner product, else None: coders float32 [seats, L, H_kv, m, 2^b, d/m + 1], the codebooks that keys are coded by,
+    and max_square_norms float32 [seats, L, H_kv, m], to `augment` them with."""
+
+    codebooks: Tensor
+    codes: Tensor
+    pair_counts: Tensor | None
+    coders: Tensor | None
+    max_square_norms: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PQCache(RecallPolicy[PQIndex]):
+    """Top-k by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
+
+    num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
+    tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
+    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose. metric: of
+    K-means and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
+    names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside one of another.
+    """
+
+    num_subvectors: int = 2
+    num_bits: int = 6
+    num_sink: int = 32
+    recent_ratio: float = 0.5
+    max_iterations: int = 0
+    metric: str = "l2"
+    names_metric: bool = False
+
+    def __post_init__(self) -> None:
+        check_metric(self.metric, PQ_METRICS)
+
+    @property
+    def trains_last_layers(self) -> bool:  # type: ignore[override]
+        # By inner product it takes a copy of all keys; and who asks for so many iterations gets the store's.
+        return self.metric == "l2" and self.max_iterations == 0
+
+    @property
+    def name(self) -> str:
+        return "pqcache" + f"+{self.metric}" * self.names_metric
+
+    def ablations(self) -> tuple[Policy, ...]:
+        return (replace(self, metric="ip", names_metric=True),)
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
+        num_candidates = num_prompt_tokens - num_sink - num_recent
+        if budget_tokens >= num_prompt_tokens or num_candidates < 2**self.num_bits:
+            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        num_selected = budget_tokens - num_sink - num_recent
+        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def max_window(self, plan: Plan) -> int:
+        return plan.num_recent
+
+    def allocate(self, shape: CacheShape) -> PQIndex:
+        ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"
+        counts = shape.seated(ksub * ksub, dtype=torch.int32) if self._counts_pairs else None
+        return PQIndex(
+            codebooks=shape.seated(self.num_subvectors, ksub, dsub, dtype=torch.float32),
+            codes=shape.seated(shape.max_model_len, self.num_subvectors, dtype=torch.uint8),
+            pair_counts=counts,
+            coders=shape.seated(self.num_subvectors, ksub, dsub + 1, dtype=torch.float32) if is_ip else None,
+            max_square_norms=shape.seated(self.num_subvectors, dtype=torch.float32) if is_ip else None,
+        )
+
+    @property
+    def _counts_pairs(self) -> bool:
+        """Whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
+        return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
+
+    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+        params = PQParams(self.num_subvectors, self.num_bits, self.max_iterations, self.metric)
+        return IndexJob(begin, end, params)
+
+    def coarse(self, job: IndexJob) -> IndexJob:
+        # By inner product keys are coded with a norm that takes a look at all of them.
+        if self.metric != "l2":
+            return job
+        assert isinstance(job.params, PQParams)
+        return replace(job, params=replace(job.params, codebooks_only=True), needs_keys=True)
+
+    def load(
+        self,
+        index: PQIndex,
+        seat: int,
+        layer: int,
+        job: IndexJob,
+        arrays: Mapping[str, Tensor],
+        read_keys: ReadKeys | None = None,
+    ) -> None:
+        codebooks = arrays["codebooks"]
+        codes = arrays["codes"] if read_keys is None else _coded(codebooks, job, read_keys)
+        # A query's added coordinate is 0: tables need none.
+        index.codebooks[seat, layer] = codebooks[..., : index.codebooks.shape[-1]]
+        if index.coders is not None and index.max_square_norms is not None:
+            index.coders[seat, layer] = codebooks
+            index.max_square_norms[seat, layer] = arrays["max_square_norms"]
+        index.codes[seat, layer, :, job.begin : job.end] = codes
+        if index.pair_counts is not None:
+            pairs = codes[..., 0].long() * 2**self.num_bits + codes[..., 1]
+            counts = index.pair_counts[seat, layer]
+            counts.zero_()
+            counts.scatter_add_(1, pairs, torch.ones_like(pairs, dtype=torch.int32))
+
+    def load_bytes(self, num_keys: int) -> int:
+        return num_keys * (self.num_subvectors + (PAIR_BYTES if self._counts_pairs else 0))
+
+    def extend(self, index: PQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
+        span = slice(layers.start, layers.stop)
+        counts = None if index.pair_counts is None else index.pair_counts[:, span]
+        coders = index.codebooks if index.coders is None else index.coders
+        if index.max_square_norms is not None:
+            keys = augment(keys, index.max_square_norms[:, span][seats])
+        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, positions)
+
+    def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        if index.pair_counts is None:
+            return super(PQCache, self).select(index, candidates, counts, width)
+        layer = candidates.layer
+        return pq_select(
+            candidates.query,
+            index.codebooks[:, layer],
+            index.codes[:, layer],
+            index.pair_counts[:, layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            counts,
+            width,
+            candidates.num_positions,
+            candidates.scale,
+        )
+
+    def score(self, index: PQIndex, candidates: Candidates) -> Tensor:
+        return pq_score(
+            candidates.query,
+            index.codebooks[:, candidates.layer],
+            index.codes[:, candidates.layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            candidates.scale,
+            candidates.num_positions,
+        )
+
+
+def _coded(codebooks: Tensor, job: IndexJob, read_keys: ReadKeys) -> Tensor:
+    """Codes of a job's tokens: uint8 [H_kv, end - begin, m]."""
+    begins = range(job.begin, job.end, CODED)
+    spans = [pq_assign(read_keys(begin, min(begin + CODED, job.end)), codebooks) for begin in begins]
+    return torch.cat(spans, dim=1)

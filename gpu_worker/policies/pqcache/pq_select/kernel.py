@@ -1,0 +1,99 @@
+"""Selection by pairs of codes in Triton: two launches, of which one reads the codes, and no token gets a score.
+
+A row is one KV head of one sequence. Its positions are cut into tiles, and these into chunks of adjacent ones.
+
+1. `mark_chunk`, a program a chunk: the weight of every pair of codes, and by bisection the weight of the count-th best
+   candidate, for it is known how many candidates have each pair. A pair is eligible if its weight is no less, and tied
+   if it is the same. A byte a pair says so, in shared memory (4 KiB for 64 centroids), while the codes of the chunk
+   pass by, two bytes a token. That leaves two bits a token, and how many of each kind a tile has.
+   All chunks of a row weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
+2. `write_taken`, a program some tiles: knows from the row's tiles which ties are too low, and the rank of each token.
+
+Nothing is added atomically, so two runs agree. Traffic: the codes once, and an eighth of their bytes written and read.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk, write_taken
+from gpu_worker.policies.pqcache.pq_select.reference import LOG2_E, check_pairs
+
+# Of 512 threads, two for each of the 132 SMs of an H200, or four where they need few registers; more than enough for
+# smaller devices.
+PROGRAMS = 264
+WRITERS = 528
+# Positions of a program at a time: 16 bytes of codes for each of 512 threads.
+TILE = 4096
+# What to weigh all pairs takes, in tiles.
+SETUP_TILES = 5
+
+
+def pq_select(
+    query: Tensor,
+    codebooks: Tensor,
+    codes: Tensor,
+    pair_counts: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    counts: Tensor,
+    width: int,
+    num_positions: int,
+    scale: float,
+) -> Tensor:
+    """See the reference. All tensors lie on one CUDA device; codebooks, codes and pair_counts may be views of one
+    layer."""
+    check_pairs(codebooks)
+    batch, num_kv_heads = query.shape[0], codes.shape[1]
+    ksub, dsub = codebooks.shape[-2:]
+    padded_ksub = max(16, triton.next_power_of_2(ksub))
+    # A table of 16384 pairs takes the registers of twice the threads.
+    factor = 1 if padded_ksub <= 64 else 2
+    tile, num_warps = TILE * factor, 16 * factor
+    rows, num_tiles = batch * num_kv_heads, triton.cdiv(num_positions, tile)
+    if rows * width * num_tiles == 0:
+        return torch.full((batch, num_kv_heads, width), -1, device=query.device)
+    taken = torch.empty(batch, num_kv_heads, width, dtype=torch.int64, device=query.device)
+    marks = torch.empty(rows, num_tiles, tile // 8, dtype=torch.int16, device=query.device)
+    tallies = torch.empty(rows, num_tiles, dtype=torch.int32, device=query.device)
+    # The two codes of a token are one element.
+    pairs = codes.view(torch.int16)
+    spans = (begin.contiguous(), end.contiguous(), counts.contiguous())
+    shape = (num_kv_heads, num_positions, width, num_tiles)
+    num_chunks = _num_chunks(rows, num_tiles, PROGRAMS // factor)
+    mark_chunk[(rows, num_chunks)](
+        query.contiguous(), codebooks, pairs, pair_counts, seats.contiguous(), *spans, marks, tallies, *shape,
+        scale * LOG2_E, query.shape[1] // num_kv_heads, ksub, dsub,
+        *codebooks.stride()[:2], *pairs.stride()[:2], *pair_counts.stride()[:2],
+        KSUB=padded_ksub, WIDTH=triton.next_power_of_2(dsub), TILE=tile,
+        COUNT_BITS=_count_bits(num_positions, padded_ksub**2),
+        # Vectors of 8 tokens end within the codes of a head.
+        ALIGN=8 if codes.shape[2] % 8 == 0 else 1, num_warps=num_warps, maxnreg=64,
+    )  # fmt: skip
+    writer_tiles = triton.cdiv(rows * num_tiles, WRITERS // factor)
+    write_taken[(rows, triton.cdiv(num_tiles, writer_tiles))](
+        *spans, marks, tallies, taken, *shape,
+        TILES=triton.next_power_of_2(num_tiles), TILE=tile, num_warps=num_warps,
+    )  # fmt: skip
+    return taken
+
+
+def _count_bits(num_positions: int, num_pairs: int) -> int:
+    """Bits for a number of candidates, beside a number of pairs in one integer of 31 bits, or else of 63."""
+    left = 31 - num_pairs.bit_length()
+    return left if num_positions < 2**left else 32
+
+
+@cache
+def _num_chunks(rows: int, num_tiles: int, programs: int) -> int:
+    """Chunks of a row, so that all end soonest when so many programs run at once."""
+
+    def duration(num_chunks: int) -> int:
+        return -(-rows * num_chunks // programs) * (-(-num_tiles // num_chunks) + SETUP_TILES)
+
+    return min(range(1, num_tiles + 1), key=duration)

@@ -1,0 +1,1 @@
+"""ProtoKV: prototypes of chunks and of hash buckets."""

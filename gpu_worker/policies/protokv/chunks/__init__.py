@@ -1,0 +1,11 @@
+"""Keys in chunks of consecutive tokens: how far each turns away from its chunk's mean, and the chunks' sums."""
+
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.policies.protokv.chunks import reference
+
+_KERNEL = "gpu_worker.policies.protokv.chunks.kernel"
+
+irregularity = by_device(reference.irregularity, _KERNEL, "irregularity")
+chunk_sums = by_device(reference.chunk_sums, _KERNEL, "chunk_sums")
+
+__all__ = ["chunk_sums", "irregularity"]

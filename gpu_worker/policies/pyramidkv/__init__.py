@@ -1,0 +1,1 @@
+"""PyramidKV: SnapKV with budgets that fall from layer to layer."""

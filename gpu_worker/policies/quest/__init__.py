@@ -1,0 +1,1 @@
+"""Quest: pages, by bounds of their keys."""

@@ -1,0 +1,107 @@
+"""Quest: an upper bound of every page's inner products chooses the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.pqcache.pq_score.reference import outside
+from gpu_worker.policies.quest.page_bound import page_bound
+from gpu_worker.policies.recall import Candidates, RecallPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class QuestIndex:
+    """key_min, key_max: [seats, L, H_kv, P, d] in the keys' dtype, the least and largest value of a channel among the
+    candidates of a page."""
+
+    key_min: Tensor
+    key_max: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Quest(RecallPolicy[QuestIndex]):
+    """Top-k pages by channel-wise extremes of their keys (Tang et al., Quest, section 3).
+
+    page_size: tokens of a page; page p is of the positions from p * page_size on.
+
+    A token scores as its page does, so that whole pages are taken: their number is the budget's, rounded down, less
+    one, and what is left of the budget is the window, a page at least, as the paper always attends the last page. There
+    are no sinks. Of pages that tie the later goes first, whole. One page is cut, to its most recent tokens, where the
+    budget cannot be kept otherwise: when the open page, of which only a part has left the window, is among the best.
+    """
+
+    page_size: int = 16
+
+    name = "quest"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_selected = max(0, budget_tokens // self.page_size - 1) * self.page_size
+        num_recent = budget_tokens - num_selected
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
+        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def max_window(self, plan: Plan) -> int:
+        return plan.num_recent
+
+    def allocate(self, shape: CacheShape) -> QuestIndex:
+        num_pages = -(-shape.max_model_len // self.page_size)
+        return QuestIndex(
+            key_min=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype),
+            key_max=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype),
+        )
+
+    def observe_prefill(
+        self, index: QuestIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+    ) -> None:
+        """A page that the window cuts has the extremes of its candidates only; `extend` adds the others."""
+        end = self.window_begin(plan, keys.shape[1])
+        num_full = end // self.page_size
+        pages = keys[:, : num_full * self.page_size].unflatten(1, (num_full, self.page_size))
+        index.key_min[seat, layer, :, :num_full] = pages.amin(dim=2)
+        index.key_max[seat, layer, :, :num_full] = pages.amax(dim=2)
+        if end % self.page_size:
+            opened = keys[:, num_full * self.page_size : end]
+            index.key_min[seat, layer, :, num_full] = opened.amin(dim=1)
+            index.key_max[seat, layer, :, num_full] = opened.amax(dim=1)
+
+    def extend(
+        self, index: QuestIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
+    ) -> None:
+        pages = positions.clamp(min=0) // self.page_size
+        is_first = (positions % self.page_size == 0)[:, None, None, None]
+        is_present = (positions >= 0)[:, None, None, None]
+        for extremes, narrower in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
+            at_layers = extremes[:, layers.start : layers.stop]
+            old = at_layers[seats, :, :, pages]
+            new = keys.where(is_first, narrower(old, keys))
+            # A row without a token writes back what is there.
+            at_layers[seats, :, :, pages] = new.where(is_present, old)
+
+    def score(self, index: QuestIndex, candidates: Candidates) -> Tensor:
+        layer, begin, end = candidates.layer, candidates.begin, candidates.end
+        num_pages = -(-candidates.num_positions // self.page_size)
+        bounds = page_bound(
+            candidates.query,
+            index.key_min[:, layer],
+            index.key_max[:, layer],
+            candidates.seats,
+            begin // self.page_size,
+            (end + self.page_size - 1) // self.page_size,
+            num_pages,
+        )
+        return by_token(bounds, self.page_size, candidates)
+
+
+def by_token(scores: Tensor, page_size: int, candidates: Candidates) -> Tensor:
+    """Every candidate's page's score: float32 [B, H_kv, N] of [B, H_kv, P], -inf for what is no candidate."""
+    wide = scores[..., None].expand(*scores.shape, page_size).flatten(-2)[..., : candidates.num_positions]
+    masked = outside(candidates.num_positions, candidates.begin, candidates.end)
+    return wide.masked_fill(masked[:, None], float("-inf"))

@@ -1,0 +1,1 @@
+"""Scissorhands: tokens that stayed important."""

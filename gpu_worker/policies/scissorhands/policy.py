@@ -1,0 +1,139 @@
+"""Scissorhands: drops, many at a time, the tokens that queries most often pass over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.observed import group_mean, weight_tiles
+from gpu_worker.policies.retain import LayerRows, Retained, ScoredPolicy, Scores
+
+# While decoding a score is two counters in one: this times the steps in the windows of all calls to come but the last
+# that has any, and those in its window too. Neither exceeds w, so that the sum is exact in float32.
+EVERY = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Scissorhands(ScoredPolicy):
+    """A token's counter is the number of recent queries whose weight on it was below the average, 1/t of t visible
+    tokens; those with the largest counters go first (Liu et al., Scissorhands, section 4; B-A1: no sinks, one shot of
+    the whole budget when the prompt is prefilled).
+
+    window_size: queries w that the counter looks back on. recent_ratio: the most recent tokens, as a share of the
+    prompt, that never go; cut to a quarter of a small budget.
+
+    While decoding, half a budget goes at once, every half budget of tokens, by counters of just the last w queries. The
+    next call is foreseen: queries before its window are not counted, and where w tokens take several calls, what is
+    counted by now is kept apart for each call whose window reaches back so far. A layer keeps B at prefill and
+    may grow to B + B/2 until the first such call, the decoded tokens on top of the budget as in every one-shot method;
+    that call and all later ones leave B - B/2, which refills to B, the token being decoded included.
+    """
+
+    window_size: int = 400
+    recent_ratio: float = 0.01
+
+    name = "scissorhands"
+    observes = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window_size < EVERY:
+            raise ValueError(f"window_size is {self.window_size}; give 1 to {EVERY - 1} queries")
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_recent = min(int(num_prompt_tokens * self.recent_ratio), budget_tokens // 4)
+        if budget_tokens >= num_prompt_tokens:
+            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
+        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        # What was decoded long ago may go like the prompt's.
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def num_queries(self, plan: Plan) -> int:
+        return min(self.window_size, plan.num_prompt_tokens)
+
+    def interval(self, plan: Plan) -> int:
+        return max(1, plan.budget_tokens // 2) if plan.selects else 0
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        if rows.num_tokens == plan.num_prompt_tokens:
+            retained = super(Scissorhands, self).compress(rows, plan, budget)
+            return replace(retained, history=self._seen_by_next(rows, plan, retained.positions))
+        rows = replace(rows, history=self._gathered(rows, plan))
+        retained = super(Scissorhands, self).compress(rows, plan, budget - budget // 2)
+        assert retained.history is not None
+        return replace(retained, history=pad(retained.history[..., 1:], (0, 1)))
+
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        if rows.history is not None:
+            counters = rows.history[..., 0].float()
+        elif rows.scores is None:
+            counters = self._counted(rows)
+        else:
+            # In a wrapper that keeps no history: all since the prompt.
+            return Scores(-rows.scores, kept=rows.scores)
+        return Scores(-counters, kept=torch.zeros_like(counters))
+
+    def mark(self, plan: Plan, num_left: int) -> int:
+        if num_left > self.window_size:
+            return 0
+        num_later = self._num_later(plan)
+        is_in_last = num_later and num_left + num_later * self.interval(plan) <= self.window_size
+        return EVERY + 1 if is_in_last else EVERY
+
+    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+        # Only slots with a token have a weight.
+        average = 1 / (weights > 0).sum(dim=-1, keepdim=True)
+        scores.add_((weights < average) * marks[:, None, None])
+
+    def _num_later(self, plan: Plan) -> int:
+        """Calls after the next one whose windows reach back before it; all but the last of them have every step since
+        the call before it."""
+        return (self.window_size - 1) // self.interval(plan)
+
+    def _gathered(self, rows: LayerRows, plan: Plan) -> Tensor:
+        """Counters at this call, and what is in those of the calls after it by now: int16 [H_kv, n, 1 + later]."""
+        num_later = self._num_later(plan)
+        assert rows.scores is not None
+        assert rows.history is not None
+        in_all = (rows.scores / EVERY).floor()
+        steps = [in_all] * max(1, num_later)
+        if num_later:
+            steps.append(rows.scores - in_all * EVERY)
+        return rows.history + torch.stack(steps, dim=-1).short()
+
+    def _seen_by_next(self, rows: LayerRows, plan: Plan, positions: Tensor) -> Tensor:
+        """What the prompt's queries leave in the counters of the first call and those after it, of these positions
+        int64 [H_kv, S]: int16 [H_kv, S, 1 + later]."""
+        num_later, interval = self._num_later(plan), self.interval(plan)
+        calls = torch.arange(1, num_later + 2, device=positions.device)
+        seen = torch.zeros(*positions.shape, num_later + 1, device=positions.device)
+        if num_later:
+            for is_below, last in self._below_average(rows):
+                is_seen = last[:, None] >= rows.num_tokens + calls * interval - self.window_size
+                at = positions.clamp(min=0)[:, None].expand(-1, len(last), -1)
+                seen += is_below.gather(2, at).float().transpose(1, 2) @ is_seen.float()
+        return seen.short()
+
+    def _counted(self, rows: LayerRows) -> Tensor:
+        """The prompt's last queries, each counted fully: float32 [H_kv, n]."""
+        counters = torch.zeros(rows.keys.shape[:2], device=rows.keys.device)
+        for is_below, _last in self._below_average(rows):
+            counters += is_below.sum(dim=1)
+        return counters
+
+    @staticmethod
+    def _below_average(rows: LayerRows) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of the prompt's last queries, a few at a time: where they stand, int64 [t], after whether each weighs a token
+        that it sees below the average, bool [H_kv, t, n]."""
+        every = torch.arange(rows.keys.shape[1], device=rows.keys.device)
+        for weights, positions in weight_tiles(rows):
+            last = positions[0]
+            # The mean over the group is compared, for while decoding nothing else is known.
+            mean = group_mean(weights, rows.keys.shape[0])
+            yield (mean < 1 / (last[:, None] + 1)) & (every <= last[:, None]), last

@@ -1,0 +1,1 @@
+"""SemanticKV: semantic voters, layer by layer."""

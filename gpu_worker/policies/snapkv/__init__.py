@@ -1,0 +1,1 @@
+"""SnapKV: what the last queries attend."""

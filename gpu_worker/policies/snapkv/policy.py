@@ -1,0 +1,59 @@
+"""SnapKV: the prompt's last queries vote for the tokens before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.observed import observed_weight
+from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class SnapKV(ScoredPolicy):
+    """Top-k by the weight that an observation window gives, pooled over neighbours (Li et al., SnapKV: LLM knows what
+    you are looking for before generation, section 4). Nothing more is evicted while decoding.
+
+    window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of the budget. kernel:
+    tokens that share a vote, odd. pooling: "max" or "avg" of their votes.
+    """
+
+    window: int = 32
+    kernel: int = 7
+    pooling: Literal["max", "avg"] = "max"
+
+    name = "snapkv"
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; at least one query must vote")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel is {self.kernel}; give an odd number, so that votes stay centred")
+        if self.pooling not in ("max", "avg"):
+            raise ValueError(f"pooling is {self.pooling!r}; give 'max' or 'avg'")
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_recent = min(self.window, max(1, budget_tokens // 2))
+        if budget_tokens >= num_prompt_tokens or num_prompt_tokens <= num_recent + 1:
+            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
+        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
+
+    def num_queries(self, plan: Plan) -> int:
+        return plan.num_recent if plan.selects else 0
+
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        # The group's mean comes before the pooling: a maximum of means is not a mean of maxima.
+        votes = observed_weight(rows)
+        # Votes for the window itself are none of its neighbours' before it.
+        pooled = self._pool(votes[:, : votes.shape[1] - plan.num_recent])
+        return Scores(F.pad(pooled, (0, plan.num_recent)), second=votes)
+
+    def _pool(self, votes: Tensor) -> Tensor:
+        if self.pooling == "max":
+            return F.max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
+        # Beyond the ends there are votes of zero, as in the authors' code.
+        return F.avg_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)

@@ -1,0 +1,1 @@
+"""SparQ: the largest components of each query."""

@@ -1,0 +1,128 @@
+"""SparQ: the query's few largest channels approximate its inner products with every key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.pqcache.pq_score.reference import outside
+from gpu_worker.policies.recall import Candidates, RecallPolicy
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SparQIndex:
+    """keys: [seats, L, H_kv, d, N] in their dtype, by position, a channel's values side by side."""
+
+    keys: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SparQ(RecallPolicy[SparQIndex]):
+    """Top-k by some channels of the keys (Ribar et al., SparQ Attention, section 4).
+
+    num_channels: r, how many are read at a step: those with the largest |q|, summed over the GQA group. 1 is what
+    PQCache is compared with, 1/128 of the keys. num_sink, recent_ratio: as for PQCache. mean_value: the paper's third
+    step, by which the mean of all values stands for what is not attended, weighed by the attention that it would have
+    by the same approximate scores; off, as where PQCache compares, and `sparq+mean` with it.
+
+    The second copy of the keys takes half as much again as the cache.
+    """
+
+    num_channels: int = 1
+    num_sink: int = 32
+    recent_ratio: float = 0.5
+    mean_value: bool = False
+
+    @property
+    def name(self) -> str:
+        return "sparq+mean" if self.mean_value else "sparq"
+
+    @property
+    def mixes_mean(self) -> bool:  # type: ignore[override]
+        return self.mean_value
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        return max(plan.num_sink, num_tokens - plan.num_recent)
+
+    def max_window(self, plan: Plan) -> int:
+        return plan.num_recent
+
+    def allocate(self, shape: CacheShape) -> SparQIndex:
+        return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))
+
+    def observe_prefill(
+        self, index: SparQIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+    ) -> None:
+        end = self.window_begin(plan, keys.shape[1])
+        index.keys[seat, layer, :, :, :end] = keys[:, :end].transpose(1, 2)
+
+    def extend(
+        self, index: SparQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
+    ) -> None:
+        at_layers, columns = index.keys[:, layers.start : layers.stop], positions.clamp(min=0)
+        # A row without a token writes back what is there.
+        old = at_layers[seats, :, :, :, columns]
+        is_present = (positions >= 0)[:, None, None, None]
+        at_layers[seats, :, :, :, columns] = keys.to(old.dtype).where(is_present, old)
+
+    def score(self, index: SparQIndex, candidates: Candidates) -> Tensor:
+        weights = (
+            self._scores(index, candidates, *self._reduced(index, candidates)).softmax(dim=-1).sum(dim=2)
+        )
+        masked = outside(candidates.num_positions, candidates.begin, candidates.end)[:, None]
+        return weights.masked_fill(masked, float("-inf"))
+
+    def missed(self, index: SparQIndex, candidates: Candidates, selected: Tensor) -> Tensor:
+        channels, query = self._reduced(index, candidates)
+        scores = self._scores(index, candidates, channels, query)
+        assert candidates.fixed is not None, "the engine tells who mixes a mean in where sinks and window lie"
+        fixed = query @ candidates.fixed.at(channels).transpose(-1, -2)
+        fixed = fixed.masked_fill((candidates.fixed.slots < 0)[:, :, None], float("-inf"))
+        every = torch.cat([fixed, scores], dim=-1).logsumexp(dim=-1)
+        # Pads mark a column of their own.
+        num_positions = candidates.num_positions
+        is_selected = torch.zeros(
+            *selected.shape[:2], num_positions + 1, dtype=torch.bool, device=selected.device
+        )
+        is_selected.scatter_(2, selected.where(selected >= 0, num_positions), True)
+        left_out = scores.masked_fill(is_selected[:, :, None, :num_positions], float("-inf")).logsumexp(
+            dim=-1
+        )
+        # A row of padding may have no token at all.
+        return (left_out - every).exp().nan_to_num(0.0).flatten(1)
+
+    def _reduced(self, index: SparQIndex, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """The channels that are read, int64 [B, H_kv, r], and the queries in them, scaled: float32
+        [B, H_kv, group, r]."""
+        batch, _, head_dim = candidates.query.shape
+        query = candidates.query.float().view(batch, index.keys.shape[2], -1, head_dim)
+        magnitude = query.abs()
+        # Of equals the lower channel.
+        order = magnitude.sum(dim=2).argsort(dim=-1, descending=True, stable=True)
+        channels = order[..., : self.num_channels]
+        chosen = channels[:, :, None].expand(-1, -1, query.shape[2], -1)
+        # A head's temperature grows with the share of its query that was left out.
+        share = magnitude.gather(-1, chosen).sum(dim=-1) / magnitude.sum(dim=-1).clamp(min=EPS)
+        scale = candidates.scale / share.clamp(min=EPS).sqrt()
+        return channels, query.gather(-1, chosen) * scale[..., None]
+
+    def _scores(self, index: SparQIndex, candidates: Candidates, channels: Tensor, query: Tensor) -> Tensor:
+        """Approximate scores: float32 [B, H_kv, group, N], -inf for what is no candidate."""
+        num_positions, heads = (
+            candidates.num_positions,
+            torch.arange(index.keys.shape[2], device=query.device),
+        )
+        at_layer = index.keys[:, candidates.layer, :, :, :num_positions]
+        keys = at_layer[candidates.seats[:, None, None], heads[:, None], channels].float()
+        masked = outside(num_positions, candidates.begin, candidates.end)[:, None, None]
+        return (query @ keys).masked_fill(masked, float("-inf"))

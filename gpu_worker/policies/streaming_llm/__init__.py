@@ -1,0 +1,1 @@
+"""StreamingLLM: sinks and a window."""

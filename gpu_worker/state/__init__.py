@@ -1,0 +1,1 @@
+"""What the engine knows of running sequences: requests, batches, slots."""

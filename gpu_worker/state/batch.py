@@ -1,0 +1,158 @@
+"""A decode batch: sequences that are served alike side by side, and the sizes its kernels are launched with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.state.row_inputs import RowInputs, fields_of, padding, table_of
+from gpu_worker.state.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Rounds a batch's sizes up, so that few captured steps serve many batches; exact where nothing is captured."""
+
+    is_exact: bool
+
+    def rows(self, count: int) -> int:
+        """1, 2, 4, 8, then multiples of 8."""
+        if self.is_exact:
+            return count
+        return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
+
+    def positions(self, count: int) -> int:
+        """At most an eighth more; captured anew every so often as sequences grow."""
+        if self.is_exact or count == 0:
+            return count
+        unit = max(1024, (1 << (count.bit_length() - 1)) // 8)
+        return -(-count // unit) * unit
+
+    def width(self, count: int) -> int:
+        return count if self.is_exact else -(-count // 64) * 64
+
+
+# Sequences of one are served alike: the policy ("" where all is attended), and whether they may miss.
+Kind = tuple[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What the host knows of a group: groups of equal shape run the same kernels on the same grids.
+
+    policy: "" where all is attended. can_miss: whether a selected token may lie in the arena only. num_rows: of the
+    batch, padding included. num_positions: no position that is scored, or attended where all are, is as large.
+    num_selected, K, and num_fixed, F: at least what one of them selects, and the sinks, window and new token that it
+    attends anyway.
+    """
+
+    policy: str
+    can_miss: bool
+    num_rows: int
+    num_positions: int
+    num_selected: int = 0
+    num_fixed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring rows of a decode batch that are served alike.
+
+    first_row: in the batch. rows: its part of the batch's inputs. sequences: of its first rows; the others are
+    padding. A step that is captured knows shape and rows only; `sequences` are for who works with the host.
+    """
+
+    shape: GroupShape
+    first_row: int
+    rows: RowInputs
+    sequences: tuple[Sequence, ...]
+
+    def part_of(self, batch: Tensor) -> Tensor:
+        """The group's rows of a tensor of the whole batch."""
+        return batch[self.first_row : self.first_row + self.shape.num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """All that a step's launches follow from: one captured step serves every batch of this shape."""
+
+    groups: tuple[GroupShape, ...]
+    # Where some layers are dense for everyone: the whole batch as one group.
+    dense: GroupShape | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column a row."""
+
+    shape: BatchShape
+    members: list[list[Sequence]]
+    table: npt.NDArray[np.int64]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """In the order of their rows."""
+        return [sequence for members in self.members for sequence in members]
+
+    @classmethod
+    def of(
+        cls,
+        sequences: list[Sequence],
+        kind_of: Callable[[Sequence], Kind],
+        shape_of: Callable[[list[Sequence]], GroupShape],
+        buckets: Buckets,
+        num_seats: int,
+        some_dense: bool,
+    ) -> Batch:
+        """shape_of: of a group, which are the sequences of one kind; made with the same buckets. some_dense: whether
+        there are layers that are dense for everyone."""
+        by_kind: dict[Kind, list[Sequence]] = {}
+        for sequence in sequences:
+            by_kind.setdefault(kind_of(sequence), []).append(sequence)
+        members = [by_kind[kind] for kind in sorted(by_kind)]
+        unused = None
+        if len(sequences) < num_seats:
+            seats = {sequence.seat for sequence in sequences}
+            unused = next(seat for seat in range(num_seats) if seat not in seats)
+        shapes = [shape_of(group) for group in members]
+        if unused is None:
+            # Padding needs a seat of its own; a full house needs no padding.
+            shapes = [
+                replace(shape, num_rows=len(group)) for shape, group in zip(shapes, members, strict=True)
+            ]
+        columns: list[tuple[int, ...]] = []
+        for shape, group in zip(shapes, members, strict=True):
+            columns += map(fields_of, group)
+            if len(group) < shape.num_rows:
+                assert unused is not None
+                columns += [padding(unused)] * (shape.num_rows - len(group))
+        longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
+        dense = GroupShape("", False, len(columns), longest) if some_dense else None
+        return cls(BatchShape(tuple(shapes), dense), members, table_of(columns))
+
+    def groups(self, table: Tensor) -> list[Group]:
+        """The groups over a device's copy of the table."""
+        groups, first = [], 0
+        for shape, members in zip(self.shape.groups, self.members, strict=True):
+            rows = RowInputs.of(table[:, first : first + shape.num_rows])
+            groups.append(Group(shape, first, rows, tuple(members)))
+            first += shape.num_rows
+        return groups
+
+    def without_padding(self, tensor: Tensor) -> Tensor:
+        """What belongs to sequences of a tensor [rows, ...]; a view where there is one group."""
+        parts, first = [], 0
+        for shape, members in zip(self.shape.groups, self.members, strict=True):
+            parts.append(tensor[first : first + len(members)])
+            first += shape.num_rows
+        return join(parts)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """One after the other along the first dimension; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

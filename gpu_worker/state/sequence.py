@@ -1,0 +1,151 @@
+"""A running request: its tokens, its place, and what it has cost so far."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from gpu_worker.policies.base import Family, Plan, Policy
+from gpu_worker.records import EventSink, GenerationRequest, Usage
+from gpu_worker.sampling import SamplerState
+from gpu_worker.state.kept_layer import KeptLayer
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    INDEXING = "indexing"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Meter:
+    """Sums over decode steps; `usage` turns them into means."""
+
+    num_layer_steps: int = 0
+    attended_tokens: float = 0.0
+    window_tokens: float = 0.0
+    selected_rows: int = 0
+    missed_rows: int = 0
+    num_measured: int = 0
+    attention_mass: float = 0.0
+    recall_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Monotonic times of a request's life, in seconds; 0 where not reached."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    prefilled: float = 0.0
+    indexed: float = 0.0
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Sequence:
+    """One request in the engine. `seat` is its row in every batched tensor, -1 before admission.
+
+    num_tokens: tokens whose KV is there. num_cached: of the prompt, whose rows the store had already. next_token: the
+    input of the next decode step. forced: prompt tokens that go through decode steps before anything is sampled
+    (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
+    selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
+    store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
+    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_layers: more of
+    each layer. mark: what its policy says of the next step.
+    """
+
+    request: GenerationRequest
+    sink: EventSink
+    policy: Policy
+    plan: Plan
+    sampler: SamplerState
+    max_tokens: int
+    capacity: int
+    num_prefill: int
+    status: Status = Status.WAITING
+    seat: int = -1
+    num_tokens: int = 0
+    num_cached: int = 0
+    next_token: int = -1
+    forced: deque[int] = field(default_factory=deque)
+    num_output: int = 0
+    num_slots: int = 0
+    window_begin: int = 0
+    offloads: bool = False
+    ring_size: int = 0
+    leaving: int = -1
+    kept_at: int = 0
+    longest_kept: int = 0
+    num_kept: int = 0
+    kept_layers: dict[int, KeptLayer] = field(default_factory=dict)
+    mark: int = 0
+    fetched_bytes: int = 0
+    meter: Meter = field(default_factory=Meter)
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def sequence_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """Whether its prompt is not attended densely."""
+        return self.policy.sparse_prefill and self.plan.selects
+
+    @property
+    def can_miss(self) -> bool:
+        """Whether a token that it selects may be in the arena only."""
+        recalls = self.policy.family is Family.RECALL and self.plan.selects
+        return recalls and self.num_slots < self.capacity
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its layers keep a part of their tokens only."""
+        return self.policy.family is Family.RETAIN and self.plan.selects
+
+    @property
+    def num_fixed(self) -> int:
+        """Sinks, window and new token, at most: what is attended whatever is selected."""
+        return self.plan.num_sink + self.ring_size
+
+    @property
+    def ring_column(self) -> int:
+        """Where the new token stands among the fixed slots; -1 where nothing is selected."""
+        return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1
+
+    def usage(self, device_bytes: int = 0, host_bytes: int = 0) -> Usage:
+        """The account of the request. Means are over KV heads, layers and decode steps.
+
+        device_bytes, host_bytes: that it holds, as its caches know.
+        """
+        meter, now = self.meter, time.monotonic()
+        steps = max(1, meter.num_layer_steps)
+        clock = self.clock
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=self.num_output,
+            cached_tokens=self.num_cached,
+            policy=self.policy.name,
+            budget_tokens=self.plan.budget_tokens,
+            context_tokens=len(self.request.prompt_token_ids) + self.num_output,
+            offloaded_tokens=self.num_tokens if self.offloads else 0,
+            attended_tokens=meter.attended_tokens / steps,
+            window_tokens=meter.window_tokens / steps,
+            hit_rate=1 - meter.missed_rows / meter.selected_rows if meter.selected_rows else 1.0,
+            bytes_moved=self.fetched_bytes,
+            attention_mass=meter.attention_mass / meter.num_measured if meter.num_measured else None,
+            # Where nothing is selected, as under StreamingLLM, there is nothing to find.
+            recall_rate=meter.recall_rate / meter.num_measured
+            if meter.num_measured and self.plan.num_selected != 0
+            else None,
+            queue_ms=1e3 * ((clock.admitted or now) - clock.submitted),
+            prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
+            index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,
+            decode_ms=1e3 * (now - clock.indexed) if clock.indexed else 0.0,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
+        )

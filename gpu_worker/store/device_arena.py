@@ -1,0 +1,106 @@
+"""The arena of a store that comes and goes, for as long as the device reaches it by itself."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import ConfigError
+from gpu_worker.store.arena import ArenaView, map_arena
+from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.layer_writer import LayerWriter
+from gpu_worker.store.marks import Mark
+from gpu_worker.store.memlock import allow_locking, too_low
+from kv_store.client import StoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceArena:
+    """view: None where rows must go through the host: another transport than zero_copy, no seats, or memory that CUDA
+    does not take, which is said once. What is asked of it then does nothing.
+
+    Made at the start, where it raises ConfigError if memory is refused and the memlock limit is too low for it."""
+
+    def __init__(self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device) -> None:
+        self._client = client
+        self._num_seats = num_seats
+        self._max_model_len = max_model_len
+        self._device = device
+        self._is_refused = num_seats == 0
+        self.view: ArenaView | None = None
+        self._writer: LayerWriter | None = None
+        self.map()
+        if self._is_refused and num_seats and (reason := too_low(client.arena.nbytes)):
+            raise ConfigError(f"the arena of the KV store cannot be given to the device: {reason}")
+
+    @property
+    def copies_aside(self) -> bool:
+        """Whether `write` copies, and returns before it is done."""
+        return self._writer is not None
+
+    def map(self) -> None:
+        """Take a view of what the client is attached to."""
+        if self._is_refused or self._client.transport != "zero_copy":
+            return
+        allow_locking(self._client.arena.nbytes)
+        try:
+            self.view = map_arena(self._client, self._num_seats, self._max_model_len, self._device)
+        except RegistrationFailed as error:
+            self._refuse(error)
+            return
+        if self._device.type == "cuda":
+            self._writer = LayerWriter(self.view, self._device)
+
+    def _refuse(self, error: RegistrationFailed) -> None:
+        reason = too_low(self._client.arena.nbytes)
+        logger.warning(
+            "rows of the KV store go through the host, which is slower: %s%s",
+            error,
+            f"; {reason}" if reason else "",
+        )
+        self._is_refused = True
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the view once the device is done with it; before the client unmaps the arena."""
+        if self.view is not None:
+            self.view.close()
+        self.view = self._writer = None
+
+    def adopt(self, seat: int, slabs: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
+        """See `ArenaView.adopt`; there is no view any more where CUDA does not take the memory."""
+        if self.view is None:
+            return
+        try:
+            self.view.adopt(seat, slabs, layer_begin)
+        except RegistrationFailed as error:
+            self._refuse(error)
+
+    def forget(self, seat: int) -> None:
+        """Take a seat's slabs from it; nothing uses them when this returns."""
+        if self._writer is not None:
+            self._writer.wait()
+            self.wait()
+        if self.view is not None:
+            self.view.forget(seat)
+
+    def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark | None:
+        """See `LayerWriter.write`; None where the host must write."""
+        return None if self._writer is None else self._writer.write(rows, slabs)
+
+    def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> bool:
+        """See `ArenaView.read`; False where the host must read."""
+        if self.view is None:
+            return False
+        self.view.read(seat, layer, rows, num_tokens)
+        return True
+
+    def wait(self) -> None:
+        """Let the host wait for the rows that decode steps write."""
+        if self.view is not None:
+            Mark(self._device).wait()

@@ -1,0 +1,103 @@
+"""Whether the store is there, and attaching anew to one that came back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.extent import Extent
+from kv_store.client import (
+    HandoffRefused,
+    StaleEpoch,
+    StoreClient,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
+
+Result = TypeVar("Result")
+
+# After one of these the attachment is gone, with all that it held; any other error concerns one request.
+LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
+
+
+class StoreLink:
+    """Calls the store and knows what its failures cost: `extents` is emptied when what it describes is gone.
+
+    is_attached: whether the next sequence can be opened without attaching anew.
+    """
+
+    def __init__(self, client: StoreClient, arena: DeviceArena, extents: dict[str, Extent]) -> None:
+        self._client = client
+        self._arena = arena
+        self._extents = extents
+        self._is_mapped = True
+        self.is_attached = True
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a sequence that is opened now is likely to be served; asks nobody."""
+        return self.is_attached and self._client.is_answering
+
+    def open(self, sequence_id: str) -> None:
+        """Open a sequence; after a failure or a restart of the store, attach anew. Raises StoreError."""
+        if self.is_attached:
+            try:
+                self._client.open_sequence(sequence_id)
+                return
+            except StaleEpoch:
+                # It answers, as a new start that holds nothing of ours; this request has lost nothing.
+                self.is_attached = False
+        self._attach_anew()
+        self._client.open_sequence(sequence_id)
+
+    def renew(self) -> bool:
+        """Attach anew when a store that was lost answers again; then what sequences held is gone, and this is True.
+
+        Never waits for a store that is silent: its arena is let go, once nobody reads there, to make room for the next.
+        """
+        if not self._client.is_answering:
+            if not self._extents and self._is_mapped:
+                self._let_go()
+            return False
+        if self.is_attached:
+            try:
+                self._client.check()
+                return False
+            except LOST:
+                self.is_attached = False
+        # If it went again, the next look tells.
+        with contextlib.suppress(StoreError):
+            self._attach_anew()
+        return True
+
+    def call(self, operation: Callable[[], Result]) -> Result:
+        """Its result. Raises CapacityError or StoreUnavailable where the store's client raises."""
+        try:
+            return operation()
+        except StoreFull as error:
+            raise CapacityError(f"the KV store is full: {error}") from error
+        except StoreError as error:
+            if isinstance(error, LOST):
+                self.is_attached = False
+            raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
+
+    def _attach_anew(self) -> None:
+        # From here on nothing of before is held, also if the store is not there.
+        self._extents.clear()
+        self._let_go()
+        if not self._client.is_answering:
+            raise StoreUnreachable("the KV store does not answer")
+        self._client.reattach()
+        self._is_mapped = True
+        self._arena.map()
+        self.is_attached = True
+
+    def _let_go(self) -> None:
+        self.is_attached = False
+        self._is_mapped = False
+        self._arena.close()
+        self._client.unmap()

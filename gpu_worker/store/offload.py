@@ -1,0 +1,270 @@
+"""The worker's side of the arena: rows out, rows back, indexes trained; store errors become the worker's."""
+
+from __future__ import annotations
+
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import StoreUnavailable, WorkerError
+from gpu_worker.policies.recall import IndexJob
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.arena import ArenaView
+from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.extent import Extent, TrainedLayer
+from gpu_worker.store.host_rows import host_bytes, in_calls
+from gpu_worker.store.layer_writer import PendingLayer
+from gpu_worker.store.link import StoreLink
+from gpu_worker.store.marks import Mark
+from gpu_worker.store.session_names import session_name
+from kv_store.client import IndexSegment, RowsWanted, StoreClient
+
+
+class Offloader:
+    """Moves rows between the device and the arena. Every method may raise StoreUnavailable."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        num_layers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_seats: int = 0,
+        max_model_len: int = 0,
+        hides_training: bool = False,
+    ) -> None:
+        """num_seats, max_model_len: of `arena`; without seats there is none. hides_training: let the store bound the
+        training of an index by the layer's prefill time; else the time that a prompt takes changes no result."""
+        self._client = client
+        self._num_layers = num_layers
+        self._dtype = dtype
+        self._device = device
+        self._hides_training = hides_training
+        # Of one token's rows in all layers.
+        self.token_bytes = num_layers * client.layout.token_bytes
+        self._extents: dict[str, Extent] = {}
+        self._arena = DeviceArena(client, num_seats, max_model_len, device)
+        self._link = StoreLink(client, self._arena, self._extents)
+        self._call = self._link.call
+        self.offloaded_bytes = 0
+        self.fetched_bytes = 0
+
+    @property
+    def arena(self) -> ArenaView | None:
+        """Where the device moves rows itself; None where they go through the host (`put_token`, `fetch`).
+
+        `open` may replace it, and `reserve` and `put_layer` may find that there is none any more.
+        """
+        return self._arena.view
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the store answered when last asked, as the one that holds our sequences."""
+        return self._link.is_reachable
+
+    @property
+    def copies_aside(self) -> bool:
+        """Whether `put_layer` returns before the rows are copied."""
+        return self._arena.copies_aside
+
+    def open(
+        self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
+    ) -> int:
+        """Start a sequence with room for `num_tokens`; how many of its first tokens the store has already. Raises
+        CapacityError that names the missing bytes.
+
+        hashes: names of the slabs that its prompt fills, under which others may find them; of the first `num_reusable`
+        it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a
+        restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
+        """
+        self._call(lambda: self._link.open(sequence.sequence_id))
+        extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
+        try:
+            if num_reusable:
+                wanted = hashes[:num_reusable]
+                match = self._call(lambda: self._client.lookup_prefix(sequence.sequence_id, wanted))
+                extent.shared = extent.written = extent.sealed = match.num_tokens
+            self._ask_for_room(sequence, num_tokens)
+        except WorkerError:
+            self.release(sequence)
+            raise
+        return extent.shared
+
+    def renew(self) -> bool:
+        """See that the store is there, without waiting for it; true when it was attached anew (`holds`)."""
+        return self._link.renew()
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the store has the sequence's rows; false once it was attached anew."""
+        return sequence.sequence_id in self._extents
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        """Have room for `num_tokens` in all, in `arena` too. Asks the store for slabs that are missing only.
+
+        Raises CapacityError.
+        """
+        if num_tokens > self._extents[sequence.sequence_id].reserved:
+            self._ask_for_room(sequence, num_tokens)
+            self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
+
+    def _ask_for_room(self, sequence: Sequence, num_tokens: int) -> None:
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        extent.slabs = self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
+        extent.reserved = -(-num_tokens // per_slab) * per_slab
+
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Fill the first rows of a layer [H_kv, n, 2d] with what the sequence shares."""
+        self.check()
+        extent = self._extents[sequence.sequence_id]
+        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
+        if not self._arena.read(sequence.seat, layer, rows, extent.shared):
+            positions = np.arange(extent.shared, dtype=np.int64)
+            items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
+            rows[:, : extent.shared] = self._gather(layer, items).view(rows.shape[0], extent.shared, -1)
+
+    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
+        """Start to write a prefilled layer, but what is shared; `seal_layer` follows at the mark. rows: [H_kv, n, 2d],
+        left alone until."""
+        self.check()
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
+        begin = extent.shared
+        copied = self._arena.write(rows[:, begin:], extent.slabs[layer, begin // per_slab :])
+        if copied is None:
+            data = host_bytes(rows[:, begin:])
+            self._call(lambda: self._client.put(sequence.sequence_id, layer, begin, data))
+            copied = Mark(self._device)
+        return PendingLayer(layer, rows.shape[1], copied)
+
+    def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
+        """Let a layer be read that is copied."""
+        layer, num_tokens = pending.layer, pending.num_tokens
+        extent = self._extents[sequence.sequence_id]
+        # A prefix is one once all layers have it.
+        hashes = extent.hashes if layer == self._num_layers - 1 else ()
+        self._call(
+            lambda: self._client.seal(
+                sequence.sequence_id,
+                num_tokens,
+                layer_begin=layer,
+                layer_end=layer + 1,
+                prefix_hashes=hashes,
+            )
+        )
+        if hashes and (name := session_name(sequence.request)):
+            self._call(lambda: self._client.pin_session(sequence.sequence_id, name))
+        extent.written = extent.sealed = num_tokens
+        self.offloaded_bytes += (num_tokens - extent.shared) * self._client.layout.token_bytes
+
+    def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
+        """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
+        self.reserve(sequence, position + 1)
+        for layer in range(self._num_layers):
+            at_layer = data[layer][:, None]
+            self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
+        if (position + 1) % self._client.tokens_per_slab == 0:
+            self.seal(sequence, position + 1)
+        self._extents[sequence.sequence_id].written = position + 1
+        self.offloaded_bytes += data.nbytes
+
+    def wrote(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that the device itself writes the tokens below `num_tokens` in every layer; it may be at it still.
+
+        Seals at every full slab, for which the host waits.
+        """
+        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        self.offloaded_bytes += (num_tokens - extent.written) * self.token_bytes
+        extent.written = num_tokens
+        self.seal(sequence, num_tokens // per_slab * per_slab)
+
+    def seal(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the tokens below `num_tokens` be read, when all are there; nothing is asked where they already may."""
+        extent = self._extents[sequence.sequence_id]
+        if num_tokens > extent.sealed:
+            self._arena.wait()
+            self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
+            extent.sealed = num_tokens
+
+    def build(
+        self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
+    ) -> TrainedLayer:
+        """Ask for an index over sealed rows; returns at once. prefill_seconds: that the layer took; 0 if unknown."""
+        seed = sequence.request.sampling.seed or 0
+        seconds = prefill_seconds if self._hides_training else 0.0
+        future = self._call(
+            lambda: self._client.build_index(
+                sequence.sequence_id,
+                layer,
+                job.begin,
+                job.end,
+                job.params,
+                seed=seed,
+                prefill_seconds=seconds,
+            )
+        )
+        return TrainedLayer(layer, job, future)
+
+    def segment(self, trained: TrainedLayer, timeout_seconds: float) -> IndexSegment | None:
+        """The trained segment, or None if it is not ready within the time."""
+        try:
+            segment = self._call(lambda: trained.future.result(timeout_seconds))
+        except FutureTimeout:
+            segment = None
+        # Once the lease is lost no index comes any more, and the slabs of one that came may be another's.
+        self.check()
+        return segment
+
+    def fetch(self, layer: int, wanted: list[tuple[Sequence, int, np.ndarray]]) -> Tensor:
+        """Rows of (sequence, KV head, positions int64 [n > 0]) in this order: [sum of n, 2d] on the device."""
+        for sequence, _, positions in wanted:
+            if positions.max() >= self._extents[sequence.sequence_id].sealed:
+                self.seal(sequence, sequence.num_tokens)
+        items = [RowsWanted(sequence.sequence_id, head, positions) for sequence, head, positions in wanted]
+        rows = self._gather(layer, items)
+        for sequence, _, positions in wanted:
+            self.count_fetched(sequence, positions.shape[0])
+        return rows
+
+    def count_fetched(self, sequence: Sequence, num_rows: int) -> None:
+        """Add rows of one KV head to what the sequence has fetched."""
+        num_bytes = num_rows * self._client.layout.row_bytes
+        sequence.meter.missed_rows += num_rows
+        sequence.fetched_bytes += num_bytes
+        self.fetched_bytes += num_bytes
+
+    def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
+        """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
+        self.seal(sequence, sequence.num_tokens)
+        positions = np.arange(sequence.num_tokens, dtype=np.int64)
+        items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
+        return self._gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
+
+    def _gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
+        """The items' rows, in as many calls as the response slab's size asks for."""
+        parts = []
+        for call in in_calls(items, self._client.max_gather_rows):
+            data = self._call(lambda: self._client.gather(layer, call))  # noqa: B023
+            # The response slab is reused by the next gather: copy before anyone can ask for it.
+            parts.append(torch.from_numpy(np.array(data)).view(self._dtype))
+        return torch.cat(parts).to(self._device)
+
+    def check(self) -> None:
+        """Raises StoreUnavailable once the slabs that sequences hold may be others'. Asks nobody."""
+        self._call(self._client.check)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
+        if self._extents.pop(sequence.sequence_id, None) is None:
+            return
+        self._arena.forget(sequence.seat)
+        try:
+            self._call(lambda: self._client.release(sequence.sequence_id))
+        except StoreUnavailable:
+            self._link.is_attached = False
+
+    def close(self) -> None:
+        self._arena.close()
+        self._client.close()

@@ -1,0 +1,77 @@
+"""Names of prompt prefixes: a chain of hashes, one for each slab that a prompt fills.
+
+A hash covers all that decides a slab's rows: the model, who may share them, and every token up to the slab's last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from pathlib import Path
+
+from gpu_worker.models import LoadedModel
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader
+
+# The hub's cache names a large file by the SHA-256 of what is in it.
+_CONTENT_NAME = re.compile("[0-9a-f]{64}")
+
+
+class PrefixChain:
+    """root: of the model. tokens_per_slab: that one hash more covers."""
+
+    def __init__(self, root: bytes, tokens_per_slab: int) -> None:
+        self._root = root
+        self._tokens_per_slab = tokens_per_slab
+
+    def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
+        """Of the slabs that the prefilled part of the prompt fills."""
+        per_slab, request = self._tokens_per_slab, sequence.request
+        token_ids = array("I", request.prompt_token_ids[: sequence.num_prefill])
+        link, chain = _digest(self._root, request.prefix_salt), []
+        for begin in range(0, len(token_ids) - per_slab + 1, per_slab):
+            link = _digest(link, token_ids[begin : begin + per_slab].tobytes())
+            chain.append(link)
+        return tuple(chain)
+
+    def num_reusable(self, sequence: Sequence) -> int:
+        """How many of its hashes a sequence may look up: the last token is always computed, and so are those whose
+        queries the policy reads."""
+        plan, policy = sequence.plan, sequence.policy
+        num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
+        return max(0, sequence.num_prefill - num_computed) // self._tokens_per_slab
+
+
+def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain | None) -> int:
+    """Start a sequence in the store with what it may share; how many of its tokens the store has already. Raises what
+    `Offloader.open` raises."""
+    room = sequence.num_prefill + 1
+    # Rows of a prompt that is attended in part depend on the policy and the budget.
+    if chain is None or sequence.prefills_sparsely:
+        return offloader.open(sequence, room)
+    return offloader.open(sequence, room, chain.hashes(sequence), chain.num_reusable(sequence))
+
+
+def model_root(model: LoadedModel) -> bytes:
+    """Equal for the same files of weights computed in the same type; a directory that was written to is another.
+
+    On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes
+    and times.
+    """
+    directory = Path(model.source)
+    files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
+    blobs = [(file.name, file.resolve().name) for file in files]
+    if files and all(_CONTENT_NAME.fullmatch(blob) for _, blob in blobs):
+        weights = repr(blobs)
+    else:
+        stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        weights = repr((model.source, stamps))
+    decoder = model.decoder
+    facts = (weights, model.config, str(decoder.dtype), decoder.device.type)
+    return _digest(b"carrel", repr(facts).encode())
+
+
+def _digest(link: bytes, content: bytes) -> bytes:
+    # The key keeps what came before apart from what is added.
+    return hashlib.blake2b(content, key=link[:64], digest_size=32).digest()

@@ -1,0 +1,47 @@
+"""What is kept of several layers lies in the slots of their heads, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_worker.caches.retain.kept_rows import KeptRows
+from gpu_worker.caches.retain.kept_slots import KeptSlots
+from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.retain import Retained
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+
+NUM_HEADS, HEAD_DIM, SEAT, LAYERS = 2, 4, 1, range(1, 3)
+SHAPE = CacheShape(3, 3, NUM_HEADS, 1, HEAD_DIM, 512, 0.5, torch.device("cpu"))
+
+
+def retained(counts: list[int], width: int) -> Retained:
+    every = torch.arange(width).expand(len(counts), -1)
+    positions = every.where(every < torch.tensor(counts)[:, None], -1)
+    keys, values = torch.rand(2, len(counts), width, HEAD_DIM)
+    return Retained(positions, keys, values)
+
+
+@pytest.mark.parametrize("counts", [[70, 70, 70, 70], [0, 64, 130, 1], [130, 1, 3, 0], [2, 2, 2, 2]])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_unequal_heads_of_several_layers_are_written_where_they_belong(
+    counts: list[int], padding: int
+) -> None:
+    pool = SlotPool(20, 2 * HEAD_DIM, torch.float32, torch.device("cpu"))
+    pool.rows.fill_(-1.0)
+    tables = BlockTables(pool, 3, 3, NUM_HEADS, 512)
+    # Blocks that nobody was dealt are in no table.
+    tables.tables.fill_(1 << 30)
+    for layer, of_layer in zip(LAYERS, (counts[:NUM_HEADS], counts[NUM_HEADS:]), strict=True):
+        tables.reserve(SEAT, layer, 8)
+        tables.deal(SEAT, layer, [num_blocks(count) for count in of_layer])
+    kept = retained(counts, max(counts) + padding)
+    rows = KeptRows(SHAPE, pool, tables, KeptSlots(SHAPE), first_layer=1)
+    rows.write(SEAT, LAYERS, kept)
+    expected = torch.full_like(pool.rows, -1.0)
+    for head, count in enumerate(counts):
+        table = tables.tables[SEAT, LAYERS[head // NUM_HEADS], head % NUM_HEADS]
+        places = physical_slots(table, torch.arange(count))
+        expected[places] = torch.cat([kept.keys[head, :count], kept.values[head, :count]], dim=-1)
+    assert torch.equal(pool.rows, expected)
+    assert (expected[:, 0] >= 0).sum() == sum(counts)

@@ -1,0 +1,84 @@
+"""Layer-wise allocation: a falling schedule for any policy, which is otherwise as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from allocation_inner import NUM_RECENT, NUM_SINK, Given, layer_rows, step_slots
+
+from gpu_worker.policies.layerwise.policy import LayerWise
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
+from gpu_worker.policies.snapkv.policy import SnapKV
+from gpu_worker.policies.streaming_llm.policy import StreamingLLM
+
+GIVEN = Given(torch.zeros(1, 1))
+
+
+def test_budgets_fall_linearly_over_what_sinks_and_window_leave() -> None:
+    policy = LayerWise(GIVEN, beta=4)
+    # 40 are selected: 70 of the first layer, 10 of the last; 5 are sinks and window.
+    plan = policy.plan(1000, 45)
+    assert [policy.layer_budget(plan, layer, 5) for layer in range(5)] == [75, 60, 45, 30, 15]
+
+
+def test_sinks_count_when_a_layer_would_select_more_than_the_prompt_has() -> None:
+    policy = LayerWise(GIVEN)
+    # 45 candidates: the first layer selects them all, the last 2 * 30 - 45.
+    plan = policy.plan(50, 35)
+    assert [policy.layer_budget(plan, layer, 4) for layer in range(4)] == [50, 40, 30, 20]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 7, 32])
+@pytest.mark.parametrize("budget", [6, 20, 37, 99])
+def test_every_layer_keeps_its_budget_with_sinks_and_window(budget: int, num_layers: int) -> None:
+    scores = torch.rand(3, 100, generator=torch.Generator().manual_seed(budget))
+    policy, total = LayerWise(Given(scores)), 0
+    plan = policy.plan(100, budget)
+    for layer in range(num_layers):
+        layer_budget = policy.layer_budget(plan, layer, num_layers)
+        retained = policy.compress(layer_rows(3, 100), plan, layer_budget)
+        assert retained.counts.tolist() == [layer_budget] * 3
+        sinks, window = retained.positions[:, :NUM_SINK], retained.positions[:, -NUM_RECENT:]
+        assert sinks.tolist() == [[0, 1]] * 3
+        assert window.tolist() == [[97, 98, 99]] * 3
+        total += layer_budget
+    assert total == num_layers * budget
+
+
+def test_a_policy_without_a_choice_has_its_budget_in_every_layer() -> None:
+    window = LayerWise(StreamingLLM())
+    plan = window.plan(500, 50)
+    assert {window.layer_budget(plan, layer, 8) for layer in range(8)} == {50}
+    everything = LayerWise(SnapKV())
+    plan = everything.plan(50, 500)
+    assert {everything.layer_budget(plan, layer, 8) for layer in range(8)} == {500}
+
+
+def test_the_schedule_is_pyramidkvs_and_replaces_the_inner_one() -> None:
+    pyramid = PyramidKV(beta=7)
+    plan = pyramid.plan(4000, 400)
+    expected = [pyramid.layer_budget(plan, layer, 9) for layer in range(9)]
+    for inner in (SnapKV(), PyramidKV()):
+        assert [LayerWise(inner, beta=7).layer_budget(plan, layer, 9) for layer in range(9)] == expected
+
+
+def test_in_all_else_it_is_the_inner_policy() -> None:
+    policy, slots = LayerWise(GIVEN), step_slots()
+    plan = policy.plan(100, 40)
+    assert policy.name == "given+layerwise"
+    assert plan == GIVEN.plan(100, 40)
+    assert (policy.num_queries(plan), policy.window_begin(plan, 5), policy.max_window(plan)) == (71, 77, 73)
+    assert (policy.interval(plan), policy.room(plan, 5)) == (74, 80)
+    assert policy.evict(slots).tolist() == [[[1]]]
+    assert policy.give(slots, torch.full((1, 1, 1), 6)).slots.tolist() == [[[[11, 9, 15, 10]]]]
+    scores = torch.ones(1, 1, 2)
+    policy.observe(scores, torch.tensor([[[0.5, 0.25]]]), torch.tensor([4]))
+    assert scores.tolist() == [[[3.0, 2.0]]]
+    assert (policy.evicts, policy.observes, policy.gives, policy.has_degrees) == (True, True, True, True)
+    plain = LayerWise(SnapKV())
+    assert (plain.evicts, plain.observes, plain.gives, plain.has_degrees) == (False, False, False, False)
+
+
+def test_budgets_never_rise() -> None:
+    with pytest.raises(ValueError, match="beta"):
+        LayerWise(SnapKV(), beta=0.5)

@@ -1,0 +1,203 @@
+"""PQCache: what is loaded and coded is what is scored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from policy_index import SHAPE, poison, pq_segment, select
+from torch import Tensor
+
+from gpu_worker.kernels.top_k import top_k
+from gpu_worker.policies import PQCache
+from gpu_worker.policies.pqcache.policy import PQIndex
+from gpu_worker.policies.recall import Candidates, IndexJob
+from gpu_worker.trainers import train_index
+from kv_store.client import PQParams
+
+POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)
+HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
+
+
+def job(begin: int, end: int) -> IndexJob:
+    return IndexJob(begin, end, PQParams(2, 3))
+
+
+def books(seed: int) -> Tensor:
+    return torch.randn(HEADS, 2, 8, DIM // 2, generator=torch.Generator().manual_seed(seed))
+
+
+def new_index() -> PQIndex:
+    index = POLICY.allocate(SHAPE)
+    poison(index)
+    return index
+
+
+def random_codes(num_tokens: int, seed: int) -> Tensor:
+    shape = (HEADS, num_tokens, 2)
+    return torch.randint(0, 8, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def leave(index: PQIndex, seat: int, layers: range, position: int, keys: Tensor) -> None:
+    """Code one token, keys [L, HEADS, d], beside a row of padding."""
+    seats, positions = torch.tensor([(seat + 1) % 3, seat]), torch.tensor([-1, position])
+    both = torch.stack([torch.full_like(keys, float("nan")), keys])
+    POLICY.extend(index, seats, layers, positions, both)
+
+
+@pytest.mark.parametrize("num_subvectors", [1, 2, 4])
+def test_what_is_selected_are_the_best_by_their_scores(num_subvectors: int) -> None:
+    """With two parts the selection goes by a table of code pairs, with others by every token's score."""
+    policy = PQCache(num_subvectors=num_subvectors, num_bits=3, num_sink=4)
+    index = policy.allocate(SHAPE)
+    poison(index)
+    generator = torch.Generator().manual_seed(num_subvectors)
+    spans = {2: (4, 90), 0: (2, 33)}
+    for seat, (begin, end) in spans.items():
+        shape = (HEADS, num_subvectors, 8, DIM // num_subvectors)
+        codes = torch.randint(0, 8, (HEADS, end - 1 - begin, num_subvectors), generator=generator)
+        segment = pq_segment(torch.randn(shape, generator=generator), codes.to(torch.uint8))
+        policy.load(index, seat, 1, IndexJob(begin, end - 1, PQParams(num_subvectors, 3)), segment)
+        keys = torch.randn(1, 1, HEADS, DIM, generator=generator)
+        policy.extend(index, torch.tensor([seat]), range(1, 2), torch.tensor([end - 1]), keys)
+    query = torch.randn(2, 4, DIM, generator=generator)
+    begin, end = torch.tensor(list(spans.values())).T
+    candidates = Candidates(1, query, torch.tensor(list(spans)), begin, end, 100, SHAPE.scale)
+    counts = torch.tensor([9, 20])
+    expected = top_k(policy.score(index, candidates), counts, 24)
+    assert torch.equal(policy.select(index, candidates, counts, 24), expected)
+
+
+def test_a_needle_of_the_segment_is_selected() -> None:
+    index, codebooks = new_index(), books(0)
+    codes = random_codes(96, 0).clamp(max=5)
+    # Code 7 in both parts points along the query and is only at position 4 + 50 (head 0) and 4 + 9 (head 1).
+    query = torch.randn(1, 4, DIM)
+    for head in range(HEADS):
+        codebooks[head, :, 7] = 3 * query[0, 2 * head].view(2, 4)
+    codes[0, 50], codes[1, 9] = 7, 7
+    POLICY.load(index, 1, 1, job(4, 100), pq_segment(codebooks, codes))
+    taken = select(POLICY, index, query[:, [0, 0, 2, 2]], {1: (4, 100)}, layer=1, k=1)
+    assert taken == [[[54], [13]]]
+
+
+def test_tokens_that_leave_the_window_get_the_code_of_their_nearest_centroid() -> None:
+    index, seat = new_index(), 2
+    codebooks = [books(layer) for layer in range(2)]
+    for layer in range(2):
+        POLICY.load(index, seat, layer, job(4, 50), pq_segment(codebooks[layer], random_codes(46, layer)))
+    keys = torch.randn(2, HEADS, 3, DIM)
+    for token in range(3):
+        leave(index, seat, range(2), 50 + token, keys[:, :, token])
+    for layer in range(2):
+        assert torch.equal(index.codes[seat, layer, :, 4:50], random_codes(46, layer))
+        for head in range(HEADS):
+            for token in range(3):
+                for part in range(2):
+                    piece = keys[layer, head, token, 4 * part : 4 * part + 4]
+                    nearest = (codebooks[layer][head, part] - piece).square().sum(-1).argmin()
+                    assert index.codes[seat, layer, head, 50 + token, part] == nearest
+
+
+def one_part_index(codebook: Tensor) -> tuple[PQCache, PQIndex]:
+    """A policy by inner product with one part, and its index with this codebook [2, DIM + 1] in all heads, phi 4."""
+    policy = PQCache(num_subvectors=1, num_bits=1, num_sink=4, metric="ip")
+    index = policy.allocate(SHAPE)
+    poison(index)
+    segment = pq_segment(
+        codebook.expand(HEADS, 1, 2, -1), torch.tensor([0, 1] * 23)[None, :, None].expand(HEADS, -1, 1)
+    )
+    params = PQParams(1, 1, 0, "ip")
+    segment["max_square_norms"] = torch.full((HEADS, 1), 4.0)
+    policy.load(index, 1, 1, IndexJob(4, 50, params), segment)
+    return policy, index
+
+
+def along_axis(length: float) -> Tensor:
+    key = torch.zeros(1, HEADS, DIM)
+    key[..., 0] = length
+    return key
+
+
+@pytest.mark.parametrize(
+    ("length", "code"),
+    [
+        # (1.6 - 1)^2 + (1.2 - 3^0.5)^2 = 0.64 is less than (2 - 1.6)^2 + 1.2^2 = 1.6, though 2 is nearer to 1.6 than 1
+        (1.6, 0),
+        (2.0, 1),
+        # 9 is beyond phi: 1 against 4 + 3
+        (3.0, 1),
+    ],
+)
+def test_by_inner_product_leaving_tokens_are_coded_with_their_added_coordinate(
+    length: float, code: int
+) -> None:
+    codebook = torch.zeros(2, DIM + 1)
+    codebook[0, 0], codebook[0, -1] = 1.0, 3**0.5
+    codebook[1, 0] = 2.0
+    policy, index = one_part_index(codebook)
+    seats, positions = torch.tensor([0, 1]), torch.tensor([-1, 50])
+    keys = torch.stack([torch.full((1, HEADS, DIM), float("nan")), along_axis(length)])
+    policy.extend(index, seats, range(1, 2), positions, keys)
+    assert index.codes[1, 1, :, 50, 0].tolist() == [code] * HEADS
+
+
+def test_by_inner_product_scores_leave_the_added_coordinate_out() -> None:
+    codebook = torch.zeros(2, DIM + 1)
+    # Their added coordinates are in the other order than their products with the query.
+    codebook[0, 0], codebook[0, -1] = 1.0, 100.0
+    codebook[1, 0] = 2.0
+    policy, index = one_part_index(codebook)
+    query = torch.zeros(1, 4, DIM)
+    query[..., 0] = 1.0
+    assert select(policy, index, query, {1: (4, 50)}, layer=1, k=2) == [[[47, 49]] * HEADS]
+
+
+def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
+    policy = PQCache(num_subvectors=2, num_bits=3, num_sink=4, metric="ip")
+    index = policy.allocate(SHAPE)
+    poison(index)
+    keys = torch.randn(HEADS, 200, DIM, generator=torch.Generator().manual_seed(0))
+    trained = policy.index_job(policy.plan(300, 60), 4, 204)
+    policy.load(index, 1, 1, trained, train_index(keys, trained.params, seed=0))
+    # What is trained and what leaves is coded alike.
+    for token in range(0, 200, 20):
+        policy.extend(index, torch.tensor([1]), range(1, 2), torch.tensor([204]), keys[:, token][None, None])
+        assert torch.equal(index.codes[1, 1, :, 204], index.codes[1, 1, :, 4 + token])
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="metric 'cosine' is none of l2, ip"):
+        PQCache(metric="cosine")
+
+
+def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
+    index, seat = new_index(), 0
+    POLICY.load(index, seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1)))
+    keys = torch.randn(1, HEADS, 2, DIM)
+    for token in range(2):
+        leave(index, seat, range(1, 2), 50 + token, keys[:, :, token])
+    assert (index.codes[seat, 0] == 113).all()
+    assert (index.codes[seat, 1, :, 50:52] < 8).all()
+    assert (index.codes[[1, 2]] == 113).all()
+
+
+def test_a_seat_keeps_nothing_of_its_earlier_request() -> None:
+    fresh, used = new_index(), new_index()
+    POLICY.load(used, 1, 0, job(4, 300), pq_segment(books(5), random_codes(296, 5)))
+    query = torch.randn(1, 4, DIM)
+    for index in (fresh, used):
+        POLICY.load(index, 1, 0, job(2, 60), pq_segment(books(6), random_codes(58, 6)))
+    wanted = select(POLICY, fresh, query, {1: (2, 60)}, layer=0, k=20)
+    assert select(POLICY, used, query, {1: (2, 60)}, layer=0, k=20) == wanted
+
+
+def test_seats_in_one_batch_do_not_mix() -> None:
+    index, query = new_index(), torch.randn(2, 4, DIM)
+    spans = {2: (4, 90), 0: (2, 33)}
+    for seat, (begin, end) in spans.items():
+        POLICY.load(index, seat, 1, job(begin, end), pq_segment(books(seat), random_codes(end - begin, seat)))
+    alone = [
+        select(POLICY, index, query[row : row + 1], {seat: span}, layer=1, k=9)[0]
+        for row, (seat, span) in enumerate(spans.items())
+    ]
+    assert select(POLICY, index, query, spans, layer=1, k=9) == alone

@@ -1,0 +1,365 @@
+"""ProtoKV: groups around chunks and hash buckets, and the window's votes averaged over them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import Plan
+from gpu_worker.policies.protokv.hash_buckets import RandomFeatures
+from gpu_worker.policies.protokv.policy import ProtoKV
+from gpu_worker.policies.retain import LayerRows, Retained, Scores
+
+DIM = 8
+POLICIES = [
+    ProtoKV(window=4, chunk_length=10, num_bits=2, num_irregular=6),
+    ProtoKV(window=4, chunk_length=10, num_bits=2, num_irregular=6, hash_prototypes=False),
+    ProtoKV(window=4, chunk_length=10, num_bits=2, num_irregular=6, chunk_prototypes=False),
+]
+KINDS = ["both", "chunk-only", "LSH-only"]
+
+
+def random_rows(n: int, heads: int = 2, group: int = 2, window: int = 4, seed: int = 0) -> LayerRows:
+    generator = torch.Generator().manual_seed(seed)
+    # A chunk's keys resemble each other.
+    places = torch.arange(n) // 10
+    themes = torch.randn(heads, n // 10 + 1, 2 * DIM, generator=generator)[:, places]
+    rows = themes + torch.randn(heads, n, 2 * DIM, generator=generator)
+    queries = 2 * torch.randn(heads * group, window, DIM, generator=generator)
+    return LayerRows.of_prompt(3, 7, rows, queries, DIM**-0.5, seed)
+
+
+def rows_of(keys: Tensor, queries: Tensor) -> LayerRows:
+    """keys: [n, d] of one head. queries: [w, d]."""
+    return LayerRows.of_prompt(0, 1, torch.cat([keys, keys], dim=1)[None], queries[None], scale=1.0)
+
+
+def compress(policy: ProtoKV, rows: LayerRows, budget: int) -> Retained:
+    plan = policy.plan(rows.keys.shape[1], budget)
+    assert plan.selects
+    assert rows.queries.shape[1] == policy.num_queries(plan)
+    return policy.compress(rows, plan, budget)
+
+
+def scores(policy: ProtoKV, rows: LayerRows) -> Tensor:
+    """Of the prefix: [H, n_p]."""
+    num_tokens = rows.keys.shape[1]
+    plan = Plan(num_tokens, 0, 0, rows.queries.shape[1], 0)
+    return policy.score(rows, plan).first[:, : num_tokens - plan.num_recent]
+
+
+def second(scored: Scores) -> Tensor:
+    assert scored.second is not None
+    return scored.second
+
+
+# A slow reference, one token at a time in float64.
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def chunks_of(num_tokens: int, num_chunks: int) -> list[list[int]]:
+    length = num_tokens // num_chunks
+    bounds = [m * length for m in range(num_chunks)] + [num_tokens]
+    return [list(range(bounds[m], bounds[m + 1])) for m in range(num_chunks)]
+
+
+def outliers_of(keys: Tensor, chunks: list[list[int]], count: int) -> list[int]:
+    deviation = {}
+    for chunk in chunks:
+        mean = keys[chunk].mean(dim=0)
+        spread = keys[chunk].std(dim=0, unbiased=False).norm()
+        for token in chunk:
+            deviation[token] = (1 - cosine(keys[token], mean)) / max(float(spread), 1e-6)
+    return sorted(deviation, key=lambda token: -deviation[token])[:count]
+
+
+def buckets_of(keys: Tensor, tokens: list[int], weights: Tensor, phases: Tensor, u: int) -> list[list[int]]:
+    buckets: list[list[int]] = [[] for _ in range(u)]
+    for token in tokens:
+        number = 0
+        for bit in range(weights.shape[1]):
+            angle = float(keys[token] / keys[token].norm() @ weights[:, bit] + phases[bit])
+            number = 2 * number + (math.cos(angle) > 0)
+        buckets[number % u].append(token)
+    return buckets
+
+
+def votes_of(rows: LayerRows, head: int) -> list[float]:
+    num_tokens, (_, window, _) = rows.keys.shape[1], rows.queries.shape
+    votes, keys = [0.0] * num_tokens, rows.keys[head].double()
+    for query_head in range(head * rows.group_size, (head + 1) * rows.group_size):
+        for i in range(window):
+            seen = num_tokens - window + i + 1
+            logits = [float(rows.queries[query_head, i].double() @ keys[t]) * rows.scale for t in range(seen)]
+            total = sum(math.exp(logit) for logit in logits)
+            for t in range(seen):
+                votes[t] += math.exp(logits[t]) / total / rows.group_size
+    return votes
+
+
+def reference(policy: ProtoKV, rows: LayerRows) -> Tensor:
+    """Group means of the prefix: float64 [H, n_p]."""
+    num_prefix = rows.keys.shape[1] - rows.queries.shape[1]
+    k, u = max(1, num_prefix // policy.chunk_length), 2**policy.num_bits
+    every = list(range(num_prefix))
+    if not policy.chunk_prototypes:
+        u += k
+    draw = RandomFeatures.draw(rows.keys, u, policy.gamma, rows.seed * rows.num_layers + rows.layer)
+    scores = []
+    for head in range(rows.keys.shape[0]):
+        keys = rows.keys[head, :num_prefix].double()
+        features = draw.weights[head].double(), draw.phases[head, 0].double(), u
+        if not policy.hash_prototypes:
+            length = max(1, num_prefix // (k + u))
+            groups = chunks_of(num_prefix, num_prefix // length)
+        elif not policy.chunk_prototypes:
+            groups = buckets_of(keys, every, *features)
+        else:
+            chunks = chunks_of(num_prefix, k)
+            outliers = outliers_of(keys, chunks, policy.num_irregular)
+            groups = [[token for token in chunk if token not in outliers] for chunk in chunks]
+            groups += buckets_of(keys, outliers, *features)
+        sums = [keys[group].sum(dim=0) for group in groups if group]
+        clusters: dict[int, list[int]] = {}
+        for token in every:
+            nearest = max(range(len(sums)), key=lambda m: cosine(keys[token], sums[m]))
+            clusters.setdefault(nearest, []).append(token)
+        votes, pooled = votes_of(rows, head), torch.zeros(num_prefix, dtype=torch.float64)
+        for members in clusters.values():
+            pooled[members] = sum(votes[token] for token in members) / len(members)
+        scores.append(pooled)
+    return torch.stack(scores)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
+@pytest.mark.parametrize("n", [7, 9, 14, 44, 57, 93])
+def test_scores_are_the_slow_references(policy: ProtoKV, n: int) -> None:
+    """Prefixes of 3 (fewer than the irregular tokens), 5 (than a chunk), one and four chunks, and with a rest."""
+    for seed in range(2):
+        rows = random_rows(n, seed=seed)
+        assert_near(scores(policy, rows), reference(policy, rows))
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
+
+
+# Regular tokens lie near axis 0, irregular ones along axis 1: there the window's queries look.
+MATES = [5, 24, 37]
+
+
+def scattered_mates() -> LayerRows:
+    """Irregular tokens in three chunks of ten, of which the second alone is long enough to be voted for; and a regular
+    token, 15, that is voted for more than its mates are."""
+    keys = 0.1 * torch.randn(43, DIM, generator=torch.Generator().manual_seed(2))
+    keys[:, 0] += 3
+    keys[MATES] = torch.tensor([1.0, 12, 1])[:, None] * torch.eye(DIM)[1]
+    keys[15, :2] = torch.tensor([8.0, 4])
+    return rows_of(keys, torch.eye(DIM)[1].expand(3, DIM))
+
+
+def test_a_voted_for_irregular_token_lifts_its_bucket() -> None:
+    rows = scattered_mates()
+    policy = ProtoKV(window=3, chunk_length=10, num_bits=2, num_irregular=3)
+    scored = policy.score(rows, policy.plan(43, 6))
+    own = second(scored)[0, :40]
+    assert own.topk(2).indices.tolist() == [24, 15]
+    torch.testing.assert_close(scored.first[0, MATES], own[MATES].mean().expand(3))
+    assert compress(policy, rows, 6).positions.tolist() == [[*MATES, 40, 41, 42]]
+
+
+def test_chunks_alone_lift_a_regular_token_as_much() -> None:
+    """There is no direction of the irregular ones: the nearest is that of the voted-for one's chunk, as it is for 15,
+    which then goes before a mate by its own vote."""
+    policy = ProtoKV(window=3, chunk_length=20, num_bits=1, hash_prototypes=False)
+    assert compress(policy, scattered_mates(), 6).positions.tolist() == [[15, 24, 37, 40, 41, 42]]
+
+
+def test_a_mean_dilutes_a_needle_among_many_and_lifts_among_few() -> None:
+    """Groups of ten keys, two keys and eight keys, each along an axis; the needle of the ten is voted for more than
+    that of the two, by hand e^9 to e^8.5 to e for the rest of both and 1 for the eight and the window."""
+    keys = torch.zeros(22, DIM)
+    keys[:10, 0], keys[10:12, 1], keys[12:20, 2] = 1, 1, 1
+    keys[4, 0], keys[11, 1] = 9, 8.5
+    rows = rows_of(keys, (torch.eye(DIM)[0] + torch.eye(DIM)[1]).expand(2, DIM))
+    policy = ProtoKV(window=2, chunk_length=2, num_irregular=0)
+    pooled = policy.score(rows, policy.plan(22, 4)).first[0]
+    total = math.exp(9) + math.exp(8.5) + 10 * math.exp(1) + 8
+    # The first query sees one window token, the second both.
+    votes = [1 / (total + 1) + 1 / (total + 2)] * 3
+    votes[0] *= (math.exp(9) + 9 * math.exp(1)) / 10
+    votes[1] *= (math.exp(8.5) + math.exp(1)) / 2
+    expected = torch.tensor([votes[0]] * 10 + [votes[1]] * 2 + [votes[2]] * 8)
+    torch.testing.assert_close(pooled[:20], expected)
+    assert compress(policy, rows, 4).positions.tolist() == [[10, 11, 20, 21]]
+
+
+def test_a_groups_members_go_by_own_vote_and_then_recency() -> None:
+    """All are one group; 3 and 9 are longer, the others equal."""
+    keys = torch.zeros(20, DIM)
+    keys[:, 0] = 1
+    keys[3, 0], keys[9, 0] = 2, 1.5
+    rows = rows_of(keys, torch.eye(DIM)[0].expand(4, DIM))
+    policy = ProtoKV(window=4, chunk_length=8, num_irregular=0)
+    kept = [compress(policy, rows, budget).positions[0, :-4].tolist() for budget in (8, 9, 10, 12)]
+    assert kept == [[3, 9, 14, 15], [3, 9, 13, 14, 15], [3, 9, *range(12, 16)], [3, 9, *range(10, 16)]]
+
+
+def test_of_equally_irregular_tokens_the_later_make_the_buckets() -> None:
+    """Chunks of one token each turn away from nothing: the last three share the only bucket."""
+    keys = torch.eye(DIM)
+    rows = rows_of(keys, torch.arange(DIM).float().expand(2, DIM))
+    policy = ProtoKV(window=2, chunk_length=1, num_bits=0, num_irregular=3)
+    scored = policy.score(rows, policy.plan(DIM, 4))
+    own, means = second(scored)[0], scored.first[0]
+    torch.testing.assert_close(means[:3], own[:3])
+    torch.testing.assert_close(means[3:6], own[3:6].mean().expand(3))
+
+
+def test_sinks_survive_by_their_own_bucket() -> None:
+    """First tokens of another direction, that every query votes for."""
+    rows = random_rows(104)
+    rows.keys[:, :2] = 9 * torch.eye(DIM)[7]
+    rows.queries[..., 7] = 3
+    kept = compress(ProtoKV(window=4, chunk_length=10, num_bits=4, num_irregular=12), rows, 12)
+    assert (kept.positions[:, :2] == torch.tensor([0, 1])).all()
+
+
+def alternating(num_tokens: int = 44) -> LayerRows:
+    """Two directions, by turns: no chunk differs from another. The queries want the second."""
+    keys = torch.eye(DIM)[torch.arange(num_tokens) % 2]
+    return rows_of(keys, torch.eye(DIM)[1].expand(4, DIM))
+
+
+def test_chunks_alone_cannot_tell_interleaved_directions() -> None:
+    policy = ProtoKV(window=4, chunk_length=20, num_bits=1, hash_prototypes=False)
+    pooled = scores(policy, alternating())[0]
+    assert (pooled == pooled[0]).all()
+
+
+def test_the_hash_alone_tells_interleaved_directions() -> None:
+    policy = ProtoKV(window=4, chunk_length=20, num_bits=4, chunk_prototypes=False)
+    pooled = scores(policy, alternating())[0]
+    assert (pooled[0::2] == pooled[0]).all()
+    assert (pooled[1::2] == pooled[1]).all()
+    assert pooled[1] > 2 * pooled[0]
+
+
+def test_one_ablation_follows_places_and_the_other_the_hash() -> None:
+    """Chunks hang on the order of the tokens and not on the seed; buckets the other way round."""
+    rows = random_rows(104, window=4)
+    order = torch.cat(
+        [torch.randperm(100, generator=torch.Generator().manual_seed(1)), torch.arange(100, 104)]
+    )
+    both = torch.cat([rows.keys, rows.values], dim=2)
+    shuffled = LayerRows.of_prompt(3, 7, both[:, order], rows.queries, rows.scale, rows.seed)
+    reseeded = LayerRows.of_prompt(3, 7, both, rows.queries, rows.scale, rows.seed + 1)
+    for policy, by_hash in zip(POLICIES[1:], [False, True], strict=True):
+        first = scores(policy, rows)
+        moved = torch.allclose(scores(policy, shuffled), first[:, order[:100]], atol=1e-6)
+        changed = not torch.equal(scores(policy, reseeded), first)
+        assert (moved, changed) == (by_hash, by_hash)
+
+
+def test_no_prototypes_at_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        ProtoKV(chunk_prototypes=False, hash_prototypes=False)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_the_budget_is_kept_exactly_and_the_window_whole(policy: ProtoKV, group: int) -> None:
+    rows = random_rows(97, heads=3, group=group)
+    for budget in (8, 9, 40, 96):
+        kept = compress(policy, rows, budget)
+        assert kept.positions.shape == (3, budget)
+        assert kept.counts.tolist() == [budget] * 3
+        assert (kept.positions.diff(dim=1) > 0).all()
+        assert (kept.positions[:, -4:] == torch.arange(93, 97)).all()
+        for head in range(3):
+            assert torch.equal(kept.keys[head], rows.keys[head, kept.positions[head]])
+            assert torch.equal(kept.values[head], rows.values[head, kept.positions[head]])
+
+
+def test_heads_are_scored_apart_and_a_groups_votes_averaged() -> None:
+    rows = random_rows(60, heads=2, group=3)
+    plan = POLICIES[0].plan(60, 20)
+    votes = second(POLICIES[0].score(rows, plan))
+    expected = torch.tensor([votes_of(rows, head) for head in range(2)], dtype=torch.float64)
+    torch.testing.assert_close(votes.double(), expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
+def test_the_same_rows_and_seed_keep_the_same(policy: ProtoKV) -> None:
+    kept = [compress(policy, random_rows(90, seed=4), 30).positions for _ in range(2)]
+    assert torch.equal(*kept)
+
+
+def test_layers_hash_differently() -> None:
+    rows = random_rows(90)
+    other = LayerRows.of_prompt(4, 7, torch.cat([rows.keys, rows.values], 2), rows.queries, rows.scale)
+    policy = ProtoKV(window=4, chunk_length=10, chunk_prototypes=False)
+    assert not torch.equal(scores(policy, rows), scores(policy, other))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
+def test_zero_keys_give_no_nan(policy: ProtoKV) -> None:
+    rows = random_rows(60)
+    rows.keys[0] = 0
+    rows.keys[1, ::3] = 0
+    assert scores(policy, rows).isfinite().all()
+    kept = compress(policy, rows, 20)
+    assert kept.counts.tolist() == [20, 20]
+    # Nothing tells the first head's tokens apart: the last ones stay.
+    assert kept.positions[0].tolist() == list(range(40, 60))
+
+
+def test_half_precision_rows_stay_so() -> None:
+    rows = random_rows(60)
+    both = torch.cat([rows.keys, rows.values], dim=2).bfloat16()
+    half = LayerRows.of_prompt(3, 7, both, rows.queries.bfloat16(), rows.scale)
+    assert compress(POLICIES[0], half, 20).keys.dtype == torch.bfloat16
+    assert_near(scores(POLICIES[0], half), reference(POLICIES[0], half))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
+def test_a_gpu_scores_alike_and_nobody_waits_for_it(policy: ProtoKV) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    here = random_rows(1003, heads=3)
+    both = torch.cat([here.keys, here.values], dim=2).cuda()
+    there = LayerRows.of_prompt(3, 7, both, here.queries.cuda(), here.scale, here.seed)
+    plan = policy.plan(1003, 100)
+    # What compiles may wait.
+    policy.score(there, plan)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = policy.score(there, plan)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = policy.score(here, plan)
+    torch.testing.assert_close(second(found).cpu(), second(expected), atol=1e-6, rtol=1e-4)
+    # A key between two prototypes may go to either by a rounding error, and changes their groups' means.
+    assert (found.first.cpu() / expected.first - 1).abs()[:, :-4].lt(1e-3).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("num_prompt", [2, 3, 9, 17, 100, 4097])
+def test_a_plan_spends_the_budget_on_window_and_selection(num_prompt: int) -> None:
+    policy = ProtoKV()
+    for budget in [1, 2, 7, 8, 9, 15, 16, 64, num_prompt - 1]:
+        plan = policy.plan(num_prompt, budget)
+        assert plan.selects == (budget < num_prompt)
+        if plan.num_selected is not None:
+            assert plan.num_sink == 0
+            assert plan.num_recent + plan.num_selected == budget
+            assert 1 <= plan.num_recent <= 8
+            assert plan.num_selected >= min(plan.num_recent, budget - 1)
+            assert policy.num_queries(plan) == plan.num_recent
+    assert policy.plan(4097, 64).num_recent == 8

@@ -1,0 +1,114 @@
+"""Quest: pages chosen by an upper bound, and taken whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+
+from gpu_worker.policies.quest.policy import Quest
+
+POLICY = Quest()
+HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_recent", "num_selected"),
+    [(512, 16, 496), (100, 20, 80), (32, 16, 16), (31, 31, 0), (9, 9, 0)],
+)
+def test_the_budget_is_whole_pages_and_a_window_of_a_page_and_the_rest(
+    budget: int, num_recent: int, num_selected: int
+) -> None:
+    plan = POLICY.plan(1000, budget)
+    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, num_recent, num_selected)
+    assert num_recent + num_selected == budget
+    assert POLICY.window_begin(plan, 1000) == 1000 - num_recent
+    assert POLICY.max_window(plan) == num_recent
+
+
+def test_a_prompt_within_the_budget_is_attended_whole() -> None:
+    assert not POLICY.plan(100, 100).selects
+    assert POLICY.plan(101, 100).selects
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_a_token_scores_the_bound_of_its_page(group: int) -> None:
+    shape = replace(SHAPE, group_size=group)
+    index, tokens = new_index(POLICY, shape), Tokens.random(200, group, shape)
+    begin, end = grow(POLICY, index, 1, tokens, POLICY.plan(150, 50))
+    assert (begin, end) == (0, 182)
+    query = torch.randn(1, HEADS * group, DIM)
+    scores = POLICY.score(index, candidates_of(query, {1: (begin, end)}, layer=1, extra=30))
+    assert scores.shape == (1, HEADS, end + 30)
+    assert (scores[0, :, end:] == float("-inf")).all()
+    for head in range(HEADS):
+        heads, keys = query[0, head * group : (head + 1) * group], tokens.keys[1, head, :end]
+        assert (scores[0, head, :end] >= (keys @ heads.T).sum(dim=1) - 1e-4).all()
+        for first in range(0, end, 16):
+            page, found = keys[first : first + 16], scores[0, head, first : min(first + 16, end)]
+            # Channel by channel the most that any key of the page gives, for each head by itself.
+            bound = (heads[:, None] * page).amax(dim=1).sum()
+            torch.testing.assert_close(found, bound.expand(len(page)))
+
+
+def test_the_page_of_a_needle_is_taken_whole() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(200, 0)
+    query = torch.randn(1, 2 * HEADS, DIM).sign()
+    # Along the first head's query: in head 0 at 37, of page 2, in head 1 at 100, of page 6.
+    for head, needle in enumerate((37, 100)):
+        tokens.keys[1, head, needle] = 9 * query[0, 2 * head]
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(200, 48))
+    assert span == (0, 184)
+    taken = select(POLICY, index, query[:, [0, 0, 2, 2]], {0: span}, layer=1, k=16)
+    assert taken == [[list(range(32, 48)), list(range(96, 112))]]
+
+
+def test_a_needle_of_either_sign_is_found_for_either_sign_of_the_query() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(96, 0)
+    tokens.keys[:, :, 20, 3], tokens.keys[:, :, 70, 3] = 50.0, -50.0
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(96, 32))
+    query = torch.zeros(1, 2 * HEADS, DIM)
+    for sign, page in ((1.0, 1), (-1.0, 4)):
+        query[..., 3] = sign
+        assert select(POLICY, index, query, {0: span}, 0, 16) == [
+            [list(range(16 * page, 16 * page + 16))] * 2
+        ]
+
+
+def test_pages_that_tie_are_not_split() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(96, 0)
+    tokens.keys[:] = 1.0
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(96, 48))
+    assert span == (0, 80)
+    query = torch.ones(1, 2 * HEADS, DIM)
+    assert select(POLICY, index, query, {0: span}, layer=0, k=32) == [[list(range(48, 80))] * 2]
+
+
+def test_the_open_page_is_taken_and_the_last_of_the_others_is_cut() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(86, 0)
+    tokens.keys[:, :, 68, 3] = 50.0
+    tokens.keys[:, :, 20, 3] = 40.0
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(80, 32))
+    assert span == (0, 70)
+    query = torch.zeros(1, 2 * HEADS, DIM)
+    query[..., 3] = 1.0
+    taken = [*range(22, 32), *range(64, 70)]
+    assert select(POLICY, index, query, {0: span}, layer=1, k=16) == [[taken] * 2]
+
+
+@pytest.mark.parametrize("num_prompt", [96, 101, 122])
+def test_pages_that_grow_are_as_those_of_a_longer_prompt(num_prompt: int) -> None:
+    grown, whole, tokens = new_index(POLICY), new_index(POLICY), Tokens.random(170, 0)
+    span = grow(POLICY, grown, 1, tokens, POLICY.plan(num_prompt, 50))
+    assert grow(POLICY, whole, 1, tokens, POLICY.plan(170, 50)) == span
+    for name in ("key_min", "key_max"):
+        pages = getattr(grown, name)[1, :, :, :10]
+        assert torch.equal(pages, getattr(whole, name)[1, :, :, :10])
+        assert not pages.isnan().any()
+        assert getattr(grown, name)[1, :, :, 10:].isnan().all()
+
+
+def test_seats_are_apart() -> None:
+    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)

@@ -1,0 +1,146 @@
+"""SnapKV: what the window's queries look at is kept, with its neighbours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.snapkv.policy import SnapKV
+
+
+def window_looks_at(num_tokens: int, weights: dict[int, float], group_size: int, window: int) -> LayerRows:
+    """One KV head whose every query weighs these positions so much, and any other 1, before the softmax."""
+    rows = torch.zeros(1, num_tokens, 8)
+    for position, weight in weights.items():
+        rows[0, position, 0] = math.log(weight)
+    queries = torch.zeros(group_size, window, 4)
+    queries[..., 0] = 1.0
+    return LayerRows.of_prompt(0, 1, rows, queries, 1.0)
+
+
+def kept(policy: SnapKV, rows: LayerRows, budget: int) -> list[list[int]]:
+    plan = policy.plan(rows.num_tokens, budget)
+    return policy.compress(rows, plan, budget).positions.tolist()
+
+
+@pytest.mark.parametrize("group_size", [1, 3, 4])
+def test_a_needle_is_kept_with_its_neighbours(group_size: int) -> None:
+    rows = window_looks_at(100, {40: 1000.0}, group_size, 5)
+    expected = [[38, 39, 40, 41, 42, *range(95, 100)]]
+    assert kept(SnapKV(window=5, kernel=5), rows, 10) == expected
+    assert kept(SnapKV(window=5, kernel=5, pooling="avg"), rows, 10) == expected
+
+
+def test_of_tokens_that_share_a_maximum_the_needle_goes_first_and_then_the_later() -> None:
+    rows = window_looks_at(100, {40: 1000.0}, 1, 2)
+    policy = SnapKV(window=2, kernel=7)
+    assert kept(policy, rows, 4) == [[40, 43, 98, 99]]
+    rows = window_looks_at(100, {40: 1000.0, 41: 3.0}, 1, 2)
+    assert kept(policy, rows, 5) == [[40, 41, 43, 98, 99]]
+
+
+def test_a_maximum_keeps_one_strong_vote_and_an_average_many_weak_ones() -> None:
+    rows = window_looks_at(100, {20: 30.0, 60: 20.0, 61: 20.0, 62: 20.0}, 1, 3)
+    assert kept(SnapKV(window=3, kernel=3), rows, 6) == [[19, 20, 21, 97, 98, 99]]
+    assert kept(SnapKV(window=3, kernel=3, pooling="avg"), rows, 6) == [[60, 61, 62, 97, 98, 99]]
+
+
+def test_a_groups_mean_is_taken_before_the_maximum() -> None:
+    """One head looks at 10, the other at 12; both look, a little less, at 30. Pooled first, 11 would have two votes."""
+    rows = torch.zeros(1, 60, 8)
+    rows[0, 10, 0] = rows[0, 12, 1] = math.log(100)
+    rows[0, 30, 0] = rows[0, 30, 1] = math.log(60)
+    queries = torch.zeros(2, 1, 4)
+    queries[0, 0, 0] = queries[1, 0, 1] = 1.0
+    layer = LayerRows.of_prompt(0, 1, rows, queries, 1.0)
+    assert kept(SnapKV(window=1, kernel=3), layer, 4) == [[29, 30, 31, 59]]
+
+
+def test_votes_for_the_window_are_not_its_neighbours() -> None:
+    rows = window_looks_at(100, {97: 1000.0, 40: 2.0}, 1, 3)
+    assert kept(SnapKV(window=3, kernel=3), rows, 6) == [[39, 40, 41, 97, 98, 99]]
+
+
+def test_queries_of_the_window_do_not_see_what_comes_after_them() -> None:
+    """The first query looks at the last token, which it must not see, and else at 20; the second looks at 50."""
+    rows = torch.zeros(1, 80, 8)
+    rows[0, 79, 0], rows[0, 20, 0], rows[0, 50, 1] = 50.0, math.log(300), math.log(100)
+    queries = torch.zeros(1, 2, 4)
+    queries[0, 0, 0] = queries[0, 1, 1] = 1.0
+    layer = LayerRows.of_prompt(0, 1, rows, queries, 1.0)
+    # Seen, the last token would take all of the first query's weight, and 50 would have most votes.
+    assert SnapKV(window=2, kernel=1).score(layer, SnapKV(window=2).plan(80, 4)).first.argmax() == 20
+
+
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+@pytest.mark.parametrize("group_size", [1, 3, 4])
+def test_scores_are_the_pooled_means_of_the_windows_weights(group_size: int, pooling: str) -> None:
+    generator = torch.Generator().manual_seed(group_size)
+    num_tokens, window, kernel, scale = 50, 6, 5, 0.7
+    rows = torch.randn(2, num_tokens, 8, generator=generator)
+    queries = torch.randn(2 * group_size, window, 4, generator=generator)
+    policy = SnapKV(window, kernel, pooling)
+    plan = policy.plan(num_tokens, 20)
+    scores = policy.score(LayerRows.of_prompt(0, 1, rows, queries, scale), plan)
+    prefix = num_tokens - window
+    for head in range(2):
+        votes = torch.zeros(num_tokens, dtype=torch.float64)
+        for query_head in range(group_size * head, group_size * (head + 1)):
+            for place in range(window):
+                seen = prefix + place + 1
+                query: Tensor = queries[query_head, place].double()
+                votes[:seen] += (rows[head, :seen, :4].double() @ query * scale).softmax(0) / group_size
+        padded = [0.0] * 2 + votes[:prefix].tolist() + [0.0] * 2
+        near = [padded[position : position + kernel] for position in range(prefix)]
+        expected = [max(some) if pooling == "max" else sum(some) / kernel for some in near]
+        got = scores.first[head, :prefix].double()
+        torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [1, 3, 4])
+@pytest.mark.parametrize("budget", [2, 3, 11, 40, 99])
+def test_every_head_keeps_its_budget_exactly_and_the_window(budget: int, group_size: int) -> None:
+    generator = torch.Generator().manual_seed(budget)
+    rows = torch.randn(3, 100, 16, generator=generator)
+    policy = SnapKV(window=8)
+    plan = policy.plan(100, budget)
+    queries = torch.randn(3 * group_size, policy.num_queries(plan), 8, generator=generator)
+    layer = LayerRows.of_prompt(0, 1, rows, queries, 0.35)
+    retained = policy.compress(layer, plan, budget)
+    assert retained.counts.tolist() == [budget] * 3
+    assert retained.positions[:, -plan.num_recent :].tolist() == [list(range(100 - plan.num_recent, 100))] * 3
+    assert (retained.positions.diff(dim=1) > 0).all()
+    for head, positions in enumerate(retained.positions):
+        assert torch.equal(retained.keys[head], rows[head, positions, :8])
+        assert torch.equal(retained.values[head], rows[head, positions, 8:])
+    assert torch.equal(retained.positions, policy.compress(layer, plan, budget).positions)
+
+
+def test_plans() -> None:
+    policy = SnapKV()
+    plan = policy.plan(10000, 1024)
+    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 32, 992)
+    assert policy.num_queries(plan) == 32
+    assert policy.window_begin(plan, 10000) == 9968
+    # Half of a small budget is window.
+    for budget, num_recent in [(64, 32), (63, 31), (10, 5), (3, 1), (2, 1)]:
+        plan = policy.plan(10000, budget)
+        assert (plan.num_recent, plan.num_selected) == (num_recent, budget - num_recent)
+        assert policy.num_queries(plan) == num_recent
+    for num_prompt, budget in [(100, 100), (100, 5000), (1, 2), (2, 1)]:
+        plan = policy.plan(num_prompt, budget)
+        assert not plan.selects
+        assert policy.num_queries(plan) == 0
+    assert policy.plan(101, 100).selects
+    assert (policy.evicts, policy.observes, policy.gives, policy.has_degrees) == (False, False, False, False)
+    assert policy.interval(plan) == 0
+
+
+@pytest.mark.parametrize("fields", [{"window": 0}, {"kernel": 4}, {"kernel": 0}, {"pooling": "mean"}])
+def test_fields_are_checked(fields: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        SnapKV(**fields)

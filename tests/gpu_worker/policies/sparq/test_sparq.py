@@ -1,0 +1,114 @@
+"""SparQ: scores from the query's largest channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+
+from gpu_worker.policies.recall import FixedKeys
+from gpu_worker.policies.sparq.policy import SparQ
+
+POLICY = SparQ(num_sink=4)
+HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
+
+
+def test_the_budget_is_sinks_window_and_selection() -> None:
+    plan = SparQ().plan(1000, 233)
+    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (32, 100, 101)
+    assert SparQ().window_begin(plan, 1000) == 900
+    assert SparQ().max_window(plan) == 100
+    assert not SparQ().plan(233, 233).selects
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("num_channels", [1, 3, 8])
+def test_scores_are_the_weights_by_the_largest_channels(num_channels: int, group: int) -> None:
+    policy, shape = SparQ(num_channels=num_channels, num_sink=4), replace(SHAPE, group_size=group)
+    index, tokens = new_index(policy, shape), Tokens.random(120, group, shape)
+    begin, end = grow(policy, index, 1, tokens, policy.plan(90, 24))
+    query = torch.randn(1, HEADS * group, DIM)
+    scores = policy.score(index, candidates_of(query, {1: (begin, end)}, layer=1, extra=9))
+    assert scores.shape == (1, HEADS, end + 9)
+    for head in range(HEADS):
+        heads = query[0, head * group : (head + 1) * group].double()
+        sizes = heads.abs().sum(dim=0).tolist()
+        used = sorted(range(DIM), key=lambda channel: -sizes[channel])[:num_channels]
+        keys = tokens.keys[1, head, begin:end].double()
+        weights = torch.zeros(end - begin, dtype=torch.float64)
+        for one in heads:
+            share = float(one[used].abs().sum() / one.abs().sum())
+            weights += (keys[:, used] @ one[used] * SHAPE.scale / math.sqrt(share)).softmax(0)
+        torch.testing.assert_close(scores[0, head, begin:end].double(), weights, atol=1e-6, rtol=1e-4)
+        assert (scores[0, head, :begin] == float("-inf")).all()
+        assert (scores[0, head, end:] == float("-inf")).all()
+
+
+def test_the_channel_that_carries_the_signal_is_read() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(100, 0)
+    query = torch.full((1, 2 * HEADS, DIM), 0.1)
+    # Head 0 looks along channel 5; head 1 against channel 2, for the group as a whole.
+    query[0, :2, 5] = 4.0
+    query[0, 2:, 2] = torch.tensor([-3.0, -2.0])
+    query[0, 3, 6] = 2.5
+    tokens.keys[:, 0, [30, 71], 5] = 20.0
+    tokens.keys[:, 1, [44, 62], 2] = -20.0
+    # Louder, but not where the query is large.
+    tokens.keys[:, :, 50, 7] = 90.0
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(100, 24))
+    assert select(POLICY, index, query, {0: span}, layer=1, k=2) == [[[30, 71], [44, 62]]]
+
+
+def test_a_query_of_nothing_scores_all_alike() -> None:
+    index, tokens = new_index(POLICY), Tokens.random(100, 0)
+    span = grow(POLICY, index, 0, tokens, POLICY.plan(100, 24))
+    taken = select(POLICY, index, torch.zeros(1, 2 * HEADS, DIM), {0: span}, layer=0, k=3)
+    assert taken == [[list(range(span[1] - 3, span[1]))] * 2]
+
+
+def test_keys_that_leave_the_window_are_as_those_of_a_longer_prompt() -> None:
+    grown, whole, tokens = new_index(POLICY), new_index(POLICY), Tokens.random(130, 0)
+    begin, end = grow(POLICY, grown, 1, tokens, POLICY.plan(90, 24))
+    assert grow(POLICY, whole, 1, tokens, POLICY.plan(130, 24)) == (begin, end)
+    assert torch.equal(grown.keys[1, ..., :end], whole.keys[1, ..., :end])
+    assert torch.equal(grown.keys[1, ..., begin:end], tokens.keys[:, :, begin:end].mT)
+    assert grown.keys[1, ..., end:].isnan().all()
+
+
+def test_seats_are_apart() -> None:
+    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_what_is_missed_is_the_weight_of_candidates_that_are_not_selected(group: int) -> None:
+    policy = SparQ(num_channels=3, num_sink=4, mean_value=True)
+    shape = replace(SHAPE, group_size=group)
+    index, tokens = new_index(policy, shape), Tokens.random(90, group, shape)
+    begin, end = grow(policy, index, 2, tokens, policy.plan(90, 24))
+    query = torch.randn(2, HEADS * group, DIM)
+    # Sinks and window lie anywhere in a pool; a row of padding has none, and no candidate either.
+    fixed = [*range(begin), *range(end, 90)]
+    slots = torch.full((2, HEADS, len(fixed) + 2), -1, dtype=torch.int32)
+    pool = torch.full((200, 2 * DIM), float("nan"))
+    for head in range(HEADS):
+        slots[0, head, 1:-1] = torch.tensor(fixed).int() + 100 * head
+        pool[slots[0, head, 1:-1].long(), :DIM] = tokens.keys[1, head, fixed]
+    candidates = candidates_of(query, {2: (begin, end), 0: (0, 0)}, layer=1)
+    candidates = replace(candidates, fixed=FixedKeys(pool, slots))
+    selected = torch.full((2, HEADS, 6), -1)
+    selected[0, 0, :3], selected[0, 1, :5] = torch.tensor([4, 20, end - 1]), torch.arange(10, 15)
+    missed = policy.missed(index, candidates, selected)
+    assert missed.shape == (2, HEADS * group)
+    assert (missed[1] == 0).all()
+    for head in range(HEADS):
+        heads = query[0, head * group : (head + 1) * group].double()
+        sizes = heads.abs().sum(dim=0).tolist()
+        used = sorted(range(DIM), key=lambda channel: -sizes[channel])[:3]
+        left_out = sorted(set(range(begin, end)) - set(selected[0, head].tolist()))
+        for one, found in zip(heads, missed[0, head * group : (head + 1) * group], strict=True):
+            share = float(one[used].abs().sum() / one.abs().sum())
+            logits = tokens.keys[1, head][:, used].double() @ one[used] * SHAPE.scale / math.sqrt(share)
+            assert float(found) == pytest.approx(float(logits.softmax(0)[left_out].sum()), abs=1e-6)

@@ -1,0 +1,276 @@
+"""An engine over a tiny random model and a store in memory, and what a test asks of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from strict_store import StrictStore
+
+from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.engine import Engine
+from gpu_worker.models import Decoder, LoadedModel, ModelConfig
+from gpu_worker.models.config import RopeConfig, SamplingDefaults
+from gpu_worker.policies import (
+    H2O,
+    NACL,
+    AdaKV,
+    CaM,
+    Chelsea,
+    ClusterKV,
+    H2OCompensated,
+    InfiniGen,
+    InfLLM,
+    LayerWise,
+    Oracle,
+    Policy,
+    PQCache,
+    ProtoKV,
+    PyramidKV,
+    Quest,
+    Scissorhands,
+    SemanticKV,
+    SnapKV,
+    SparQ,
+    registry,
+)
+from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.records import (
+    Budget,
+    CompleteEvent,
+    ErrorEvent,
+    Event,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+    Usage,
+)
+from kv_store.client import Layout, StoreClient
+
+VOCAB_SIZE = 97
+NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 3, 2, 16
+LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
+TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
+
+
+ROPE = RopeConfig("default", 10000.0, HEAD_DIM)
+
+
+def make_model(
+    eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3, rope: RopeConfig = ROPE
+) -> LoadedModel:
+    """Weights large enough that attention is peaked and that greedy tokens vary; the head is its own. group: query
+    heads of a KV head."""
+    config = ModelConfig(
+        model_type="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=48,
+        intermediate_size=64,
+        num_layers=NUM_LAYERS,
+        num_heads=group * NUM_KV_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        rms_norm_eps=1e-5,
+        rope=rope,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        eos_token_ids=eos_token_ids,
+    )
+    decoder = Decoder(config, torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        else:
+            scale = 1.6 if "qkv" in name else 1.0
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(scale * noise / parameter.shape[1] ** 0.5)
+    return LoadedModel(config, decoder, 0, "tiny", SamplingDefaults())
+
+
+def small_policies() -> dict[str, Policy]:
+    """The policies with hyper-parameters that select already from short prompts."""
+    return registry(*small_policies_alone())
+
+
+def small_policies_alone() -> tuple[Policy, ...]:
+    """Those that are not in `registry` with their defaults."""
+    return (
+        PQCache(num_bits=3, num_sink=4),
+        ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40),
+        Oracle(num_sink=4),
+    )
+
+
+def every_small_policy() -> dict[str, Policy]:
+    """All policies by name, alone and in their wrappers, with hyper-parameters for prompts of some hundred tokens."""
+    scored = [
+        SnapKV(window=6, kernel=3),
+        SemanticKV(num_sink=4, recent_share=0.05, semantic_share=0.05),
+        ProtoKV(window=6, chunk_length=8, num_bits=2, num_irregular=6),
+        NACL(num_sink=4, protected_share=0.1),
+        H2O(),
+    ]
+    chelsea = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
+    return registry(
+        *small_policies_alone(),
+        Quest(page_size=4),
+        SparQ(num_sink=4, num_channels=2),
+        SparQ(num_sink=4, num_channels=2, mean_value=True),
+        InfiniGen(),
+        InfLLM(block_size=8, repr_topk=2, num_sink=4),
+        InfLLM(block_size=8, repr_topk=2, num_sink=4, sparse_prefill=True, chunk_size=16),
+        InfLLM(8, 2, 4, sparse_prefill=True, clamp_distance=True, chunk_size=16),
+        H2OCompensated(num_sink=4),
+        Scissorhands(window_size=30, recent_ratio=0.05),
+        PyramidKV(window=6, kernel=3),
+        CaM(merge_size=3, window_size=6),
+        chelsea,
+        *scored,
+        *(AdaKV(policy) for policy in scored),
+        *(LayerWise(policy) for policy in scored),
+        *(LayerWise(AdaKV(policy)) for policy in scored),
+        LayerWise(chelsea),
+        OutlierHeads(chelsea, frozenset({(1, 0)}), NUM_KV_HEADS),
+    )
+
+
+def random_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    source = random.Random(seed)
+    return tuple(source.randrange(VOCAB_SIZE) for _ in range(length))
+
+
+def request(
+    request_id: str,
+    policy: str = "full",
+    budget: Budget | float | int = 1.0,
+    *,
+    prompt: tuple[int, ...] | int = 120,
+    max_tokens: int = 12,
+    num_prefill: int = 0,
+    measure: bool = False,
+    stop: tuple[int, ...] = (),
+    ignore_eos: bool = True,
+) -> GenerationRequest:
+    """A greedy request. `prompt` may be a length; `budget` a share (float) or a number of tokens (int)."""
+    if isinstance(budget, float):
+        budget = Budget(share=budget)
+    elif isinstance(budget, int):
+        budget = Budget(tokens=budget)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop, ignore_eos=ignore_eos, seed=1
+    )
+    ids = random_prompt(prompt) if isinstance(prompt, int) else prompt
+    return GenerationRequest(request_id, ids, sampling, policy, budget, num_prefill, measure)
+
+
+@dataclass
+class Record:
+    """The events of one request, in order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token_id for event in self.events if isinstance(event, TokenEvent)]
+
+    @property
+    def last(self) -> Event:
+        return self.events[-1]
+
+    @property
+    def complete(self) -> CompleteEvent:
+        assert isinstance(self.last, CompleteEvent), self.last
+        return self.last
+
+    @property
+    def usage(self) -> Usage:
+        return self.complete.usage
+
+    @property
+    def error(self) -> Exception:
+        assert isinstance(self.last, ErrorEvent), self.last
+        return self.last.error
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.events) and isinstance(self.last, CompleteEvent | ErrorEvent)
+
+
+class Rig:
+    """An engine, its store and the records of what was submitted."""
+
+    def __init__(
+        self,
+        model: LoadedModel | None = None,
+        *,
+        max_num_seqs: int = 8,
+        slot_bytes: int = 64 << 20,
+        hot_cache: HotCacheSize | None = None,
+        prefill_chunk: int = 64,
+        full_layers: int = 0,
+        max_model_len: int = 1024,
+        capacity_tokens: int = 1 << 20,
+        tokens_per_slab: int = 64,
+        policies: dict[str, Policy] | None = None,
+        trains_indexes: bool = False,
+        client: StoreClient | None = None,
+        layout: Layout = LAYOUT,
+        reuses_prefixes: bool = False,
+    ) -> None:
+        """client: of another store than one in memory. layout: of the model's rows."""
+        self.model = model or make_model()
+        self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
+        options = EngineOptions(
+            max_model_len=max_model_len,
+            slot_bytes=slot_bytes,
+            max_num_seqs=max_num_seqs,
+            prefill_chunk=prefill_chunk,
+            hot_cache=hot_cache or HotCacheSize(),
+            full_layers=full_layers,
+            policies=policies or small_policies(),
+            trains_indexes=trains_indexes,
+            reuses_prefixes=reuses_prefixes,
+        )
+        self.engine: Engine = assemble(self.model, client or self.store, options)  # type: ignore[arg-type]
+        self.records: dict[str, Record] = {}
+
+    def submit(self, *requests: GenerationRequest) -> None:
+        for one in requests:
+            record = Record()
+            self.engine.submit(one, record.events.append)
+            self.records[one.request_id] = record
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine.step()
+
+    def drain(self, most: int = 5000) -> None:
+        """Step until nothing is left; fails where the engine does not come to an end."""
+        for _ in range(most):
+            if not self.engine.has_work:
+                return
+            self.engine.step()
+        raise AssertionError(f"work is left after {most} steps")
+
+    def run(self, *requests: GenerationRequest) -> list[Record]:
+        self.submit(*requests)
+        self.drain()
+        return [self.records[one.request_id] for one in requests]
+
+    def tokens(self, one: GenerationRequest) -> list[int]:
+        return self.run(one)[0].tokens
+
+    def check_empty(self) -> None:
+        """No request left anything behind: blocks, seats, rows of the store."""
+        stats = self.engine.stats()
+        assert (stats.running, stats.waiting, stats.slots_used) == (0, 0, 0)
+        assert not self.store.rows
+        scheduler, pool = self.engine._scheduler, self.engine._pool
+        assert sorted(scheduler._free_seats) == list(range(self.engine.info.max_num_seqs))
+        assert sorted(pool._free) == list(range(pool.num_blocks))
+        assert not self.engine._indexing
+        assert self.engine._prefill is None
+        assert not self.engine._offloader._extents

@@ -1,0 +1,79 @@
+"""A store in this process, sequences without an engine, and rows for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.engine.intake import Intake
+from gpu_worker.policies import PQCache
+from gpu_worker.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.state.sequence import Sequence
+from kv_store.client import Layout, StoreClient
+from kv_store.local import LocalStore
+
+SLAB_BYTES = 4096
+VOCAB_SIZE, MAX_MODEL_LEN = 97, 256
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# 32 tokens a slab, which they fill; 16 tokens, which leave a quarter free.
+FULL = Layout(num_layers=3, num_kv_heads=2, head_dim=16, row_type="bf16")
+LOOSE = Layout(num_layers=3, num_kv_heads=3, head_dim=8, row_type="fp32")
+
+
+@contextmanager
+def attached(
+    layout: Layout, transport: str = "zero_copy", num_slabs: int = 256, timeout_seconds: float = 5.0
+) -> Iterator[tuple[LocalStore, StoreClient]]:
+    with LocalStore(num_slabs * SLAB_BYTES, slab_bytes=SLAB_BYTES) as store:
+        client = StoreClient.connect(
+            store.target,
+            layout,
+            worker_id="w",
+            transport=transport,
+            max_gather_rows=512,
+            timeout_seconds=timeout_seconds,
+        )
+        try:
+            yield store, client
+        finally:
+            client.close()
+
+
+def make_sequence(name: str, seat: int, num_tokens: int) -> Sequence:
+    """A prompt of this length that selects from half of it."""
+    policies = {"pqcache": PQCache(num_bits=2, num_sink=4)}
+    intake = Intake(policies, VOCAB_SIZE, MAX_MODEL_LEN, (), None)
+    sampling = SamplingParams(max_tokens=MAX_MODEL_LEN - num_tokens, temperature=0.0, seed=1)
+    prompt = tuple(position % VOCAB_SIZE for position in range(num_tokens))
+    request = GenerationRequest(name, prompt, sampling, "pqcache", Budget(share=0.5))
+    sequence = intake.sequence(request, lambda event: None)
+    sequence.seat = seat
+    return sequence
+
+
+def random_rows(layout: Layout, num_tokens: int, seed: int = 0) -> Tensor:
+    """[H_kv, n, 2d] of the layout's type."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (layout.num_kv_heads, num_tokens, 2 * layout.head_dim)
+    return torch.randn(shape, generator=generator).to(DTYPES[layout.row_type])
+
+
+def as_bytes(rows: Tensor) -> np.ndarray:
+    return rows.cpu().contiguous().view(torch.uint8).numpy()
+
+
+def count_calls(target: object, name: str) -> list[tuple[object, ...]]:
+    """The arguments of every call of a method from now on."""
+    calls: list[tuple[object, ...]] = []
+    method: Callable[..., object] = getattr(target, name)
+
+    def counted(*arguments: object, **options: object) -> object:
+        calls.append((*arguments, *options.values()))
+        return method(*arguments, **options)
+
+    setattr(target, name, counted)
+    return calls

@@ -1,0 +1,176 @@
+"""Prompts that begin alike: what is computed once, who shares it, and that no answer changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine_rig import Rig, every_small_policy, make_model, random_prompt, request
+from offload_rig import make_sequence
+
+from gpu_worker.models import load_model
+from gpu_worker.policies import Family
+from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Status
+from gpu_worker.store.prefixes import PrefixChain, model_root
+
+NANO = Path(__file__).resolve().parents[3] / "models" / "carrel-nano"
+RECALL = sorted(name for name, policy in every_small_policy().items() if policy.family is Family.RECALL)
+# Their scores need the queries of the whole prompt.
+READS_ALL_QUERIES = {"infinigen", "infllm", "infllm+sparse", "infllm+sparse+clamp"}
+ROOT = b"r" * 32
+DOCUMENT = random_prompt(300)
+
+
+def asked(name: str, policy: str, prompt: tuple[int, ...], **options: object) -> GenerationRequest:
+    return request(name, policy, 0.25, prompt=prompt, max_tokens=20, **options)  # type: ignore[arg-type]
+
+
+def reusing(**options: object) -> Rig:
+    return Rig(policies=every_small_policy(), reuses_prefixes=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", RECALL)
+def test_a_second_question_about_a_document_is_answered_as_by_a_cold_engine(policy: str) -> None:
+    first = asked("first", policy, DOCUMENT + random_prompt(30, seed=1))
+    second = asked("second", policy, DOCUMENT + random_prompt(45, seed=2))
+    cold = Rig(policies=every_small_policy()).tokens(second)
+    rig = reusing()
+    assert rig.run(first)[0].usage.cached_tokens == 0
+    warm = rig.run(second)[0]
+    # Slabs of 64 tokens, of which the common part fills four.
+    assert warm.usage.cached_tokens == (0 if policy in READS_ALL_QUERIES else 256)
+    assert warm.tokens == cold
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 100])
+@pytest.mark.parametrize("full_layers", [0, 2])
+def test_the_same_prompt_is_not_computed_again_but_for_its_end(chunk: int, full_layers: int) -> None:
+    prompt = DOCUMENT[:256]
+    cold = Rig(full_layers=full_layers).tokens(asked("cold", "pqcache", prompt))
+    rig = reusing(prefill_chunk=chunk, full_layers=full_layers)
+    tokens, cached = [], []
+    for number in range(3):
+        record = rig.run(asked(f"{number}", "pqcache", prompt))[0]
+        tokens.append(record.tokens)
+        cached.append(record.usage.cached_tokens)
+    # The last token gives the logits, so that its slab is computed.
+    assert cached == [0, 192, 192]
+    assert tokens == [cold] * 3
+    rig.check_empty()
+
+
+def test_what_another_is_still_computing_is_not_shared() -> None:
+    rig = reusing()
+    rig.submit(asked("first", "pqcache", DOCUMENT), asked("second", "pqcache", DOCUMENT))
+    rig.drain()
+    # One prompt prefills at a time: the second begins when the first is there.
+    assert rig.records["second"].usage.cached_tokens == 256
+    assert rig.records["second"].tokens == rig.records["first"].tokens
+    rig = reusing()
+    rig.submit(asked("first", "pqcache", DOCUMENT))
+    rig.step(4)
+    assert rig.engine._scheduler.find("first").status is Status.PREFILL  # type: ignore[union-attr]
+    rig.engine.abort("first")
+    assert rig.run(asked("second", "pqcache", DOCUMENT))[0].usage.cached_tokens == 0
+    rig.check_empty()
+
+
+def test_who_has_another_key_shares_nothing() -> None:
+    rig = reusing()
+    mine = replace(asked("mine", "pqcache", DOCUMENT), prefix_salt=b"me")
+    theirs = replace(asked("theirs", "pqcache", DOCUMENT), prefix_salt=b"them")
+    again = replace(asked("again", "pqcache", DOCUMENT), prefix_salt=b"me")
+    cached = [rig.run(one)[0].usage.cached_tokens for one in (mine, theirs, again)]
+    assert cached == [0, 0, 256]
+
+
+def test_what_lies_on_the_device_only_is_not_shared_and_needs_no_store() -> None:
+    rig = reusing()
+    for number, policy in enumerate(["full", "snapkv", "streaming_llm", "full", "snapkv"]):
+        usage = rig.run(asked(f"{number}", policy, DOCUMENT))[0].usage
+        assert usage.cached_tokens == 0
+    assert not rig.store.prefixes
+
+
+def test_a_question_after_the_context_may_share_the_context() -> None:
+    prompt = DOCUMENT + random_prompt(40, seed=3)
+    cold = Rig().tokens(asked("cold", "pqcache", prompt, num_prefill=300))
+    rig = reusing()
+    rig.run(asked("first", "pqcache", DOCUMENT + random_prompt(9, seed=4), num_prefill=300))
+    warm = rig.run(asked("second", "pqcache", prompt, num_prefill=300))[0]
+    assert (warm.usage.cached_tokens, warm.tokens) == (256, cold)
+
+
+def test_a_store_that_came_back_empty_shares_nothing_of_before() -> None:
+    rig = reusing()
+    rig.run(asked("first", "pqcache", DOCUMENT))
+    rig.store.reattach()
+    second = rig.run(asked("second", "pqcache", DOCUMENT))[0]
+    assert second.usage.cached_tokens == 0
+    assert second.tokens == rig.records["first"].tokens
+
+
+def test_a_chain_names_all_that_came_before() -> None:
+    chain = PrefixChain(ROOT, 16)
+
+    def named(prompt: tuple[int, ...], **changes: object) -> tuple[bytes, ...]:
+        sequence = make_sequence("a", 0, len(prompt))
+        sequence.request = replace(sequence.request, prompt_token_ids=prompt, **changes)
+        return chain.hashes(sequence)
+
+    prompt = tuple(range(50))
+    names = named(prompt)
+    assert [len(name) for name in names] == [32, 32, 32]
+    assert named(prompt[:47]) == names[:2]
+    assert named(prompt[:48]) == names
+    other = (prompt[0] + 1, *prompt[1:])
+    assert not set(named(other)) & set(names)
+    assert named((*prompt[:16], 99, *prompt[17:]))[:1] == names[:1]
+    assert not set(named((*prompt[:16], 99, *prompt[17:]))[1:]) & set(names)
+    assert not set(named(prompt, prefix_salt=b"x")) & set(names)
+    # Token ids beyond a byte are not mixed up with several small ones.
+    assert named((258, *prompt[1:])) != named((2, 1, *prompt[2:]))
+
+
+def test_a_model_is_known_by_its_files_and_its_type(tmp_path: Path) -> None:
+    nano = load_model(str(NANO), device="cpu", dtype=torch.float32)
+    assert model_root(nano) == model_root(load_model(str(NANO), device="cpu", dtype=torch.float32))
+    assert model_root(nano) != model_root(load_model(str(NANO), device="cpu", dtype=torch.bfloat16))
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    one = model_root(replace(nano, source=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"12")
+    assert model_root(replace(nano, source=str(tmp_path))) != one
+    assert model_root(make_model()) != model_root(nano)
+
+
+def test_a_model_of_the_hub_is_known_by_its_content_wherever_its_cache_lies(tmp_path: Path) -> None:
+    model, roots = make_model(), []
+    for host, blob in (("a", "0a" * 32), ("b", "0a" * 32), ("c", "0b" * 32)):
+        snapshot, blobs = tmp_path / host / "snapshots" / "1", tmp_path / host / "blobs"
+        snapshot.mkdir(parents=True)
+        blobs.mkdir()
+        (blobs / blob).write_text("1")
+        (snapshot / "model.safetensors").symlink_to(blobs / blob)
+        roots.append(model_root(replace(model, source=str(snapshot))))
+    assert roots[0] == roots[1]
+    assert roots[0] != roots[2]
+    # A file that is no blob of a cache is known by its place and time only.
+    (tmp_path / "a/snapshots/1/other.safetensors").write_text("1")
+    assert model_root(replace(model, source=str(tmp_path / "a/snapshots/1"))) != roots[0]
+
+
+@pytest.mark.parametrize("policy", RECALL)
+def test_what_was_generated_is_computed_anew_in_the_next_turn(policy: str) -> None:
+    """Its rows are those of steps that attended a part of the context: other ones than a cold run's."""
+    rig = reusing()
+    first = request("first", policy, 0.25, prompt=DOCUMENT[:128], max_tokens=150)
+    answer = rig.tokens(first)
+    turn = (*DOCUMENT[:128], *answer, *random_prompt(30, seed=5))
+    second = asked("second", policy, turn)
+    warm = rig.run(second)[0]
+    assert warm.usage.cached_tokens == (0 if policy in READS_ALL_QUERIES else 128)
+    assert warm.tokens == Rig(policies=every_small_policy()).tokens(second)

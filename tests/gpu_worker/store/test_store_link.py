@@ -1,0 +1,101 @@
+"""What an engine knows of a store that goes and comes back while nobody asks it for anything."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from engine_rig import Rig, request
+from offload_rig import FULL, attached, make_sequence
+from test_engine_store import fail, wait_for
+from test_offload import make_offloader, prefill
+
+from gpu_worker.errors import StoreUnavailable
+from gpu_worker.state.sequence import Status
+from kv_store.client import StaleEpoch, StoreUnreachable
+
+
+def test_an_idle_engine_sees_the_store_go_and_attaches_to_the_next_one() -> None:
+    rig = Rig()
+    rig.engine.tend()
+    assert rig.engine.stats().store_reachable
+    assert rig.store.num_attached == 1
+    fail(rig.store)
+    rig.engine.tend()
+    assert not rig.engine.stats().store_reachable
+    assert rig.store.num_attached == 1
+    rig.store.failure = None
+    rig.engine.tend()
+    assert rig.engine.stats().store_reachable
+    assert rig.store.num_attached == 2
+    one = request("one", "pqcache", 0.3)
+    assert rig.run(one)[0].tokens == Rig().tokens(one)
+    assert rig.store.num_attached == 2
+    rig.check_empty()
+
+
+def test_a_new_store_ends_whoever_recalled_from_the_old_one_without_another_request() -> None:
+    rig = Rig()
+    rig.submit(request("recalls", "pqcache", 0.3, max_tokens=60), request("full", max_tokens=30))
+    wait_for(rig, "recalls", Status.DECODE, 3)
+    # the heartbeat's news
+    rig.store.lost = StaleEpoch("restarted")
+    rig.engine.tend()
+    assert isinstance(rig.records["recalls"].error, StoreUnavailable)
+    assert rig.engine.stats().store_reachable
+    rig.drain()
+    assert len(rig.records["full"].tokens) == 30
+    rig.check_empty()
+
+
+def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
+    rig = Rig()
+    one = request("one", "pqcache", 0.3, max_tokens=60)
+    rig.submit(one)
+    wait_for(rig, "one", Status.DECODE, 3)
+    rig.store.lost = StoreUnreachable("no answer to one beat")
+    rig.engine.tend()
+    assert not rig.engine.stats().store_reachable
+    rig.store.lost = None
+    rig.engine.tend()
+    assert rig.engine.stats().store_reachable
+    rig.drain()
+    assert rig.records["one"].tokens == Rig().tokens(one)
+    assert rig.store.num_attached == 1
+
+
+def test_a_store_that_goes_again_while_one_attaches_is_attached_to_later() -> None:
+    rig = Rig()
+    fail(rig.store)
+    rig.engine.tend()
+    rig.store.failure = StaleEpoch("answers, and goes again")
+    rig.engine.tend()
+    assert not rig.engine.stats().store_reachable
+    rig.store.failure = None
+    rig.engine.tend()
+    assert rig.engine.stats().store_reachable
+
+
+def test_an_idle_worker_lets_a_dead_stores_memory_go_and_never_waits_for_it() -> None:
+    with attached(FULL, timeout_seconds=60.0) as (store, client):
+        offloader = make_offloader(client)
+        sequence = make_sequence("a", 0, 40)
+        prefill(offloader, sequence)
+        store.server.close()
+        begun = time.monotonic()
+        while offloader.is_reachable:
+            assert time.monotonic() - begun < 30.0
+            time.sleep(0.05)
+        # somebody may read there still
+        assert not offloader.renew()
+        assert offloader.arena is not None
+        offloader.release(sequence)
+        assert not offloader.renew()
+        assert offloader.arena is None
+        assert client.arena.size == 0
+        # far less than the time that attaching would wait
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            offloader.open(make_sequence("b", 1, 40), 41)
+        assert time.monotonic() - begun < 30.0
+        offloader.close()
