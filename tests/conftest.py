@@ -1,11 +1,33 @@
-"""Kernels run in Triton's interpreter where there is no GPU."""
+"""What holds for every test: one thread per process, kernels in Triton's interpreter where there is no GPU, and
+tests that start real processes one after the other."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
+# Before torch is imported, and inherited by every process that a test starts: many processes run side by side.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
+
+torch.set_num_threads(1)
 
 # Triton reads it when it is imported, which any test module may do first through what it imports.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+MOST_PROCESSES = 16
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one process per core; two at least, since one often waits for the processes its test started."""
+    return max(2, min(len(os.sched_getaffinity(0)), MOST_PROCESSES))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End-to-end tests in one xdist group: one process runs them all, so that two never share the cores."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("e2e"))

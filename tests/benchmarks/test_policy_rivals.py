@@ -152,7 +152,11 @@ def test_every_retain_policy_decodes_over_random_caches(name: str, decoding: Any
 
 
 def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_trained = 0
+
     def slow(*args: Any) -> Any:
+        nonlocal num_trained
+        num_trained += 1
         time.sleep(0.03)
         return train_index(*args)
 
@@ -160,8 +164,10 @@ def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch:
     figures = training.measure(replace(PREFILLED, policy="clusterkv"))
     # of two layers
     assert figures.own_ms.low >= 60
-    with_store = PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="clusterkv"))
-    assert with_store.own_ms.high < 30
+    assert num_trained >= 2
+    num_trained = 0
+    PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="clusterkv"))
+    assert num_trained == 0
 
 
 def test_the_clock_is_read_once() -> None:

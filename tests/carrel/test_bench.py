@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from benchmarks.commands import COMMANDS
 from carrel.cli import main
@@ -54,7 +55,7 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert ended.returncode == 0, ended.stderr
     assert "| gather kernel | 10 |" in ended.stdout

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from carrel.cli import main
 from carrel.commands import COMMANDS
@@ -58,6 +59,6 @@ def test_help_imports_no_heavy_library() -> None:
         "print([name for name in ('torch', 'ray', 'faiss', 'transformers', 'fastapi') if name in sys.modules])"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert ended.stdout.splitlines()[-1] == "[]"

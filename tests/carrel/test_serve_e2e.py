@@ -13,15 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import free_port
+from waiting import PATIENCE
 
 from carrel.cli import main
 from carrel.serve.model import BUNDLED
-from carrel.serve.ports import held_port
 from carrel.serve.sweep import MARKER, find_marked
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 90.0
 KEY = "tell-nobody"
 
 pytestmark = [
@@ -34,8 +33,7 @@ class Server:
     """A running `carrel serve`, read line by line."""
 
     def __init__(self, *arguments: str) -> None:
-        with held_port("127.0.0.1", 0, "--port") as port:
-            self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self.lines: list[str] = []
         self._is_ready = threading.Event()
         self.process = subprocess.Popen(
@@ -64,7 +62,7 @@ class Server:
         return "\n".join(self.lines)
 
     def wait_ready(self) -> None:
-        assert self._is_ready.wait(START_TIMEOUT_S), self.text
+        assert self._is_ready.wait(PATIENCE), self.text
         assert self.process.poll() is None, self.text
 
     def run_mark(self) -> str:
@@ -74,8 +72,8 @@ class Server:
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(STOP_TIMEOUT_S)
-        self._reader.join(timeout=10)
+        code = self.process.wait(PATIENCE)
+        self._reader.join(timeout=PATIENCE)
         return code
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +15,14 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
+from ports import free_port
+from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2_grpc
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 240.0
-STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,7 @@ class Serving:
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return self.process.wait(PATIENCE)
 
 
 @contextmanager
@@ -90,7 +82,7 @@ def serving(*arguments: str) -> Iterator[Serving]:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(STOP_SECONDS)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 for child in children:
@@ -101,14 +93,12 @@ def serving(*arguments: str) -> Iterator[Serving]:
 
 
 def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         if process.poll() is not None:
             raise AssertionError(f"carrel serve ended with {process.returncode}:\n{log.read_text()[-4000:]}")
         try:
-            if httpx.get(url, timeout=2).status_code == 200:
-                return
+            return httpx.get(url, timeout=PATIENCE).status_code == 200
         except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"carrel serve was not ready within {START_SECONDS} s:\n{log.read_text()[-4000:]}")
+            return False
+
+    wait_until(is_ready, lambda: log.read_text()[-4000:], poll=0.2)

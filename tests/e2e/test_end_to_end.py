@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from questions import Question, ask
 from serving import Serving, serving
+from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2
 
@@ -145,14 +145,15 @@ def send_all(server: Serving) -> list[Reply]:
 
 def wait_empty(server: Serving) -> None:
     """Everything that requests held is free again; what an attached worker keeps is its response segment."""
-    deadline = time.monotonic() + 10
-    while True:
+
+    def is_empty() -> bool:
         store, worker = server.store_stats(), server.worker_stats()
         left = (store.held_bytes, store.num_sequences, store.num_indexes, store.index_bytes)
-        if not any(left) and not (worker.slots_used or worker.running or worker.waiting):
-            return
-        assert time.monotonic() < deadline, f"still held: store {left}, worker {worker}"
-        time.sleep(0.1)
+        return not any(left) and not (worker.slots_used or worker.running or worker.waiting)
+
+    wait_until(
+        is_empty, lambda: f"for an empty store: {server.store_stats()} {server.worker_stats()}", poll=0.1
+    )
 
 
 def check_replies(replies: list[Reply]) -> None:
@@ -229,5 +230,5 @@ def test_client_that_goes_away_frees_everything_and_without_restarts_a_killed_st
         with pytest.raises((openai.APIError, openai.APIConnectionError)):
             for _ in lost:
                 pass
-        assert server.process.wait(60) != 0
+        assert server.process.wait(PATIENCE) != 0
         assert "store" in server.log.read_text()

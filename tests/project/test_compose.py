@@ -19,6 +19,7 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from waiting import PATIENCE
 
 from gateway.config import GatewayConfig
 from gateway.config import _parser as gateway_parser
@@ -257,7 +258,7 @@ def test_an_image_holds_its_own_service_only(name: str, extra: str, may_copy: se
 def probe(target: str) -> int:
     """Exit status of the containers' health check."""
     return subprocess.run(
-        [sys.executable, ROOT / "docker/healthcheck.py", target], stdout=subprocess.DEVNULL, timeout=60
+        [sys.executable, ROOT / "docker/healthcheck.py", target], stdout=subprocess.DEVNULL, timeout=PATIENCE
     ).returncode
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer
 from rich.console import Console
+from waiting import PATIENCE
 
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import Conversation
@@ -183,12 +184,12 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
         read_until(terminal, "more more")
         process.send_signal(signal.SIGINT)
         read_until(terminal, "stopped")
-        assert server.disconnected.wait(20), "the request was not closed"
+        assert server.disconnected.wait(PATIENCE), "the request was not closed"
         server.is_endless = False
         os.write(terminal, b"second?\n")
         read_until(terminal, "hit rate")
         os.write(terminal, b"/quit\n")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         process.wait()
@@ -197,7 +198,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
 
 def read_until(terminal: int, text: str) -> str:
     seen = ""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while text not in seen:
         assert time.monotonic() < deadline, seen
         seen += os.read(terminal, 4096).decode(errors="replace")

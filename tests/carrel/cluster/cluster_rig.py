@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_SECONDS = 240.0
 SMALL = ("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25")
 
 RECALL = {"carrel": {"policy": "pqcache", "budget": 0.25}}
@@ -39,7 +39,7 @@ class Service:
 
     def metrics(self) -> dict[str, float]:
         """Value by name and labels, as Prometheus text spells them."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
         lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
@@ -53,7 +53,7 @@ class Service:
     def answer(self, question: str) -> str:
         """The answer of a chat of one message; the code of the error if there is none."""
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 16}
-        reply = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=WAIT_SECONDS)
+        reply = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=PATIENCE)
         if reply.status_code != 200:
             return str(reply.json()["error"]["code"])
         return str(reply.json()["choices"][0]["message"]["content"])
@@ -61,14 +61,14 @@ class Service:
     def usage(self, prompt: str, **fields: Any) -> dict[str, Any]:
         """Of a completion."""
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 400, "ignore_eos": True, **fields}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         return dict(reply.json()["usage"])
 
     def completion(self, prompt: str, **fields: Any) -> tuple[str, int]:
         """Its text under a policy that recalls, and how many tokens of the prompt were not computed."""
         body = {"prompt": prompt, "temperature": 0, **RECALL, **fields}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         answer = reply.json()
         details = answer["usage"]["prompt_tokens_details"]
@@ -84,7 +84,7 @@ class Service:
             body = {"prompt": prompt, "max_tokens": num_tokens, **fields}
             started.append((stream, self._pool.submit(self._read, body, stream)))
         for stream, _ in started:
-            assert stream.has_begun.wait(WAIT_SECONDS)
+            assert stream.has_begun.wait(PATIENCE)
         return started
 
     def run(self, prompts: Sequence[str], num_tokens: int) -> list[Stream]:
@@ -93,7 +93,7 @@ class Service:
     def _read(self, body: dict[str, Any], stream: Stream) -> None:
         body = {**body, **RECALL, "temperature": 0, "stream": True, "ignore_eos": True}
         try:
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=WAIT_SECONDS) as reply:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=PATIENCE) as reply:
                 if reply.status_code != 200:
                     stream.error = str(json.loads(reply.read())["error"]["code"])
                     return
@@ -116,12 +116,9 @@ class Service:
 def finish(started: Sequence[tuple[Stream, Future[None]]]) -> list[Stream]:
     """The streams, all ended."""
     for _, future in started:
-        future.result(WAIT_SECONDS)
+        future.result(PATIENCE)
     return [stream for stream, _ in started]
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.2)
+    wait_until(is_so, lambda: f"until {what}", poll=0.2)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import pytest
 from fake_fleet import COMPLETE, INFO, FakeFleet, Step, answering, peers, replicas, stats, token
+from waiting import PATIENCE
 
 from carrel.cluster.census import Census
 from carrel.cluster.chain import prompt_chain
@@ -32,13 +33,12 @@ from gateway.records import (
 
 SAMPLING = SamplingParams(8, 0.0, 1.0, 0, 0.0, None, 1.0, 0.0, 0.0, (), False, 0, None, ())
 REQUEST = WorkerRequest("r1", tuple(range(200)), SAMPLING, CarrelOptions(), 60.0, b"caller")
-TIMEOUT_S = 20.0
 
 
 class Client:
     """A client with its census taken."""
 
-    def __init__(self, fleet: FakeFleet, max_requests: int = 8, silence_s: float = 5.0) -> None:
+    def __init__(self, fleet: FakeFleet, max_requests: int = 8, silence_s: float = PATIENCE) -> None:
         self.fleet = fleet
         self.routing = Routing(max_requests, True, rng=random.Random(0))
         self.census = Census(fleet, self.routing.forget, self.routing.num_running)
@@ -46,7 +46,7 @@ class Client:
 
     async def events(self, request: WorkerRequest = REQUEST) -> list[WorkerEvent]:
         await self.census.take()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE):
             return [event async for event in self.worker.generate(request)]
 
 
@@ -120,7 +120,7 @@ async def test_what_is_beyond_the_replicas_most_is_refused_at_once() -> None:
     )
     await client.census.take()
     running = [client.worker.generate(REQUEST) for _ in range(2)]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         for stream in running:
             await anext(stream)
         with pytest.raises(Overloaded) as raised:
@@ -183,7 +183,7 @@ async def test_closing_ends_the_request_and_abort_reaches_its_replica() -> None:
     client = Client(FakeFleet(replicas("a"), lambda name: [Frame(name), Frame(name, (token(1),)), 600.0]))
     await client.census.take()
     stream = client.worker.generate(REQUEST)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         await anext(stream)
         await client.worker.abort("r1")
         await client.worker.abort("unknown")
@@ -230,7 +230,7 @@ async def test_a_full_holder_is_named_as_the_source_and_a_session_returns_to_whe
     await client.census.take()
     asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
     first, second = client.worker.generate(asked), client.worker.generate(replace(asked, request_id="r2"))
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         await anext(first)
         await anext(second)
         (home, _), (other, _) = client.fleet.asked
@@ -251,7 +251,7 @@ async def test_a_replica_that_drains_is_a_source_until_its_last_stream_ends_and_
     await client.census.take()
     asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
     draining = client.worker.generate(asked)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         await anext(draining)
         # reports no more, and still streams
         client.fleet.known = peers("b", "c")
@@ -292,7 +292,7 @@ async def test_what_names_a_source_is_counted() -> None:
     client = Client(FakeFleet(peers("a", "b"), endless), max_requests=1)
     await client.census.take()
     streams = [client.worker.generate(replace(REQUEST, prompt_token_ids=tuple(range(999)))) for _ in range(2)]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         for stream in streams:
             await anext(stream)
         for stream in streams:
@@ -310,7 +310,7 @@ async def numbers(count: int, pause_s: float = 0.0) -> AsyncGenerator[bytes, Non
 
 
 async def test_frames_carry_what_has_gathered_and_say_at_once_who_speaks() -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         frames = [frame async for frame in relay(numbers(200), "a")]
     assert frames[0] == Frame("a")
     assert b"".join(event for frame in frames for event in frame.events) == bytes(range(200))
@@ -321,7 +321,7 @@ async def test_frames_carry_what_has_gathered_and_say_at_once_who_speaks() -> No
 
 async def test_a_silent_worker_still_gives_signs_of_life() -> None:
     frames = relay(numbers(1, pause_s=600.0), "a", beat_s=0.01)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         assert [await anext(frames) for _ in range(4)] == [Frame("a")] * 4
         await frames.aclose()
 
@@ -332,7 +332,7 @@ async def test_how_a_call_failed_comes_with_the_last_frame() -> None:
         metadata = grpc.aio.Metadata(("carrel-param", "prompt"))
         raise grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, grpc.aio.Metadata(), metadata, "no")
 
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE):
         *_, last = [frame async for frame in relay(failing(), "a")]
     assert last.is_last
     assert last.failure == Failure("INVALID_ARGUMENT", "no", "prompt", None)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from cluster_rig import SMALL, Service, finish, until
+from ports import free_port
 
 from benchmarks.load.ray_cluster import ray_nodes
 
@@ -28,15 +27,8 @@ QUESTION = (
 DOCUMENT = " ".join(f"On day {day} the boats brought {day * 7 % 41} baskets of fish." for day in range(90))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_node_dies_and_takes_its_own_streams_only() -> None:
     with ray_nodes(2) as nodes:
-        # not before: Ray's own connections would be given it
         port = free_port()
         out = nodes.carrel(
             *("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", "--cpus", "1"),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 from cluster_rig import SMALL, Service, finish, until
-from test_cluster_e2e import NUM_TOKENS, PROMPTS, QUESTION, free_port
+from ports import free_port
+from test_cluster_e2e import NUM_TOKENS, PROMPTS, QUESTION
 
 from benchmarks.load.ray_cluster import Nodes, ray_nodes
 
@@ -32,7 +33,6 @@ def is_whole(nodes: Nodes, service: Service) -> Callable[[], bool]:
 
 def test_each_process_in_turn_is_killed_and_an_update_loses_no_stream() -> None:
     with ray_nodes(2) as nodes:
-        # not before: Ray's own connections would be given it
         port = free_port()
         deploy = ("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", "2", *SMALL)
         nodes.carrel(*deploy)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray.exceptions
+from waiting import PATIENCE
 
 from carrel.cluster.peering import Peering
 from kv_store.actor import StoreActor
@@ -46,14 +47,14 @@ async def hangs() -> int:
 @pytest.mark.parametrize(
     ("method", "address"),
     [(answers, "10.1.2.3:7001"), (is_gone, ""), (hangs, "")],
-    ids=lambda each: str(each),
+    ids=["answers", "is gone", "hangs"],
 )
 async def test_a_store_that_does_not_answer_is_nowhere(
     method: Callable[[], Awaitable[int]], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
-    asked = Peering(TOKEN).address_of(FakeStore(Method(method)), 0.05 if method is hangs else 20.0)
-    assert await asyncio.wait_for(asked, 20.0) == address
+    asked = Peering(TOKEN).address_of(FakeStore(Method(method)), 0.05 if method is hangs else PATIENCE)
+    assert await asyncio.wait_for(asked, PATIENCE) == address
 
 
 def store_config(folder: Path, peer_listen: str) -> StoreConfig:

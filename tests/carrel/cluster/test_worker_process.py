@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE
 
 from carrel.cluster.errors import ReplicaStartError
 from carrel.cluster.worker_process import WorkerProcess
 from carrel.serve.process import ChildSpec
 
-WAIT_SECONDS = 30.0
 # writes its pid when it serves, and ends with 0 on SIGTERM
 SERVES = """
 import os, pathlib, signal, sys, time
@@ -29,7 +29,7 @@ time.sleep(600)
 IGNORES = SERVES.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
 
 
-def spec(program: str, mark: Path, stop_s: float = WAIT_SECONDS, start_s: float = WAIT_SECONDS) -> ChildSpec:
+def spec(program: str, mark: Path, stop_s: float = PATIENCE, start_s: float = PATIENCE) -> ChildSpec:
     return ChildSpec("worker", (sys.executable, "-c", program, str(mark)), mark.exists, start_s, stop_s)
 
 
@@ -38,13 +38,13 @@ def never(reason: str) -> None:
 
 
 def start(
-    program: str, mark: Path, on_death: Callable[[str], None] = never, stop_s: float = WAIT_SECONDS
+    program: str, mark: Path, on_death: Callable[[str], None] = never, stop_s: float = PATIENCE
 ) -> WorkerProcess:
     return WorkerProcess(spec(program, mark, stop_s), dict(os.environ), on_death)
 
 
 @pytest.mark.parametrize(
-    ("program", "stop_s"), [(SERVES, WAIT_SECONDS), (IGNORES, 0.2)], ids=["drains", "is killed"]
+    ("program", "stop_s"), [(SERVES, PATIENCE), (IGNORES, 0.2)], ids=["drains", "is killed"]
 )
 def test_it_serves_until_it_is_stopped(tmp_path: Path, program: str, stop_s: float) -> None:
     worker = start(program, tmp_path / "mark", stop_s=stop_s)
@@ -83,6 +83,6 @@ def test_its_death_is_told_to_one_who_may_then_clean_up(tmp_path: Path) -> None:
     worker = start(SERVES, tmp_path / "mark", on_death)
     worker.wait_ready()
     os.kill(int((tmp_path / "mark").read_text()), signal.SIGKILL)
-    assert done.wait(WAIT_SECONDS)
+    assert done.wait(PATIENCE)
     assert "signal SIGKILL" in told[0]
     assert not worker.is_alive

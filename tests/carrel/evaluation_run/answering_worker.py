@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+from waiting import PATIENCE
 
 from carrel.evaluation.documents import Codec
 from carrel.evaluation.suite import Question
@@ -71,7 +72,7 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             self.requests.append(request)
             is_held = self.holds_from is not None and len(self.requests) > self.holds_from
         if is_held:
-            self.released.wait(60)
+            self.released.wait(PATIENCE)
         answer = self._answers[tuple(request.prompt_token_ids)]
         token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
         yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=1))

@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import LENGTH, NUM_DOCUMENTS, FakeRun
+from waiting import PATIENCE, wait_until
 
 from carrel.cli import main
 from carrel.evaluation.record import read_report
@@ -76,22 +76,17 @@ def test_a_terminated_run_keeps_what_it_had(fake_run: MakeRun, tmp_path: Path) -
         [sys.executable, "-m", "carrel", *run.arguments, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(run.worker.requests) < 11:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: len(run.worker.requests) >= 11 or process.poll() is not None)
+        assert process.poll() is None
         # twice, as from `timeout`
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        while not path.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert process.wait(60) == 130
+        wait_until(path.exists)
+        assert process.wait(PATIENCE) == 130
     finally:
         run.worker.released.set()
         process.kill()
-        process.wait(60)
+        process.wait()
     assert [result.n for result in read_report(path).results()] == [4, 2, 2, 2]
     assert not path.with_name("report.json.partial").exists()
 

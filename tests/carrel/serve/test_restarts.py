@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
+from waiting import wait_until
 
 from carrel.errors import ChildError
 from carrel.serve.process import ChildSpec
@@ -21,7 +21,6 @@ from carrel.serve.restarts import Restart, RestartPolicy, Restarts
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
 from carrel.serve.sweep import find_marked
 
-TIMEOUT_S = 60.0
 SOON = RestartPolicy(limit=3, first_delay_s=0.05)
 # started a second time it never gets ready
 READY_ONCE = WELL_BEHAVED.replace(
@@ -30,9 +29,9 @@ READY_ONCE = WELL_BEHAVED.replace(
 )
 # dies as soon as all serve
 DIES_SOON = WELL_BEHAVED.replace(
-    "time.sleep(60)",
-    "while not (folder / 'gateway').exists(): time.sleep(0.02)\n"
-    "time.sleep(0.5)\nprint('out of luck', file=sys.stderr)\nsys.exit(7)",
+    "time.sleep(600)",
+    "while not (folder / 'all').exists(): time.sleep(0.02)\n"
+    "print('out of luck', file=sys.stderr)\nsys.exit(7)",
 )
 
 
@@ -64,13 +63,6 @@ def kill(*names: str) -> None:
         process.kill()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def meanwhile(harness: Harness, act: Callable[[], None], end: signal.Signals | None = signal.SIGTERM) -> str:
     """Code for `at_ready`: `act` on a thread while the supervisor watches, then a signal to us, come what may."""
 
@@ -93,7 +85,7 @@ def starts(harness: Harness, name: str) -> int:
 def test_who_is_killed_is_started_again_and_the_others_stay(harness: Harness, name: str) -> None:
     def act() -> None:
         kill(name)
-        until(lambda: f"{name}: ready" in harness.output.getvalue().partition("SIGKILL")[2])
+        wait_until(lambda: f"{name}: ready" in harness.output.getvalue().partition("SIGKILL")[2])
 
     assert harness.run(*specs(harness), at_ready=meanwhile(harness, act)) == 0
     assert [starts(harness, other) for other in ("store", "worker", "gateway")] == [
@@ -112,7 +104,7 @@ def test_who_is_killed_is_started_again_and_the_others_stay(harness: Harness, na
 def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
     def act() -> None:
         kill("gateway", "worker", "store")
-        until(lambda: harness.output.getvalue().count("gateway: ready") == 2)
+        wait_until(lambda: harness.output.getvalue().count("gateway: ready") == 2)
 
     harness.run(*specs(harness), at_ready=meanwhile(harness, act))
     shown = [
@@ -130,7 +122,7 @@ def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
 
 def test_who_dies_again_and_again_ends_the_whole(harness: Harness) -> None:
     with pytest.raises(ChildError) as caught:
-        harness.run(*specs(harness, worker=DIES_SOON))
+        harness.run(*specs(harness, worker=DIES_SOON), at_ready="(harness.folder / 'all').touch()")
     assert str(caught.value) == (
         "worker ended with code 7, and was started again 3 within 10 minutes already"
     )
@@ -176,8 +168,8 @@ def test_a_signal_during_a_restart_drains(harness: Harness, number: signal.Signa
 
     def act() -> None:
         kill("worker")
-        until(lambda: "SIGKILL" in harness.output.getvalue())
-        until(lambda: moment == "pause" or starts(harness, "worker") == 2)
+        wait_until(lambda: "SIGKILL" in harness.output.getvalue())
+        wait_until(lambda: moment == "pause" or starts(harness, "worker") == 2)
 
     assert harness.run(*specs(harness, worker=READY_ONCE), at_ready=meanwhile(harness, act, number)) == 0
     assert harness.output.getvalue().count("worker: starting") == (2 if moment == "start" else 1)
@@ -191,9 +183,9 @@ def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
 
     def act() -> None:
         kill("worker")
-        until(lambda: "SIGKILL" in harness.output.getvalue())
+        wait_until(lambda: "SIGKILL" in harness.output.getvalue())
         os.kill(os.getpid(), signal.SIGINT)
-        until(lambda: "stop gateway" in harness.log())
+        wait_until(lambda: "stop gateway" in harness.log())
 
     stubborn = specs(harness, gateway=STUBBORN)
     code = harness.run(*stubborn, at_ready=meanwhile(harness, act, signal.SIGINT))
@@ -209,7 +201,7 @@ def test_what_the_dead_one_started_is_ended_before_the_restart(harness: Harness)
     def act() -> None:
         seen.extend(child("store").children())
         kill("store")
-        until(lambda: starts(harness, "store") == 2)
+        wait_until(lambda: starts(harness, "store") == 2)
         vars(harness)["alive"] = [process for process in seen if process.is_running()]
 
     assert harness.run(*specs(harness, store=hidden), at_ready=meanwhile(harness, act)) == 0
@@ -221,10 +213,10 @@ def test_the_death_of_one_ends_no_process_of_another(harness: Harness) -> None:
     def act() -> None:
         grandchild = child("store").children()[0]
         kill("worker")
-        until(lambda: starts(harness, "worker") == 2)
+        wait_until(lambda: starts(harness, "worker") == 2)
         vars(harness)["alive"] = grandchild.is_running()
 
-    before = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    before = psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         harness.run(*specs(harness, store=WITH_GRANDCHILD), at_ready=meanwhile(harness, act))
         assert before.is_running()

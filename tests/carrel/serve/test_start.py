@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
@@ -133,7 +134,7 @@ def test_a_folder_where_the_user_stands_shadows_nothing(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=child_environment(os.environ),
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert ended.returncode == 0
 

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
-import psutil
 import pytest
 from rich.console import Console
+from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
 from carrel.serve.display import PlainDisplay
@@ -33,14 +32,14 @@ with open(folder / "log", "a") as log: log.write(f"start {name}\\n")
 print('{"event": "progress", "stage": "load weights", "done": 1, "total": 2}', flush=True)
 print('{"event": "ready"}', flush=True)
 (folder / name).touch()
-time.sleep(60)
+time.sleep(600)
 """
 STUBBORN = WELL_BEHAVED.replace("sys.exit(0)", "pass")
 # a grandchild in a session of its own, as Ray's are, that outlives its parent
 WITH_GRANDCHILD = (
     """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 """
     + WELL_BEHAVED
 )
@@ -61,7 +60,7 @@ class Harness:
         self.restarts = NO_RESTARTS
 
     def spec(
-        self, name: str, script: str, stop_timeout_s: float = 20.0, start_timeout_s: float = 30.0
+        self, name: str, script: str, stop_timeout_s: float = PATIENCE, start_timeout_s: float = PATIENCE
     ) -> ChildSpec:
         argv = (sys.executable, "-c", script, name, str(self.folder))
         return ChildSpec(name, argv, (self.folder / name).exists, start_timeout_s, stop_timeout_s)
@@ -145,7 +144,7 @@ def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: H
 
 def test_a_child_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
     with pytest.raises(ChildError, match=r"worker did not become ready in 0\.3 s"):
-        harness.run(harness.spec("worker", "import time; time.sleep(60)", start_timeout_s=0.3))
+        harness.run(harness.spec("worker", "import time; time.sleep(600)", start_timeout_s=0.3))
     assert find_marked(harness.mark) == []
 
 
@@ -169,7 +168,7 @@ def test_a_second_signal_stops_at_once(harness: Harness) -> None:
 def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
     specs = [
         harness.spec("store", WELL_BEHAVED),
-        harness.spec("worker", SIGNALS_PARENT.format(name="SIGTERM") + "\nimport time; time.sleep(60)"),
+        harness.spec("worker", SIGNALS_PARENT.format(name="SIGTERM") + "\nimport time; time.sleep(600)"),
     ]
     assert harness.run(*specs, harness.spec("gateway", WELL_BEHAVED)) == 0
     assert harness.log() == ["start store", "stop store"]
@@ -192,21 +191,17 @@ def test_grandchildren_in_their_own_session_are_found_and_ended(harness: Harness
 def test_children_die_with_a_supervisor_that_is_killed(harness: Harness) -> None:
     host = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
 from pathlib import Path
 from test_supervisor import Harness, STUBBORN
 harness = Harness(Path({str(harness.folder)!r}))
 harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.getpid(), 9)")
 """
     root = str(Path(__file__).resolve().parents[3])
-    ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=PATIENCE, check=False)
     assert ended.returncode == -signal.SIGKILL
     # the kernel sends the signal at once; the process needs a moment to be gone
-    psutil.wait_procs(find_marked(harness.mark), timeout=5)
-    deadline = time.monotonic() + 5
-    while find_marked(harness.mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert find_marked(harness.mark) == []
+    wait_until(lambda: find_marked(harness.mark) == [])
 
 
 def test_lines_of_a_starting_child_are_held_until_it_serves(harness: Harness) -> None:

@@ -1,8 +1,8 @@
 import threading
-import time
 
 import pytest
 from fake_engine import FakeEngine
+from waiting import PATIENCE, wait_until
 
 from gpu_worker.errors import CapacityError, EngineStopped, RequestError
 from gpu_worker.records import (
@@ -38,7 +38,7 @@ class Sink:
             self.ended.set()
 
     def last(self):
-        assert self.ended.wait(10)
+        assert self.ended.wait(PATIENCE)
         return self.events[-1]
 
 
@@ -129,7 +129,7 @@ def test_drain_waits_for_the_running_and_refuses_the_new(engine, port):
     with pytest.raises(EngineStopped):
         port.submit(request("new"), Sink())
     engine.gate.set()
-    assert port.drain(10)
+    assert port.drain(PATIENCE)
     assert isinstance(sink.last(), CompleteEvent)
 
 
@@ -156,11 +156,11 @@ def test_an_unexpected_error_fails_every_request_and_is_told_once(engine, port, 
         error = sink.last().error
         assert isinstance(error, EngineStopped)
         assert "inner text" not in str(error)
-    assert died.wait(10)
+    assert died.wait(PATIENCE)
     assert port.is_dead
     with pytest.raises(EngineStopped, match="internal error"):
         port.submit(request("new"), Sink())
-    assert port.drain(10)
+    assert port.drain(PATIENCE)
 
 
 def test_stats_are_a_copy(engine, port):
@@ -170,8 +170,5 @@ def test_stats_are_a_copy(engine, port):
 
 
 def test_an_engine_is_tended_also_while_nobody_asks_for_anything(engine, port):
-    deadline = time.monotonic() + 30
-    while engine.num_tended < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: engine.num_tended >= 2)
     assert engine.num_steps == 0

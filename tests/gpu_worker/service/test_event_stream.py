@@ -1,6 +1,8 @@
 import asyncio
 import threading
 
+from waiting import PATIENCE
+
 from gpu_worker.errors import SlowConsumer
 from gpu_worker.records import (
     CompleteEvent,
@@ -24,8 +26,8 @@ async def test_events_of_another_thread_arrive_in_order_and_end_the_stream():
     events = [*(TokenEvent(i) for i in range(1000)), COMPLETE]
     thread = threading.Thread(target=lambda: [stream.put(event) for event in events])
     thread.start()
-    assert await asyncio.wait_for(collect(stream), 10) == events
-    thread.join(10)
+    assert await asyncio.wait_for(collect(stream), PATIENCE) == events
+    thread.join(PATIENCE)
 
 
 async def test_only_progress_that_was_not_read_is_replaced():
@@ -40,7 +42,7 @@ async def test_only_progress_that_was_not_read_is_replaced():
     ):
         stream.put(event)
     expected = [ProgressEvent(2), TokenEvent(1), ProgressEvent(3), TokenEvent(1), COMPLETE]
-    assert await asyncio.wait_for(collect(stream), 10) == expected
+    assert await asyncio.wait_for(collect(stream), PATIENCE) == expected
 
 
 async def test_an_overflow_leaves_one_error_and_is_told_once():
@@ -48,7 +50,7 @@ async def test_an_overflow_leaves_one_error_and_is_told_once():
     stream = EventStream(asyncio.get_running_loop(), lambda: overflows.append(1), max_pending=4)
     for i in range(20):
         stream.put(TokenEvent(i))
-    (event,) = await asyncio.wait_for(collect(stream), 10)
+    (event,) = await asyncio.wait_for(collect(stream), PATIENCE)
     assert isinstance(event, ErrorEvent)
     assert isinstance(event.error, SlowConsumer)
     assert overflows == [1]
@@ -59,7 +61,7 @@ async def test_a_full_stream_that_is_read_in_time_does_not_overflow():
     for i in range(3):
         stream.put(TokenEvent(i))
     stream.put(COMPLETE)
-    assert len(await asyncio.wait_for(collect(stream), 10)) == 4
+    assert len(await asyncio.wait_for(collect(stream), PATIENCE)) == 4
 
 
 def test_events_after_the_loop_has_ended_are_dropped():

@@ -7,9 +7,9 @@ import socket
 
 import grpc
 import pytest
-from eventually import eventually
 from fake_engine import FakeEngine
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import PATIENCE, eventually
 
 from carrel.process.events import ProcessEvents
 from gpu_worker.errors import ConfigError
@@ -21,13 +21,12 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-TIMEOUT = 20
 
 
 class Process:
     """A running lifecycle with its output and a stub."""
 
-    def __init__(self, tmp_path, shutdown_timeout_seconds=10.0, status_seconds=5.0):
+    def __init__(self, tmp_path, shutdown_timeout_seconds=PATIENCE, status_seconds=5.0):
         self.engine, self.out = FakeEngine(), io.StringIO()
         self.target = f"unix:{tmp_path}/w.sock"
         self._arguments = (
@@ -49,19 +48,19 @@ class Process:
         self.engine.gate.set()
         self.lifecycle.request_stop()
         await self.channel.close()
-        await asyncio.wait([self.task], timeout=20)
+        await asyncio.wait([self.task], timeout=PATIENCE)
 
     def generate(self, request_id="r"):
         message = pb.GenerateRequest(request_id=request_id, prompt_token_ids=[1, 2])
         message.sampling.max_tokens = 4
-        return self.stub.Generate(message, timeout=TIMEOUT)
+        return self.stub.Generate(message, timeout=PATIENCE)
 
     async def health(self):
         stub = health_pb2_grpc.HealthStub(self.channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)).status
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)).status
 
     async def exit_status(self):
-        return await asyncio.wait_for(self.task, 20)
+        return await asyncio.wait_for(self.task, PATIENCE)
 
 
 async def drain_stream(call):
@@ -143,7 +142,7 @@ async def test_an_address_that_cannot_be_bound_ends_the_start_and_the_engine():
             await asyncio.to_thread(prepare_address, listen)
         lifecycle = Lifecycle(engine, listen, 1, 1.0, ProcessEvents("gpu_worker", False, io.StringIO()))
         with pytest.raises(ConfigError, match="cannot be bound"):
-            await asyncio.wait_for(lifecycle.run(), 20)
+            await asyncio.wait_for(lifecycle.run(), PATIENCE)
     assert engine.was_closed
 
 

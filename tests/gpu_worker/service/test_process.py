@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from waiting import PATIENCE
 
 from carrel.process.version import Edition
 from gpu_worker.__main__ import available_cores
@@ -24,7 +25,6 @@ from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TIMEOUT = 30
 
 
 class FakeStore(kv_store_pb2_grpc.KVStoreServicer):
@@ -53,7 +53,7 @@ def store(tmp_path, fake_store):
     server.add_insecure_port(target)
     server.start()
     yield target
-    server.stop(0).wait(TIMEOUT)
+    server.stop(0).wait(PATIENCE)
 
 
 class WorkerProcess:
@@ -76,7 +76,7 @@ class WorkerProcess:
 
     def finish(self):
         """(exit status, stderr)."""
-        _, stderr = self.popen.communicate(timeout=TIMEOUT)
+        _, stderr = self.popen.communicate(timeout=PATIENCE)
         return self.popen.returncode, stderr
 
 
@@ -94,13 +94,13 @@ def start(tmp_path, store):
     for process in started:
         if process.popen.poll() is None:
             process.popen.kill()
-            process.popen.communicate(timeout=TIMEOUT)
+            process.popen.communicate(timeout=PATIENCE)
 
 
 def open_stream(channel):
     message = pb.GenerateRequest(request_id="r", prompt_token_ids=[1, 2])
     message.sampling.max_tokens = 4
-    return gpu_worker_pb2_grpc.GPUWorkerStub(channel).Generate(message, timeout=TIMEOUT)
+    return gpu_worker_pb2_grpc.GPUWorkerStub(channel).Generate(message, timeout=PATIENCE)
 
 
 def test_it_loads_serves_and_ends_with_0_on_sigterm(start, tmp_path):
@@ -211,7 +211,7 @@ def test_it_dies_with_its_parent(start, tmp_path, store):
         "import subprocess, sys, time\n"
         "p = subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)\n"
         "print(p.pid, next('ready' for line in p.stdout if 'ready' in line), flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
     parent = subprocess.Popen(
@@ -222,13 +222,13 @@ def test_it_dies_with_its_parent(start, tmp_path, store):
     assert word == "ready"
     descriptor = os.pidfd_open(int(pid))
     parent.kill()
-    parent.communicate(timeout=TIMEOUT)
-    assert select.select([descriptor], [], [], TIMEOUT)[0], "the worker outlived its parent"
+    parent.communicate(timeout=PATIENCE)
+    assert select.select([descriptor], [], [], PATIENCE)[0], "the worker outlived its parent"
     os.close(descriptor)
 
 
 def test_waiting_for_the_store(store):
-    wait_for_store(store, 5)
+    wait_for_store(store, PATIENCE)
     with pytest.raises(StoreUnavailable, match="UNAVAILABLE"):
         wait_for_store("unix:/nowhere/at/all", 0.3)
 

@@ -6,9 +6,9 @@ import random
 
 import grpc
 import pytest
-from eventually import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from waiting import PATIENCE, eventually
 
 from gpu_worker.errors import (
     CapacityError,
@@ -24,7 +24,6 @@ from gpu_worker.service.server import SERVICE
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 GENERATE = f"/{SERVICE}/Generate"
-TIMEOUT = 20
 
 
 def request(request_id="r", prompt=(5, 6, 7), max_tokens=4, **sampling):
@@ -57,12 +56,12 @@ async def code_of(call):
 
 
 async def assert_alive(worker):
-    responses = await collect(worker.stub.Generate(request("alive"), timeout=TIMEOUT))
+    responses = await collect(worker.stub.Generate(request("alive"), timeout=PATIENCE))
     assert [r.token.token_id for r in responses if r.HasField("token")] == [5, 6, 7, 5]
 
 
 async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
-    responses = await collect(worker.stub.Generate(request(logprobs=2), timeout=TIMEOUT))
+    responses = await collect(worker.stub.Generate(request(logprobs=2), timeout=PATIENCE))
     assert [r.WhichOneof("event") for r in responses] == ["progress", *["token"] * 4, "complete"]
     assert responses[0].progress.prefilled_tokens == 3
     assert [r.token.token_id for r in responses[1:-1]] == [5, 6, 7, 5]
@@ -75,7 +74,7 @@ async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
 
 
 async def test_a_token_arrives_before_the_next_is_made(worker):
-    call = worker.stub.Generate(request(max_tokens=2), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(max_tokens=2), timeout=PATIENCE)
     worker.engine.gate.clear()
     assert (await call.read()).HasField("progress")
     worker.engine.gate.set()
@@ -83,7 +82,7 @@ async def test_a_token_arrives_before_the_next_is_made(worker):
 
 
 async def test_requests_run_side_by_side(worker):
-    calls = [worker.stub.Generate(request(f"r{i}", prompt=(i, i + 10)), timeout=TIMEOUT) for i in range(5)]
+    calls = [worker.stub.Generate(request(f"r{i}", prompt=(i, i + 10)), timeout=PATIENCE) for i in range(5)]
     results = await asyncio.gather(*map(collect, calls))
     tokens = [[r.token.token_id for r in responses if r.HasField("token")] for responses in results]
     assert tokens == [[i, i + 10, i, i + 10] for i in range(5)]
@@ -91,11 +90,11 @@ async def test_requests_run_side_by_side(worker):
 
 async def test_request_fields_and_defaults_reach_the_engine(worker):
     message = request("a", max_tokens=0, temperature=0.5, seed=0, logit_bias={3: -1.0}, stop_token_ids=[4])
-    await collect(worker.stub.Generate(message, timeout=TIMEOUT))
+    await collect(worker.stub.Generate(message, timeout=PATIENCE))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
     message.prefix_salt, message.session_id = b"salt", "a chat"
-    await collect(worker.stub.Generate(message, timeout=TIMEOUT))
+    await collect(worker.stub.Generate(message, timeout=PATIENCE))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
     assert (first.sampling.top_p, first.sampling.repetition_penalty) == (1.0, 1.0)
@@ -110,7 +109,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
 
 async def test_a_cancelled_call_aborts_its_request(worker):
     worker.engine.endless = True
-    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(), timeout=PATIENCE)
     await call.read()
     call.cancel()
     await eventually(lambda: worker.engine.aborted == ["r"] and not worker.engine.has_work)
@@ -132,17 +131,17 @@ async def test_a_passed_deadline_aborts_its_request(worker):
 
 
 async def test_a_finished_request_is_not_aborted(worker):
-    await collect(worker.stub.Generate(request(), timeout=TIMEOUT))
+    await collect(worker.stub.Generate(request(), timeout=PATIENCE))
     await assert_alive(worker)
     assert worker.engine.aborted == []
 
 
 async def test_abort_ends_a_stream_and_ignores_unknown_ids(worker):
     worker.engine.endless = True
-    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(), timeout=PATIENCE)
     await call.read()
-    await worker.stub.Abort(pb.AbortRequest(request_id="unknown"), timeout=TIMEOUT)
-    await worker.stub.Abort(pb.AbortRequest(request_id="r"), timeout=TIMEOUT)
+    await worker.stub.Abort(pb.AbortRequest(request_id="unknown"), timeout=PATIENCE)
+    await worker.stub.Abort(pb.AbortRequest(request_id="r"), timeout=PATIENCE)
     responses = await collect(call)
     assert responses[-1].complete.finish_reason == pb.FINISH_REASON_ABORT
 
@@ -155,9 +154,9 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
     async with grpc.aio.insecure_channel(worker.target, options=options) as channel:
         call = channel.unary_stream(
             GENERATE, pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString
-        )(request(logprobs=1), timeout=60)
+        )(request(logprobs=1), timeout=PATIENCE)
         await call.read()
-        await eventually(lambda: worker.engine.aborted == ["r"], 30)
+        await eventually(lambda: worker.engine.aborted == ["r"])
         worker.engine.endless = False
         await assert_alive(worker)
         error = await error_of(call)
@@ -182,7 +181,7 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
 )
 async def test_every_worker_error_has_its_status(worker, failure, code, metadata):
     worker.engine.failure = failure
-    error = await error_of(worker.stub.Generate(request(), timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(request(), timeout=PATIENCE))
     assert error.code() == code
     assert error.details() == str(failure)
     found = {key: value for key, value in error.trailing_metadata() if key.startswith("carrel-")}
@@ -193,7 +192,7 @@ async def test_every_worker_error_has_its_status(worker, failure, code, metadata
 
 async def test_an_unexpected_error_shows_no_inner_text(worker):
     worker.engine.gate.clear()
-    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(), timeout=PATIENCE)
     await call.read()
     worker.engine.fail("r", ValueError("/secret/path"))
     error = await error_of(call)
@@ -203,10 +202,10 @@ async def test_an_unexpected_error_shows_no_inner_text(worker):
 
 async def test_the_overflow_of_the_queue_is_refused_at_once(worker):
     worker.engine.gate.clear()
-    calls = [worker.stub.Generate(request(f"r{i}"), timeout=TIMEOUT) for i in range(5)]
+    calls = [worker.stub.Generate(request(f"r{i}"), timeout=PATIENCE) for i in range(5)]
     for call in calls:
         await call.read()
-    error = await error_of(worker.stub.Generate(request("r5"), timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(request("r5"), timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "--max-queue" in error.details()
     worker.engine.gate.set()
@@ -216,27 +215,27 @@ async def test_the_overflow_of_the_queue_is_refused_at_once(worker):
 
 async def test_a_running_request_id_is_refused_and_free_again_later(worker):
     worker.engine.gate.clear()
-    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(), timeout=PATIENCE)
     await call.read()
-    error = await error_of(worker.stub.Generate(request(), timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(request(), timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert ("carrel-param", "request_id") in tuple(error.trailing_metadata())
     worker.engine.gate.set()
     assert len(await collect(call)) == 5
-    assert len(await collect(worker.stub.Generate(request(), timeout=TIMEOUT))) == 6
+    assert len(await collect(worker.stub.Generate(request(), timeout=PATIENCE))) == 6
 
 
 async def test_info_and_stats(worker):
-    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT)
+    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=PATIENCE)
     assert (info.model, info.vocab_size, list(info.eos_token_ids)) == ("fake", 100, [0])
     assert list(info.policies) == ["full", "pqcache"]
     assert info.default_budget.share == pytest.approx(0.1)
     assert info.version
     worker.engine.gate.clear()
-    call = worker.stub.Generate(request(), timeout=TIMEOUT)
+    call = worker.stub.Generate(request(), timeout=PATIENCE)
     await call.read()
     await eventually(lambda: worker.port.stats().running == 1)
-    stats = await worker.stub.Stats(pb.StatsRequest(), timeout=TIMEOUT)
+    stats = await worker.stub.Stats(pb.StatsRequest(), timeout=PATIENCE)
     assert (stats.running, stats.waiting, stats.slots_total, stats.store_reachable) == (1, 0, 10, True)
     call.cancel()
 
@@ -245,13 +244,13 @@ async def test_info_and_stats(worker):
 async def test_a_caller_of_another_version_is_refused_with_both_named(worker, version):
     message = request()
     message.edition.CopyFrom(pb.Edition(version=version, messages=own_edition().messages))
-    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert version in error.details()
     assert str(own_edition()) in error.details()
-    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=TIMEOUT)
+    info = await worker.stub.GetInfo(pb.GetInfoRequest(), timeout=PATIENCE)
     message.edition.CopyFrom(pb.Edition(version=info.version, messages=info.messages))
-    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
 
 
 class FakeMover:
@@ -269,42 +268,42 @@ class FakeMover:
 async def test_a_known_beginning_is_fetched_before_the_request_is_queued(worker):
     worker.engine.prefix_mover = mover = FakeMover(worker.engine)
     message = request()
-    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
     message.prefix_source = "10.0.0.2:7000"
-    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
     assert mover.asked == [("10.0.0.2:7000", 1)]
     assert len(worker.engine.requests) == 2
     message.prefix_source = "x" * 300
-    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "prefix_source" in error.details()
     message.prefix_source, message.session_id = "", "x" * 129
-    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert "session_id" in error.details()
     # An engine that shares nothing takes it as it is.
     worker.engine.prefix_mover = None
     message.prefix_source, message.session_id = "10.0.0.2:7000", ""
-    assert (await collect(worker.stub.Generate(message, timeout=TIMEOUT)))[-1].HasField("complete")
+    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
 
 
 async def test_health_follows_the_server(worker):
     stub = health_pb2_grpc.HealthStub(worker.channel)
     for name in ("", SERVICE):
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=TIMEOUT)
+        await stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=PATIENCE)
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
     await worker.server.stop_serving()
     for name in ("", SERVICE):
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_reflection_lists_the_service(worker):
     stub = reflection_pb2_grpc.ServerReflectionStub(worker.channel)
     asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    (answer,) = await collect(stub.ServerReflectionInfo(asked, timeout=TIMEOUT))
+    (answer,) = await collect(stub.ServerReflectionInfo(asked, timeout=PATIENCE))
     assert SERVICE in {service.name for service in answer.list_services_response.service}
 
 
@@ -321,7 +320,7 @@ async def test_random_bytes_are_refused_and_the_server_lives_on(worker):
     allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OK}
     for _ in range(150):
         blob = rng.randbytes(rng.randrange(1, 60))
-        call = generate(blob, timeout=TIMEOUT)
+        call = generate(blob, timeout=PATIENCE)
         error = await error_of(call)
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, (blob, error.details())
         assert "Traceback" not in error.details()
@@ -329,14 +328,14 @@ async def test_random_bytes_are_refused_and_the_server_lives_on(worker):
         broken = bytearray(valid)
         for _ in range(3):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
-        assert await code_of(generate(bytes(broken), timeout=TIMEOUT)) in allowed, bytes(broken)
-        call = others[rng.randrange(3)](blob, timeout=TIMEOUT)
+        assert await code_of(generate(bytes(broken), timeout=PATIENCE)) in allowed, bytes(broken)
+        call = others[rng.randrange(3)](blob, timeout=PATIENCE)
         assert await call.code() in allowed
     await assert_alive(worker)
 
 
 async def test_an_oversized_message_is_refused(worker):
     message = request(prompt=[1] * 6_000_000)
-    error = await error_of(worker.stub.Generate(message, timeout=TIMEOUT))
+    error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     await assert_alive(worker)

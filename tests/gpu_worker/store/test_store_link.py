@@ -9,6 +9,7 @@ from engine_rig import Rig, request
 from offload_rig import FULL, attached, make_sequence
 from test_engine_store import fail, wait_for
 from test_offload import make_offloader, prefill
+from waiting import PATIENCE, wait_until
 
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.state.sequence import Status
@@ -77,15 +78,12 @@ def test_a_store_that_goes_again_while_one_attaches_is_attached_to_later() -> No
 
 
 def test_an_idle_worker_lets_a_dead_stores_memory_go_and_never_waits_for_it() -> None:
-    with attached(FULL, timeout_seconds=60.0) as (store, client):
+    with attached(FULL, timeout_seconds=600.0) as (store, client):
         offloader = make_offloader(client)
         sequence = make_sequence("a", 0, 40)
         prefill(offloader, sequence)
         store.server.close()
-        begun = time.monotonic()
-        while offloader.is_reachable:
-            assert time.monotonic() - begun < 30.0
-            time.sleep(0.05)
+        wait_until(lambda: not offloader.is_reachable)
         # somebody may read there still
         assert not offloader.renew()
         assert offloader.arena is not None
@@ -97,5 +95,5 @@ def test_an_idle_worker_lets_a_dead_stores_memory_go_and_never_waits_for_it() ->
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable):
             offloader.open(make_sequence("b", 1, 40), 41)
-        assert time.monotonic() - begun < 30.0
+        assert time.monotonic() - begun < PATIENCE
         offloader.close()
