@@ -32,21 +32,23 @@ def main() -> int:
         os.environ |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
+            # also where Ray's test cluster notes its address: the usual folder may not be there
+            "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         }
-        _keep(options.nodes, options.cpus, Path(folder))
+        _keep(options.nodes, options.cpus)
     return 0
 
 
-def _keep(num_nodes: int, num_cpus: int, folder: Path) -> None:
+def _keep(num_nodes: int, num_cpus: int) -> None:
     from ray.cluster_utils import Cluster
 
     shape: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES}
     # stdout is ours: Ray prints what it likes
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    head = {**shape, "include_dashboard": False, "temp_dir": str(folder / "r")}
+    head = {**shape, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     # Any: Ray says that there may be none
     nodes: list[Any] = [cluster.head_node]
