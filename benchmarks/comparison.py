@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from benchmarks.children import answers_of
 from benchmarks.errors import BenchmarkError
+from benchmarks.figures import revive
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.rivals import Contest
 
 C = TypeVar("C")

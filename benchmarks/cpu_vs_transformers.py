@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.records import write_json
+from benchmarks.figures import write_json
 from benchmarks.report import cpu_tables
 from benchmarks.rivals import RIVALS
 from benchmarks.runs import Run, Task, agreement, summarize

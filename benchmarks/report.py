@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import quality_plot
 from benchmarks.commands import decode, module_of
-from benchmarks.records import revive
+from benchmarks.figures import revive
 from carrel.evaluation.record import read_report
 from carrel.evaluation.table import markdown_table, verdicts
 

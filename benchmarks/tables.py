@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.records import Spread
+from benchmarks.figures import Spread
 
 R = TypeVar("R")
 

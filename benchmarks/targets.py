@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks.records import DecodeCase, PrefillCase
+from benchmarks.figures import DecodeCase, PrefillCase
 
 SHAPE = "llama-3.1-8b"
 # The wait for the index may cost this much of the time to the second token under dense attention.

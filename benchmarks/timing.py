@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.records import KernelTime, Spread
+from benchmarks.figures import KernelTime, Spread
 
 WARM_UP_STEPS = 3
 CPU_REPEATS = 7

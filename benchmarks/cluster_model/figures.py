@@ -9,7 +9,7 @@ from benchmarks.cluster_model.parameters import CHAT, ClusterParameters
 from benchmarks.cluster_model.replica import Totals
 from benchmarks.cluster_model.simulation import ClusterCase, Outcome
 from benchmarks.cluster_model.traffic import Request
-from benchmarks.load.records import Percentiles
+from benchmarks.load.levels import Percentiles
 
 NONE = "nothing"
 # of all requests' time: below it nobody really waited

@@ -15,9 +15,9 @@ from benchmarks.cluster_model.parameters import MIXES, ClusterParameters, Mix, R
 from benchmarks.cluster_model.simulation import ClusterCase
 from benchmarks.cluster_model.study import Study
 from benchmarks.commands.options import add_output, finish, share
-from benchmarks.load.records import Percentiles
+from benchmarks.figures import revive
+from benchmarks.load.levels import Percentiles
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.serve.flags import at_least
 

@@ -26,8 +26,8 @@ from benchmarks.commands.options import (
 )
 from benchmarks.comparison import Outcome, choose, measure_rivals
 from benchmarks.device import choose_device, default_dtype
+from benchmarks.figures import DecodeCase, DecodeFigures, revive
 from benchmarks.progress import RunProgress
-from benchmarks.records import DecodeCase, DecodeFigures, revive
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.tables import Column

@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.commands.hitrate import MODEL, TEXT
 from benchmarks.commands.options import add_output, finish
+from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.serve.flags import at_least
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks import plots, tables
 from benchmarks.commands.options import add_device, add_output, finish
 from benchmarks.device import choose_device
+from benchmarks.figures import Spread, revive
 from benchmarks.host_rows import HostRows, host_rows
 from benchmarks.progress import RunProgress
-from benchmarks.records import Spread, revive
 from benchmarks.tables import Column
 from benchmarks.timing import COLD_BYTES, in_turn, time_blocking, time_call
 from carrel.serve.flags import at_least, num_bytes

@@ -14,13 +14,13 @@ from benchmarks.commands.options import add_device, add_output, budget, finish, 
 from benchmarks.commands.paper_caches import PAPER_COLUMNS, add_paper_caches, paper_caches_of
 from benchmarks.device import choose_device
 from benchmarks.errors import BenchmarkError
+from benchmarks.figures import revive
 from benchmarks.hitrate.paper_caches import CLUSTERS, PaperCacheRow, paper_rows_of
+from benchmarks.hitrate.rates import HitRateCase, HitRateRow, rows_of, trace_of
 from benchmarks.hitrate.recorded_policies import RECORDED
 from benchmarks.hitrate.recorder import Recorder
-from benchmarks.hitrate.records import HitRateCase, HitRateRow, rows_of, trace_of
 from benchmarks.hitrate.texts import TextSource, cut_documents, load_tokenizer, read_text
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.evaluation.about import hash_files, model_files
 from carrel.process.version import CHECKOUT

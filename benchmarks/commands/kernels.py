@@ -17,10 +17,10 @@ from benchmarks.commands.options import (
     workloads_of,
 )
 from benchmarks.device import choose_device, default_dtype, release
+from benchmarks.figures import revive
 from benchmarks.kernels import OPS, cases_of
 from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.shapes import SHAPES
 from benchmarks.tables import Column
 

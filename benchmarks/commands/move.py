@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Spread, revive
 from benchmarks.progress import RunProgress
-from benchmarks.records import Spread, revive
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.store_child import running_peer
 from benchmarks.tables import Column

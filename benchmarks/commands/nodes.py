@@ -16,11 +16,11 @@ import httpx
 from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
+from benchmarks.figures import Spread, revive
 from benchmarks.load.client import LoadClient, RequestFailed
+from benchmarks.load.levels import Level, RequestResult
 from benchmarks.load.ray_cluster import WAIT_SECONDS, Nodes, ray_nodes
-from benchmarks.load.records import Level, RequestResult
 from benchmarks.progress import RunProgress
-from benchmarks.records import Spread, revive
 from benchmarks.tables import Column
 from carrel.serve.flags import at_least
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.about import about
-from benchmarks.records import Report
+from benchmarks.figures import Report
 from benchmarks.shapes import SHAPES, ModelShape
-from carrel.chat.records import parse_budget
+from carrel.chat.exchange import parse_budget
 from carrel.serve.flags import at_least, num_bytes
 from gpu_worker.records import Budget
 

@@ -21,8 +21,8 @@ from benchmarks.commands.options import (
 )
 from benchmarks.comparison import Outcome, choose, measure_rivals
 from benchmarks.device import choose_device
+from benchmarks.figures import PrefillCase, PrefillFigures, Spread, revive
 from benchmarks.progress import RunProgress
-from benchmarks.records import PrefillCase, PrefillFigures, Spread, revive
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
 from benchmarks.tables import Column

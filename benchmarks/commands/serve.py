@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks import plots, tables
 from benchmarks.commands.options import add_output, budget, finish, num_tokens
+from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
 from benchmarks.load.generator import run_level
-from benchmarks.load.records import Level, Percentiles, ServeRow
+from benchmarks.load.levels import Level, Percentiles, ServeRow
 from benchmarks.progress import RunProgress
-from benchmarks.records import revive
 from benchmarks.tables import Column
 from carrel.serve.flags import at_least
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from benchmarks.hitrate.block_cache import EVICTIONS, block_cache_hits
 from benchmarks.hitrate.cluster_cache import cluster_cache_hits
 from benchmarks.hitrate.paper_hits import PaperHits
+from benchmarks.hitrate.rates import HitRateCase, settled
 from benchmarks.hitrate.recorder import Recording
-from benchmarks.hitrate.records import HitRateCase, settled
 
 CLUSTERS = "clusters"
 PAPER_CACHES = (CLUSTERS, *EVICTIONS)

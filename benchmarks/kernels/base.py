@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.commands.options import Workload
-from benchmarks.records import Spread
+from benchmarks.figures import Spread
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import COLD_BYTES, in_turn, time_call
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.load.records import Level, RequestResult
+from benchmarks.load.levels import Level, RequestResult
 
 CONNECT_TIMEOUT_S = 10.0
 WORDS = (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.load.client import LoadClient, RequestFailed
-from benchmarks.load.records import Level, RequestResult, ServeRow, summarize
+from benchmarks.load.levels import Level, RequestResult, ServeRow, summarize
 
 
 async def run_level(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
 from benchmarks.rivals.base import Rival
 
 C = TypeVar("C")

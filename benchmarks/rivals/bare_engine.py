@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.device import default_dtype
-from benchmarks.records import DecodeCase, PrefillCase
+from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.device import default_dtype, limited, peak_bytes
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase, DecodeFigures, Spread
+from benchmarks.figures import DecodeCase, DecodeFigures, Spread
 from benchmarks.rivals.bare_engine import (
     PREFILL_CHUNK,
     budget_of,

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.device import limited, peak_bytes
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import IndexSpan, PrefillCase, PrefillFigures, Spread
+from benchmarks.figures import IndexSpan, PrefillCase, PrefillFigures, Spread
 from benchmarks.rivals.bare_engine import (
     PREFILL_CHUNK,
     budget_of,

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.device import release
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import revive
+from benchmarks.figures import revive
 from benchmarks.rivals import CONTESTS
 from benchmarks.shapes import SHAPES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
 
 
 class DecodeRival(ABC):

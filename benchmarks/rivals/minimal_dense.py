@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.device import default_dtype, limited, peak_bytes
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
 from benchmarks.rivals.decode_base import DecodeRival, PrefillRival
 from benchmarks.rivals.dense_model import Attend, DenseModel
 from benchmarks.shapes import ModelShape

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase
+from benchmarks.figures import DecodeCase
 from benchmarks.shapes import ModelShape
 from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
 from gpu_worker.policies import PQCache

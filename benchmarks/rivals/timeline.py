@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.records import IndexSpan
+from benchmarks.figures import IndexSpan
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.store.offload import TrainedLayer
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from benchmarks.device import default_dtype, limited, peak_bytes
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
 from benchmarks.rivals.decode_base import DecodeRival, PrefillRival
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import time_blocking

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from carrel.chat.records import Delta, Usage
+from carrel.chat.exchange import Delta, Usage
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from carrel.chat.records import ChatOptions, Delta, Message, Model, Usage
+from carrel.chat.exchange import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
 
 CONNECT_TIMEOUT_S = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carrel.chat.records import Message
+from carrel.chat.exchange import Message
 
 
 class Conversation:

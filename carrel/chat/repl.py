@@ -13,7 +13,7 @@ from carrel.chat.answer import Answer, cost_line, take_answer
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import Conversation
 from carrel.chat.document import read_document
-from carrel.chat.records import ChatOptions, Model
+from carrel.chat.exchange import ChatOptions, Model
 from carrel.errors import CarrelError
 
 HELP = (

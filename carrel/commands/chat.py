@@ -14,7 +14,7 @@ from rich.console import Console
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import Conversation
 from carrel.chat.document import read_document
-from carrel.chat.records import ChatOptions, parse_budget
+from carrel.chat.exchange import ChatOptions, parse_budget
 from carrel.chat.repl import Repl
 from carrel.errors import OptionError
 

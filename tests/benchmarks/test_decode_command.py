@@ -16,7 +16,7 @@ from benchmarks.__main__ import main
 from benchmarks.commands import decode
 from benchmarks.comparison import Outcome
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, Spread
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
 from benchmarks.report import render
 from benchmarks.rivals import BASELINE, DECODE
 from benchmarks.rivals.replayed import Replayed

@@ -16,7 +16,7 @@ from benchmarks.__main__ import main
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient
 from benchmarks.load.generator import run_level
-from benchmarks.load.records import Level, Percentiles, RequestResult, ServeRow, summarize
+from benchmarks.load.levels import Level, Percentiles, RequestResult, ServeRow, summarize
 from benchmarks.report import render
 
 LEVEL = Level("pqcache", 8, 2, 40, 6, 5)

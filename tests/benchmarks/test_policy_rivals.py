@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.errors import NotMeasurable
-from benchmarks.records import DecodeCase, PrefillCase
+from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals import DECODE, PREFILL, bare_engine
 from benchmarks.rivals.carrel_decode import CarrelDecode
 from benchmarks.rivals.engine_slots import House

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from benchmarks.children import answers_of
 from benchmarks.comparison import choose, measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
 from benchmarks.progress import RunProgress
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, Spread
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
 from benchmarks.rivals.child import measure_all
 from benchmarks.rivals.dense_model import DenseModel

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.commands import decode, prefill
 from benchmarks.comparison import Outcome
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
 from benchmarks.rivals import BASELINE, PREFILL
 from benchmarks.shapes import SHAPES
 from benchmarks.targets import Speedups, decode_verdicts

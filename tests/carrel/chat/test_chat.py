@@ -20,7 +20,7 @@ from waiting import PATIENCE
 
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import Conversation
-from carrel.chat.records import ChatOptions
+from carrel.chat.exchange import ChatOptions
 from carrel.chat.repl import Repl
 from carrel.cli import main
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.about import about
-from benchmarks.records import DecodeCase, DecodeFigures, PrefillFigures, Report, Spread, revive
+from benchmarks.figures import DecodeCase, DecodeFigures, PrefillFigures, Report, Spread, revive
 from benchmarks.rivals.dense_model import DenseModel
 from benchmarks.shapes import SHAPES
 
