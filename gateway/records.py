@@ -179,8 +179,8 @@ class WorkerStats:
 
     running: int
     waiting: int
-    slots_used: int
-    slots_total: int
+    slot_used_tokens: float
+    slot_capacity_tokens: int
     prompt_tokens_total: int
     generation_tokens_total: int
     requests_finished_total: int

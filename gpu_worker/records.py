@@ -138,12 +138,12 @@ EventSink = Callable[[Event], None]
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and gauges of now."""
+    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads."""
 
     running: int = 0
     waiting: int = 0
-    slots_used: int = 0
-    slots_total: int = 0
+    slot_used_tokens: float = 0.0
+    slot_capacity_tokens: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     requests_finished_total: int = 0

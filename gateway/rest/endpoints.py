@@ -150,6 +150,8 @@ def create_router(config: GatewayConfig, service: ChatService) -> APIRouter:
     endpoints = Endpoints(config, service)
     router = APIRouter(redirect_slashes=False)
     router.add_api_route("/v1/models", endpoints.models, methods=["GET"])
+    # other servers redirect there
+    router.add_api_route("/v1/models/", endpoints.models, methods=["GET"], include_in_schema=False)
     # a hub id holds a slash
     router.add_api_route("/v1/models/{model_id:path}", endpoints.model, methods=["GET"])
     for path, endpoint, kind in (

@@ -15,7 +15,6 @@ from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import CapacityError, InvalidLogits, RequestError, StoreUnavailable, WorkerError
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder
 from gpu_worker.records import (
     CompleteEvent,
@@ -75,7 +74,7 @@ class Engine:
         # Since somebody was last given what others left.
         self._has_freed = False
         self.prefix_mover: PrefixMover | None = None
-        self._stats = EngineStats(slots_total=pool.num_blocks * BLOCK_SIZE)
+        self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
 
     def validate(self, request: GenerationRequest) -> None:
         """Check a request without queueing it. Raises RequestError."""
@@ -286,7 +285,8 @@ class Engine:
         self._stats.running = self._scheduler.num_running
         self._stats.waiting = self._scheduler.num_waiting
         self._caches.recall.take_counts(self._scheduler.offloading())
-        self._stats.slots_used = self._pool.num_used_slots
+        config = self._decoder.config
+        self._stats.slot_used_tokens = self._pool.num_used_slots / (config.num_layers * config.num_kv_heads)
         self._stats.offloaded_bytes_total = self._offloader.offloaded_bytes
         self._stats.fetched_bytes_total = self._offloader.fetched_bytes
         self._stats.store_reachable = self._offloader.is_reachable

@@ -22,8 +22,8 @@ def status_line(before: EngineStats, now: EngineStats, seconds: float) -> str:
         f"running {now.running}, waiting {now.waiting}",
         f"prompt {prompt:.0f} tok/s, generation {generation:.0f} tok/s",
     ]
-    if now.slots_total:
-        parts.append(f"slots {100 * now.slots_used / now.slots_total:.0f} %")
+    if now.slot_capacity_tokens:
+        parts.append(f"slots {100 * now.slot_used_tokens / now.slot_capacity_tokens:.0f} %")
     if selected := now.selected_rows_total - before.selected_rows_total:
         hits = now.hit_rows_total - before.hit_rows_total
         parts.append(f"hit rate {100 * hits / selected:.0f} %")

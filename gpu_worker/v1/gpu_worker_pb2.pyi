@@ -240,11 +240,11 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("running", "waiting", "slots_used", "slots_total", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable")
+    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOT_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FINISHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -257,8 +257,8 @@ class StatsResponse(_message.Message):
     STORE_REACHABLE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
-    slots_used: int
-    slots_total: int
+    slot_used_tokens: float
+    slot_capacity_tokens: int
     prompt_tokens_total: int
     generation_tokens_total: int
     requests_finished_total: int
@@ -269,4 +269,4 @@ class StatsResponse(_message.Message):
     selected_rows_total: int
     hit_rows_total: int
     store_reachable: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ...) -> None: ...

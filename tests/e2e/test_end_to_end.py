@@ -149,7 +149,7 @@ def wait_empty(server: Serving) -> None:
     def is_empty() -> bool:
         store, worker = server.store_stats(), server.worker_stats()
         left = (store.held_bytes, store.num_sequences, store.num_indexes, store.index_bytes)
-        return not any(left) and not (worker.slots_used or worker.running or worker.waiting)
+        return not any(left) and not (worker.slot_used_tokens or worker.running or worker.waiting)
 
     wait_until(
         is_empty, lambda: f"for an empty store: {server.store_stats()} {server.worker_stats()}", poll=0.1

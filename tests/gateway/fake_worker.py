@@ -95,7 +95,11 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
 
     async def Stats(self, request, context):
         return pb.StatsResponse(
-            running=1, fetched_bytes_total=11, store_reachable=self._script().store_reachable
+            running=1,
+            slot_used_tokens=64.5,
+            slot_capacity_tokens=4096,
+            fetched_bytes_total=11,
+            store_reachable=self._script().store_reachable,
         )
 
 

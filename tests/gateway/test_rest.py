@@ -308,6 +308,7 @@ def test_tokenize_takes_a_prompt_or_messages(http: httpx.Client) -> None:
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert error_of(http.get("/nothing"))["code"] == 404
     assert error_of(http.get(CHAT))["code"] == 405
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
     assert error_of(http.post(CHAT + "/", json={}))["code"] == 404
 
 
@@ -323,6 +324,9 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     assert 'carrel_e2e_request_latency_seconds_count{model_name="tiny"}' in text
     assert 'carrel_gateway_requests_running{model_name="tiny"} 0.0' in text
     assert 'carrel_worker_fetched_bytes_total{model_name="tiny"} 11.0' in text
+    for name, value in (("slot_used_tokens", 64.5), ("slot_capacity_tokens", 4096.0)):
+        assert f"# TYPE carrel_worker_{name} gauge" in text
+        assert f'carrel_worker_{name}{{model_name="tiny"}} {value}' in text
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
     assert error_of(http.get("/ready"))["code"] == "worker_unavailable"

@@ -217,7 +217,12 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
         step_until(engine, lambda: not engine.has_work)
         assert all(record.is_over for record in records.values())
         stats = engine.stats()
-        assert (stats.running, stats.waiting, stats.slots_used, stats.requests_failed_total) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.slot_used_tokens, stats.requests_failed_total) == (
+            0,
+            0,
+            0,
+            0,
+        )
         assert sorted(engine._pool._free) == list(range(engine._pool.num_blocks))
         store = engine._offloader._client.stats()
         assert (store.num_sequences, store.held_bytes) == (0, 0)

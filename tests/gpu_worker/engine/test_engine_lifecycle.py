@@ -84,7 +84,7 @@ def test_the_memory_that_a_request_held_is_told(policy: str) -> None:
     while len(rig.records["one"].tokens) < 9:
         rig.step()
     row_bytes = BLOCK_BYTES // BLOCK_SIZE
-    held = rig.engine.stats().slots_used * row_bytes
+    held = rig.engine.stats().slot_used_tokens * LAYER_HEADS * row_bytes
     rig.engine.abort("one")
     usage = rig.records["one"].usage
     assert usage.device_bytes == held > 0
@@ -362,9 +362,11 @@ def test_requests_wait_for_slots_and_get_fewer_when_fewer_are_free() -> None:
     rig.submit(request("third", prompt=100, max_tokens=28))
     wait_for(rig, "second", Status.DECODE, 3)
     rig.step(3)
-    assert (rig.engine.stats().running, rig.engine.stats().waiting) == (2, 1)
-    # 6 of 8 blocks went to the first, 2 to the second, and the third waits.
-    assert rig.engine.stats().slots_used == 8 * LAYER_HEADS * BLOCK_SIZE
+    stats = rig.engine.stats()
+    assert (stats.running, stats.waiting) == (2, 1)
+    # 6 of 8 blocks went to the first, 2 to the second, and the third waits. The banner shows the info's number.
+    assert stats.slot_used_tokens == stats.slot_capacity_tokens == 8 * BLOCK_SIZE
+    assert rig.engine.info.slot_capacity_tokens == stats.slot_capacity_tokens
     rig.drain()
     assert rig.records["second"].tokens == expected
     assert rig.records["second"].usage.hit_rate < 1

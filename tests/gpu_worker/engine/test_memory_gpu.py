@@ -95,4 +95,4 @@ def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> N
         assert gave_up
         assert record.tokens == expected.tokens
         assert record.usage.bytes_moved > 0
-        assert engine.stats().slots_used == 0
+        assert engine.stats().slot_used_tokens == 0

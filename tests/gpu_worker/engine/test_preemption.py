@@ -73,7 +73,7 @@ def test_a_whole_context_becomes_a_hot_cache_for_a_newcomer(
     # Of 9 blocks a head; the newcomer took 4.
     assert sequence.num_slots == num_left * 64
     used = (num_left + 9 + 4) * LAYER_HEADS + full_layers * (9 - num_left) * NUM_KV_HEADS
-    assert rig.engine.stats().slots_used == used * 64
+    assert rig.engine.stats().slot_used_tokens == used * 64 / LAYER_HEADS
     if not full_layers:
         check_places(rig, sequence)
     rig.drain()

@@ -266,7 +266,7 @@ class Rig:
     def check_empty(self) -> None:
         """No request left anything behind: blocks, seats, rows of the store."""
         stats = self.engine.stats()
-        assert (stats.running, stats.waiting, stats.slots_used) == (0, 0, 0)
+        assert (stats.running, stats.waiting, stats.slot_used_tokens) == (0, 0, 0)
         assert not self.store.rows
         scheduler, pool = self.engine._scheduler, self.engine._pool
         assert sorted(scheduler._free_seats) == list(range(self.engine.info.max_num_seqs))

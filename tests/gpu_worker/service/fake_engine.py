@@ -55,7 +55,7 @@ class FakeEngine:
         self.num_tended = 0
         self.prefix_mover = None
         self._running: dict[str, tuple[GenerationRequest, EventSink, list[int]]] = {}
-        self._stats = EngineStats(slots_total=10)
+        self._stats = EngineStats(slot_capacity_tokens=10)
 
     @property
     def has_work(self) -> bool:

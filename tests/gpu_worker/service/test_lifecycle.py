@@ -158,11 +158,11 @@ def test_prepare_address_makes_a_private_folder_and_spares_files(tmp_path):
 
 def test_status_line_tells_rates_between_two_readings():
     before = EngineStats(
-        prompt_tokens_total=100, generation_tokens_total=10, selected_rows_total=100, slots_total=8
+        prompt_tokens_total=100, generation_tokens_total=10, selected_rows_total=100, slot_capacity_tokens=8
     )
     now = EngineStats(
-        running=2, waiting=1, slots_used=4, slots_total=8, prompt_tokens_total=1100, generation_tokens_total=60,
-        selected_rows_total=300, hit_rows_total=150, store_reachable=False,
+        running=2, waiting=1, slot_used_tokens=4, slot_capacity_tokens=8, prompt_tokens_total=1100,
+        generation_tokens_total=60, selected_rows_total=300, hit_rows_total=150, store_reachable=False,
     )  # fmt: skip
     assert status_line(before, now, 5.0) == (
         "running 2, waiting 1; prompt 200 tok/s, generation 10 tok/s; slots 50 %; hit rate 75 %; KV store unreachable"
