@@ -60,7 +60,8 @@ class DecodeCase:
     policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
     budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
     None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all. trace: the file
-    of the recorded selection that is replayed, and that hit_rate is of; None: a synthetic one is.
+    of the recorded selection that is replayed, and that hit_rate is of; None: a synthetic one is. profile: the folder
+    that gets a trace of one step; None: none is written.
     """
 
     shape: str
@@ -72,6 +73,7 @@ class DecodeCase:
     gpu_memory_limit: int | None
     steps: int
     trace: str | None = None
+    profile: str | None = None
 
     def __str__(self) -> str:
         replayed = None if self.hit_rate is None else f"hit rate {self.hit_rate}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -101,6 +102,18 @@ def kernel_times(step: Callable[[], object], device: torch.device) -> tuple[Kern
         if event.self_device_time_total > 0
     ]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.us))
+
+
+def write_trace(step: Callable[[], object], device: torch.device, path: Path) -> None:
+    """One step as a trace of what the host called and, on a GPU, what that ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=kinds) as profiler:
+        step()
+        synchronize(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:

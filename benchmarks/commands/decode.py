@@ -108,6 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=at_least(1), default=50, metavar="N", help="timed (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="write a trace of one more step of each of carrel's cases, for Perfetto or chrome://tracing",
+    )
     add_output(parser)
 
 
@@ -152,6 +159,7 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
             options.gpu_memory_limit,
             options.steps,
             None if policy == "full" or options.trace is None else str(options.trace),
+            None if options.profile is None else str(options.profile.resolve()),
         )
         for policy in policies
         for hit_rate in (options.hit_rates if policy != "full" else [None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -23,7 +24,7 @@ from benchmarks.rivals.once_compressed import once_compressed
 from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
-from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times
+from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
 from gpu_worker.engine.engine import Engine
 from gpu_worker.policies import Family, Policy, RetainPolicy, registry
 from gpu_worker.records import ErrorEvent, Event
@@ -83,6 +84,8 @@ class CarrelDecode(DecodeRival):
             num_selected = sum(one.meter.selected_rows for one in running) - num_selected
             num_missed = sum(one.meter.missed_rows for one in running) - num_missed
             kernels = kernel_times(engine.step, self._device)
+            if case.profile is not None:
+                write_trace(engine.step, self._device, Path(case.profile) / f"{case}.json")
             assert all(one.status is Status.DECODE for one in running), (
                 "a sequence ended before the last step"
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +231,13 @@ def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:
         decoding.measure(replace(DECODED, policy="nope"))
     with pytest.raises(NotMeasurable, match="no policy nope"):
         training.measure(replace(PREFILLED, policy="nope"))
+
+
+def test_a_step_is_traced(decoding: Any, tmp_path: Path) -> None:
+    case = replace(DECODED, policy="pqcache", profile=str(tmp_path / "traces"))
+    decoding.measure(case)
+    events = json.loads((tmp_path / "traces" / f"{case}.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::mm" or "linear" in event.get("name", "") for event in events)
 
 
 def test_a_sequence_that_fails_does_not_hang(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
