@@ -17,7 +17,7 @@ SERVE_ARGS ?= --hot-cache 0.25
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test compose-test check format stubs clean
+.PHONY: help setup serve test compose-test check format stubs docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,11 +43,12 @@ test: $(READY)  ## run the tests, in as many processes as there are cores
 compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine
 	$(BIN)/python -m tools.compose_test $(ARGS)
 
-check: $(READY)  ## format, lint, types, stub drift
+check: $(READY)  ## format, lint, types, drift of stubs and of the tables in the docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.gen_stubs --check
+	$(BIN)/python -m benchmarks.pages --check
 
 format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -55,6 +56,9 @@ format: $(READY)  ## rewrite the code in the project's format
 
 stubs: $(READY)  ## generate the gRPC stubs from proto/
 	$(BIN)/python -m tools.gen_stubs
+
+docs: $(READY)  ## write the tables of README.md and docs/ from benchmarks/results
+	$(BIN)/python -m benchmarks.pages
 
 clean:  ## remove .venv and everything generated beside the stubs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report [FILE...]`: the committed results as Markdown, to be pasted into the docs."""
+"""`python -m benchmarks.report [FILE...]`: the committed results as Markdown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import quality_plot
+from benchmarks import quality_plot, tables
 from benchmarks.commands import decode, module_of
 from benchmarks.figures import revive
+from benchmarks.tables import Column
 from carrel.evaluation.record import read_report
 from carrel.evaluation.table import markdown_table, verdicts
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+CPU_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    Column("length", lambda row: str(row["length"])),
+    Column("rival", lambda row: row["rival"], False),
+    Column("n", lambda row: str(row["n"])),
+    Column("first token, ms", lambda row: _with_range(row["ttft_ms"], row["ttft_range_ms"], 0)),
+    Column("ratio", lambda row: tables.number(row.get("ttft_ratio"), 2)),
+    Column("second token, ms", lambda row: f"{row['second_token_ms']:.1f}"),
+    Column("decode step, ms", lambda row: _with_range(row["step_ms"], row["step_range_ms"], 2)),
+    Column("ratio", lambda row: tables.number(row.get("step_ratio"), 2)),
+    Column("peak memory, MiB", lambda row: f"{row['peak_mib']:.0f}"),
+    Column("ratio", lambda row: tables.number(row.get("peak_ratio"), 2)),
+    Column("same answers", lambda row: tables.number(row.get("same_answers"), 2)),
+)
 
 
 def render(path: Path) -> str:
@@ -38,27 +53,11 @@ def quality_tables(path: Path) -> str:
 
 def cpu_tables(content: dict[str, Any]) -> str:
     """Times, memory and their ratios to the baseline, and the targets below."""
-    lines = [
-        "| length | rival | n | first token, ms | ratio | second token, ms | decode step, ms | ratio "
-        "| peak memory, MiB | ratio | same answers |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in sorted(content["timings"], key=lambda row: row["length"]):
-        cells = (
-            str(row["length"]),
-            row["rival"],
-            str(row["n"]),
-            _with_range(row["ttft_ms"], row["ttft_range_ms"], 0),
-            _ratio(row.get("ttft_ratio")),
-            f"{row['second_token_ms']:.1f}",
-            _with_range(row["step_ms"], row["step_range_ms"], 2),
-            _ratio(row.get("step_ratio")),
-            f"{row['peak_mib']:.0f}",
-            _ratio(row.get("peak_ratio")),
-            "-" if row.get("same_answers") is None else f"{row['same_answers']:.2f}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_targets(content)])
+    return "\n".join([cpu_table(content), "", *_targets(content)])
+
+
+def cpu_table(content: dict[str, Any]) -> str:
+    return tables.markdown(CPU_COLUMNS, sorted(content["timings"], key=lambda row: row["length"]))
 
 
 def provenance(about: dict[str, Any]) -> str:
@@ -88,10 +87,6 @@ def _targets(content: dict[str, Any]) -> Iterable[str]:
 
 def _with_range(value: float, between: Sequence[float], digits: int) -> str:
     return f"{value:.{digits}f} ({between[0]:.{digits}f}-{between[1]:.{digits}f})"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

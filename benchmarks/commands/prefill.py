@@ -62,7 +62,7 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
     Column("first token, ms", lambda row: tables.spread(row.figures.ttft_ms, 1) if row.figures else "-"),
     Column("x minimal dense", lambda row: tables.number(row.ttft_ratio, 2)),
     Column("x carrel full", lambda row: tables.number(row.full_ratio, 2)),
-    Column("own work, ms", lambda row: tables.spread(row.figures.own_ms, 1) if row.figures else "-"),
+    Column("policy time, ms", lambda row: tables.spread(row.figures.own_ms, 1) if row.figures else "-"),
     Column("% of first", lambda row: _percent(row.figures.own_share) if row.figures else "-"),
     Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
     Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),

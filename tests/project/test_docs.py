@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -58,11 +59,27 @@ def test_the_api_page_names_every_route_field_and_error() -> None:
     assert [name for name in wanted if name not in page and name != "user"] == []
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What a link to a heading of `page` may be called."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
     broken = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for part in page.read_text().split("](")[1:]:
-            target = part.split(")")[0].split("#")[0]
-            if target and "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file)):
+            broken.append(link)
     assert broken == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

@@ -1,0 +1,1 @@
+"""The tables of README.md and docs/, written from the committed results: `python -m benchmarks.pages [--check]`."""

@@ -1,0 +1,35 @@
+"""Every generated table by the name that its marker has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.pages import decode, others, prefill, quality
+
+TABLES: dict[str, Callable[[], str]] = {
+    "throughput": decode.throughput,
+    "targets": decode.verdicts,
+    "decode": decode.steps,
+    "offload": decode.offload,
+    "transformers": decode.transformers,
+    "step-kernels": decode.kernels,
+    "retain": decode.retain,
+    "second-token": prefill.second_token,
+    "own-work": prefill.own_work,
+    "hot-cache": others.hot_cache,
+    "paper-caches": others.paper_caches,
+    "kernels": others.kernels,
+    "gateway": others.gateway,
+    "nodes": others.nodes,
+    "cluster": others.cluster,
+    "cpu": others.cpu_rivals,
+    "quality": quality.main,
+    "quality-small": quality.small,
+    "quality-4k": quality.every_method(4096),
+    "quality-16k": quality.every_method(16384),
+    "quality-cost": quality.what_it_takes,
+    "protokv": quality.protokv,
+    "outliers": quality.outliers,
+    "times": quality.times,
+    "ablations": quality.ablations,
+}
