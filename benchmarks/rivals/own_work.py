@@ -15,7 +15,7 @@ from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
-from gpu_worker.store.marks import Mark
+from gpu_worker.store.layer_writer import Mark
 
 
 class WorkClock:

@@ -12,10 +12,9 @@ import torch
 
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.probe import Probe
-from gpu_worker.calibration import read_calibration
+from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, row_type
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.configured_policies import configured_policies
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake, usual_fixed
@@ -25,7 +24,7 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped
-from gpu_worker.policies import Policy, registry
+from gpu_worker.policies import ClusterKV, Policy, PQCache, registry
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget, EngineInfo
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
@@ -112,6 +111,21 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     client = connect_store(config.store, model.config, dtype_name, config)
     report("attach to the KV store", 1, 1)
     return assemble(model, client, options)
+
+
+def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
+    """By name, every one; those that need a calibration only where there is one."""
+    calibrated = calibration.policies(config.outlier_share, config.full_layers) if calibration else ()
+    return registry(
+        PQCache(
+            num_subvectors=config.pq_num_subvectors,
+            num_bits=config.pq_nbits,
+            max_iterations=config.pq_iterations,
+            metric=config.pq_metric,
+        ),
+        ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster, metric=config.clusterkv_metric),
+        *calibrated,
+    )
 
 
 def connect_store(target: str, model: ModelConfig, dtype_name: str, config: WorkerConfig) -> StoreClient:

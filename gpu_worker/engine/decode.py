@@ -10,15 +10,14 @@ from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
 from gpu_worker.engine.graphs import StepGraphs
-from gpu_worker.engine.no_room import no_room
-from gpu_worker.errors import WorkerError
+from gpu_worker.errors import WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.state.batch import Batch, join
 from gpu_worker.state.row_inputs import RowInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
-from gpu_worker.store.host_rows import host_bytes
+from gpu_worker.store.host_path import host_bytes
 from gpu_worker.store.offload import Offloader
 
 

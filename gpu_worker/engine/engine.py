@@ -11,10 +11,16 @@ from gpu_worker.caches import Cache, CacheSet
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.no_room import no_room
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.errors import CapacityError, InvalidLogits, RequestError, StoreUnavailable, WorkerError
+from gpu_worker.errors import (
+    CapacityError,
+    InvalidLogits,
+    RequestError,
+    StoreUnavailable,
+    WorkerError,
+    no_room,
+)
 from gpu_worker.models import Decoder
 from gpu_worker.records import (
     CompleteEvent,
@@ -32,7 +38,7 @@ from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefix_mover import PrefixMover
-from gpu_worker.store.prefixes import PrefixChain, open_sequence
+from gpu_worker.store.prefixes import PrefixChain
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
 
@@ -140,9 +146,15 @@ class Engine:
         return True
 
     def _open(self, sequence: Sequence) -> None:
-        """Start the sequence in the store; whose rows went with an earlier store ends now."""
+        """Start the sequence in the store; whose rows went with an earlier store ends now. What a prompt shares was
+        attended densely: the rows of one that is attended in part depend on its policy and budget."""
+        chain, room = self._prefixes, sequence.num_prefill + 1
         try:
-            sequence.num_cached = open_sequence(self._offloader, sequence, self._prefixes)
+            if chain is None or sequence.prefills_sparsely:
+                self._offloader.open(sequence, room)
+            else:
+                hashes, num_reusable = chain.hashes(sequence), chain.num_reusable(sequence)
+                sequence.num_cached = self._offloader.open(sequence, room, hashes, num_reusable)
         finally:
             self._end_lost()
 

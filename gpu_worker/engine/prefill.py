@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import Cache
-from gpu_worker.engine.no_room import no_room
+from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder, KeyShift
 from gpu_worker.policies.base import PromptAttention
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import PendingLayer
-from gpu_worker.store.marks import Mark
+from gpu_worker.store.layer_writer import Mark, PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 

@@ -7,10 +7,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from gpu_worker.policies.base import Family, Plan, Policy
 from gpu_worker.records import EventSink, GenerationRequest, Usage
 from gpu_worker.sampling import SamplerState
-from gpu_worker.state.kept_layer import KeptLayer
 
 
 class Status(enum.Enum):
@@ -43,6 +44,22 @@ class Clock:
     admitted: float = 0.0
     prefilled: float = 0.0
     indexed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """counts: rows that each KV head kept when the layer was last compressed. room: slots of a head for what is decoded
+    since. rounds, history: what the policy said of the layer then."""
+
+    counts: tuple[int, ...]
+    room: int
+    rounds: int
+    history: Tensor | None
+
+    def lengths(self, num_decoded: int) -> list[int]:
+        """Slots that each head has filled, so many decoded tokens later."""
+        grown = min(num_decoded, self.room)
+        return [count + grown for count in self.counts]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

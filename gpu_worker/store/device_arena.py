@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,15 @@ from torch import Tensor
 from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import RegistrationFailed
-from gpu_worker.store.layer_writer import LayerWriter
-from gpu_worker.store.marks import Mark
-from gpu_worker.store.memlock import allow_locking, too_low
+from gpu_worker.store.layer_writer import LayerWriter, Mark
 from kv_store.client import StoreClient
 
 logger = logging.getLogger(__name__)
+
+MEMLOCK_REMEDY = (
+    "raise it (`ulimit -l unlimited`; LimitMEMLOCK=infinity of a systemd service; `ulimits: {memlock: -1}` of a "
+    "container), or give --transport shm, which locks nothing and is slower"
+)
 
 
 class DeviceArena:
@@ -104,3 +108,24 @@ class DeviceArena:
         """Let the host wait for the rows that decode steps write."""
         if self.view is not None:
             Mark(self._device).wait()
+
+
+def allow_locking(num_bytes: int) -> None:
+    """Raise the soft limit as far as needed and as the hard one lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if _covers(soft, num_bytes) or soft == hard:
+        return
+    wanted = num_bytes if _covers(hard, num_bytes) and hard != resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (wanted, hard))
+
+
+def too_low(num_bytes: int) -> str | None:
+    """What the limit is and how to raise it, where it is below so many bytes; else None."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if _covers(soft, num_bytes):
+        return None
+    return f"the memlock limit is {soft} bytes, the arena has {num_bytes}: {MEMLOCK_REMEDY}"
+
+
+def _covers(limit: int, num_bytes: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= num_bytes

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from gpu_worker.errors import CapacityError, StoreUnavailable
 from gpu_worker.store.device_arena import DeviceArena
-from gpu_worker.store.extent import Extent
 from kv_store.client import (
     HandoffRefused,
     StaleEpoch,
@@ -22,6 +25,22 @@ Result = TypeVar("Result")
 
 # After one of these the attachment is gone, with all that it held; any other error concerns one request.
 LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
+
+
+@dataclass(slots=True)
+class Extent:
+    """Tokens that a sequence may write to the store, those that it surely wrote, and those that it may read.
+
+    shared: the first so many tokens are in slabs of others, and never written. hashes: names of the slabs that its
+    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them.
+    """
+
+    reserved: int = 0
+    written: int = 0
+    sealed: int = 0
+    shared: int = 0
+    hashes: tuple[bytes, ...] = ()
+    slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
 
 
 class StoreLink:

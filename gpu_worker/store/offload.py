@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,13 +15,20 @@ from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
-from gpu_worker.store.extent import Extent, TrainedLayer
-from gpu_worker.store.host_rows import host_bytes, in_calls
-from gpu_worker.store.layer_writer import PendingLayer
-from gpu_worker.store.link import StoreLink
-from gpu_worker.store.marks import Mark
-from gpu_worker.store.session_names import session_name
+from gpu_worker.store.host_path import HostPath, host_bytes
+from gpu_worker.store.layer_writer import Mark, PendingLayer
+from gpu_worker.store.link import Extent, StoreLink
+from gpu_worker.store.prefixes import session_name
 from kv_store.client import IndexSegment, RowsWanted, StoreClient
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """An index that is being built: `future` gives the segment of `layer`."""
+
+    layer: int
+    job: IndexJob
+    future: Future[IndexSegment]
 
 
 class Offloader:
@@ -40,7 +49,6 @@ class Offloader:
         training of an index by the layer's prefill time; else the time that a prompt takes changes no result."""
         self._client = client
         self._num_layers = num_layers
-        self._dtype = dtype
         self._device = device
         self._hides_training = hides_training
         # Of one token's rows in all layers.
@@ -49,6 +57,7 @@ class Offloader:
         self._arena = DeviceArena(client, num_seats, max_model_len, device)
         self._link = StoreLink(client, self._arena, self._extents)
         self._call = self._link.call
+        self._host = HostPath(client, self._link, dtype, device)
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -123,7 +132,7 @@ class Offloader:
         if not self._arena.read(sequence.seat, layer, rows, extent.shared):
             positions = np.arange(extent.shared, dtype=np.int64)
             items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
-            rows[:, : extent.shared] = self._gather(layer, items).view(rows.shape[0], extent.shared, -1)
+            rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
         """Start to write a prefilled layer, but what is shared; `seal_layer` follows at the mark. rows: [H_kv, n, 2d],
@@ -134,8 +143,7 @@ class Offloader:
         begin = extent.shared
         copied = self._arena.write(rows[:, begin:], extent.slabs[layer, begin // per_slab :])
         if copied is None:
-            data = host_bytes(rows[:, begin:])
-            self._call(lambda: self._client.put(sequence.sequence_id, layer, begin, data))
+            self._host.put(sequence.sequence_id, layer, begin, host_bytes(rows[:, begin:]))
             copied = Mark(self._device)
         return PendingLayer(layer, rows.shape[1], copied)
 
@@ -163,8 +171,7 @@ class Offloader:
         """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
         self.reserve(sequence, position + 1)
         for layer in range(self._num_layers):
-            at_layer = data[layer][:, None]
-            self._call(lambda: self._client.put(sequence.sequence_id, layer, position, at_layer))  # noqa: B023
+            self._host.put(sequence.sequence_id, layer, position, data[layer][:, None])
         if (position + 1) % self._client.tokens_per_slab == 0:
             self.seal(sequence, position + 1)
         self._extents[sequence.sequence_id].written = position + 1
@@ -223,7 +230,7 @@ class Offloader:
             if positions.max() >= self._extents[sequence.sequence_id].sealed:
                 self.seal(sequence, sequence.num_tokens)
         items = [RowsWanted(sequence.sequence_id, head, positions) for sequence, head, positions in wanted]
-        rows = self._gather(layer, items)
+        rows = self._host.gather(layer, items)
         for sequence, _, positions in wanted:
             self.count_fetched(sequence, positions.shape[0])
         return rows
@@ -240,16 +247,7 @@ class Offloader:
         self.seal(sequence, sequence.num_tokens)
         positions = np.arange(sequence.num_tokens, dtype=np.int64)
         items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
-        return self._gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
-
-    def _gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
-        """The items' rows, in as many calls as the response slab's size asks for."""
-        parts = []
-        for call in in_calls(items, self._client.max_gather_rows):
-            data = self._call(lambda: self._client.gather(layer, call))  # noqa: B023
-            # The response slab is reused by the next gather: copy before anyone can ask for it.
-            parts.append(torch.from_numpy(np.array(data)).view(self._dtype))
-        return torch.cat(parts).to(self._device)
+        return self._host.gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
 
     def check(self) -> None:
         """Raises StoreUnavailable once the slabs that sequences hold may be others'. Asks nobody."""

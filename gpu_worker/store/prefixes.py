@@ -1,6 +1,7 @@
-"""Names of prompt prefixes: a chain of hashes, one for each slab that a prompt fills.
+"""Names of what the store keeps for later: of prompt prefixes, and of conversations.
 
-A hash covers all that decides a slab's rows: the model, who may share them, and every token up to the slab's last.
+A prefix has a chain of hashes, one for each slab that it fills. A hash covers all that decides a slab's rows:
+the model, who may share them, and every token up to the slab's last.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from array import array
 from pathlib import Path
 
 from gpu_worker.models import LoadedModel
+from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader
 
 # The hub's cache names a large file by the SHA-256 of what is in it.
 _CONTENT_NAME = re.compile("[0-9a-f]{64}")
@@ -43,16 +44,6 @@ class PrefixChain:
         return max(0, sequence.num_prefill - num_computed) // self._tokens_per_slab
 
 
-def open_sequence(offloader: Offloader, sequence: Sequence, chain: PrefixChain | None) -> int:
-    """Start a sequence in the store with what it may share; how many of its tokens the store has already. Raises what
-    `Offloader.open` raises."""
-    room = sequence.num_prefill + 1
-    # Rows of a prompt that is attended in part depend on the policy and the budget.
-    if chain is None or sequence.prefills_sparsely:
-        return offloader.open(sequence, room)
-    return offloader.open(sequence, room, chain.hashes(sequence), chain.num_reusable(sequence))
-
-
 def model_root(model: LoadedModel) -> bytes:
     """Equal for the same files of weights computed in the same type; a directory that was written to is another.
 
@@ -70,6 +61,14 @@ def model_root(model: LoadedModel) -> bytes:
     decoder = model.decoder
     facts = (weights, model.config, str(decoder.dtype), decoder.device.type)
     return _digest(b"carrel", repr(facts).encode())
+
+
+def session_name(request: GenerationRequest) -> str:
+    """Of the caller's own session; "" for a request of none. It tells neither the caller nor what they call it."""
+    if not request.session_id:
+        return ""
+    name = request.session_id.encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(name, key=request.prefix_salt[:64], digest_size=32, person=b"session").hexdigest()
 
 
 def _digest(link: bytes, content: bytes) -> bytes:

@@ -14,8 +14,7 @@ from gpu_worker.caches.recall.index_book import IndexBook
 from gpu_worker.caches.recall.index_training import IndexTraining, recall_policy
 from gpu_worker.caches.recall.step import RecallParts, RecallStep
 from gpu_worker.caches.whole_context import WholeContext
-from gpu_worker.engine.no_room import no_room_for_policy
-from gpu_worker.errors import CapacityError
+from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob

@@ -13,13 +13,11 @@ from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.caches.retain.step import RetainParts, RetainStep
-from gpu_worker.engine.no_room import no_room_for_policy
-from gpu_worker.errors import CapacityError, RequestError
+from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 from gpu_worker.state.batch import Buckets, Group, GroupShape
-from gpu_worker.state.kept_layer import KeptLayer
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.sequence import KeptLayer, Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
 
 

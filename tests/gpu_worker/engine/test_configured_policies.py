@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.calibration import Calibration, ModelFacts
 from gpu_worker.config import WorkerConfig
-from gpu_worker.engine.configured_policies import configured_policies
+from gpu_worker.engine.build import configured_policies
 from gpu_worker.policies import Chelsea, ClusterKV, InfiniGen, PQCache, registry
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request
+from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request, wait_for
 from naive_decoder import greedy
-from strict_store import StrictStore
+from strict_store import StrictStore, fail
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import CapacityError, StoreUnavailable
@@ -14,19 +14,6 @@ from kv_store.client import StaleEpoch, StoreFull, StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 LEAST = HotCacheSize(tokens=1)
-
-
-def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
-    for _ in range(500):
-        sequence = rig.engine._scheduler.find(name)
-        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
-            return
-        rig.step()
-    raise AssertionError(f"{name} never came to {status}")
-
-
-def fail(store: StrictStore) -> None:
-    store.failure = StoreUnreachable("the store is gone")
 
 
 @pytest.mark.parametrize("policy", SELECTING)

@@ -16,8 +16,7 @@ from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import PendingLayer
-from gpu_worker.store.marks import Mark
+from gpu_worker.store.layer_writer import Mark, PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 CPU = torch.device("cpu")

@@ -47,6 +47,7 @@ from gpu_worker.records import (
     TokenEvent,
     Usage,
 )
+from gpu_worker.state.sequence import Status
 from kv_store.client import Layout, StoreClient
 
 VOCAB_SIZE = 97
@@ -274,3 +275,13 @@ class Rig:
         assert not self.engine._indexing
         assert self.engine._prefill is None
         assert not self.engine._offloader._extents
+
+
+def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
+    """Step until a request has this status and so many tokens."""
+    for _ in range(500):
+        sequence = rig.engine._scheduler.find(name)
+        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
+            return
+        rig.step()
+    raise AssertionError(f"{name} never came to {status}")

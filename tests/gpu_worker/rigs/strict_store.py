@@ -18,6 +18,7 @@ from kv_store.client import (
     PQParams,
     PrefixMatch,
     RowsWanted,
+    StoreUnreachable,
 )
 
 
@@ -128,3 +129,8 @@ class StrictStore(MemoryStore):
     def release(self, sequence_id: str) -> None:
         super().release(sequence_id)
         self.sealed_at.pop(sequence_id, None)
+
+
+def fail(store: StrictStore) -> None:
+    """From now on every call fails, until `failure` is None again."""
+    store.failure = StoreUnreachable("the store is gone")

@@ -9,7 +9,7 @@ import pytest
 from engine_rig import LAYOUT, NUM_LAYERS, Rig, random_prompt, request
 
 from gpu_worker.records import GenerationRequest
-from gpu_worker.store.session_names import session_name
+from gpu_worker.store.prefixes import session_name
 from kv_store.client import StoreClient
 from kv_store.local import LocalStore
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from engine_rig import Rig, request
+from engine_rig import Rig, request, wait_for
 from offload_rig import FULL, attached, make_sequence
-from test_engine_store import fail, wait_for
+from strict_store import fail
 from test_offload import make_offloader, prefill
 from waiting import PATIENCE, wait_until
 

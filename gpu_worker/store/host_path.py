@@ -1,0 +1,62 @@
+"""Rows that the host carries between the device and the store, where the device does not reach the arena itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.store.link import StoreLink
+from kv_store.client import RowsWanted, StoreClient
+
+
+class HostPath:
+    """Puts and gathers rows through the store's client. Raises what `StoreLink.call` raises."""
+
+    def __init__(
+        self, client: StoreClient, link: StoreLink, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._client = client
+        self._link = link
+        self._dtype = dtype
+        self._device = device
+
+    def put(self, sequence_id: str, layer: int, begin: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write the rows of a layer's tokens from `begin` on: uint8 [H_kv, n, row_bytes]."""
+        self._link.call(lambda: self._client.put(sequence_id, layer, begin, data))
+
+    def gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
+        """The items' rows, [sum of n, 2d] on the device, in as many calls as the response slab's size asks for."""
+        return torch.cat(
+            [self._one_call(layer, call) for call in in_calls(items, self._client.max_gather_rows)]
+        ).to(self._device)
+
+    def _one_call(self, layer: int, items: list[RowsWanted]) -> Tensor:
+        data = self._link.call(lambda: self._client.gather(layer, items))
+        # The response slab is reused by the next gather: copy before anyone can ask for it.
+        return torch.from_numpy(np.array(data)).view(self._dtype)
+
+
+def host_bytes(rows: Tensor) -> npt.NDArray[np.uint8]:
+    """Rows [..., 2d] as the arena holds them: uint8 [..., row_bytes], on a CPU the same memory."""
+    return rows.view(torch.uint8).cpu().numpy()
+
+
+def in_calls(items: list[RowsWanted], max_rows: int) -> Iterator[list[RowsWanted]]:
+    """The items in order, cut into calls of at most `max_rows` rows."""
+    call: list[RowsWanted] = []
+    room = max_rows
+    for item in items:
+        positions = item.positions
+        while len(positions) > room:
+            call.append(RowsWanted(item.sequence_id, item.kv_head, positions[:room]))
+            yield call
+            positions, call, room = positions[room:], [], max_rows
+        if len(positions):
+            call.append(RowsWanted(item.sequence_id, item.kv_head, positions))
+            room -= len(positions)
+    if call:
+        yield call
