@@ -49,8 +49,8 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt may share what is computed of equal beginnings. `prefix_source`: the address
-    of a store that may have it; "" for none. `session_id`: of the conversation whose turn it is; "" for none.
+    `prefix_salt`: requests of equal salt may share what is computed of equal beginnings. `session_id`: of the
+    conversation whose turn it is; "" for none.
     """
 
     request_id: str
@@ -61,7 +61,6 @@ class GenerationRequest:
     num_prefill_tokens: int = 0
     measure: bool = False
     prefix_salt: bytes = b""
-    prefix_source: str = ""
     session_id: str = ""
 
 

@@ -45,9 +45,6 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     option("--lease-seconds", float, 30.0, metavar="S")
     option("--default-iterations", int, 10, metavar="N")
     option("--max-points-per-centroid", int, 128, "0: all rows", metavar="N")
-    option("--peer-listen", str, "", "HOST:PORT for other stores; with CARREL_PEER_TOKEN", metavar="ADDRESS")
-    # A secret: never on a command line.
-    parser.set_defaults(peer_token=environment.get("CARREL_PEER_TOKEN", ""))
     parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
     return parser
 
@@ -69,8 +66,6 @@ def _config(options: argparse.Namespace) -> StoreConfig:
         lease_seconds=options.lease_seconds,
         default_iterations=options.default_iterations,
         max_points_per_centroid=options.max_points_per_centroid,
-        peer_listen=options.peer_listen,
-        peer_token=options.peer_token,
     )
 
 

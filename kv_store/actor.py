@@ -33,11 +33,6 @@ class StoreActor:
             raise self._failure or KVStoreError("the store did not start")
         return self._server.port
 
-    def peer_port(self) -> int:
-        """Where other stores ask, 0 for nowhere. Raises as `ready` does."""
-        self.ready()
-        return 0 if self._server is None else self._server.peer_port
-
     def wait(self) -> None:
         """Returns when the store has been stopped; fails when its process dies."""
         self._stopped.wait()

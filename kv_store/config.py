@@ -11,7 +11,6 @@ from kv_store.errors import ConfigError
 
 # sockaddr_un.sun_path holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH = 107
-MIN_TOKEN_CHARACTERS = 16
 RUNTIMES = ("process", "ray")
 TRAINER_KINDS = ("threads", "ray")
 
@@ -27,8 +26,7 @@ class StoreConfig:
 
     `listen` is `unix:PATH` or `HOST:PORT`; `arena_bytes` is a multiple of `slab_bytes`, a power of two.
     `lease_seconds`: a worker silent for longer loses what it holds. `max_points_per_centroid` bounds the rows
-    an index is fitted on (all rows are encoded); 0 fits on every row. `peer_listen`: HOST:PORT where other stores read
-    prefixes, who must know `peer_token`.
+    an index is fitted on (all rows are encoded); 0 fits on every row.
     """
 
     listen: str
@@ -41,8 +39,6 @@ class StoreConfig:
     lease_seconds: float = 30.0
     default_iterations: int = 10
     max_points_per_centroid: int = 128
-    peer_listen: str = ""
-    peer_token: str = field(default="", repr=False)
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
@@ -69,7 +65,6 @@ class StoreConfig:
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"--runtime {self.runtime!r}: must be one of {', '.join(RUNTIMES)}")
         self._check_listen()
-        self._check_peers()
         if not self.arena_socket:
             if self.socket_path is None:
                 raise ConfigError(
@@ -107,17 +102,6 @@ class StoreConfig:
         if not loopback:
             raise ConfigError(
                 f"--listen {self.listen}: the store has no authentication; use a loopback address"
-            )
-
-    def _check_peers(self) -> None:
-        if not self.peer_listen:
-            return
-        if self.peer_listen.startswith("unix:") or _host(self.peer_listen) is None:
-            raise ConfigError(f"--peer-listen {self.peer_listen!r}: must be HOST:PORT")
-        if len(self.peer_token) < MIN_TOKEN_CHARACTERS:
-            raise ConfigError(
-                f"--peer-listen {self.peer_listen}: set CARREL_PEER_TOKEN to a secret of {MIN_TOKEN_CHARACTERS} "
-                "characters or more, the same for all stores"
             )
 
 

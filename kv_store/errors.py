@@ -4,9 +4,8 @@ KVStoreError
 ├── ConfigError           start-up: an option that cannot be used (exit code 2)
 ├── VersionMismatch       the caller is of another edition
 ├── InvalidArgument       the caller's fault: a value out of range
-├── NotFound              an unknown sequence, index or session
+├── NotFound              an unknown sequence or index
 ├── FailedPrecondition    a stale epoch, a lost lease, a layout that the arena does not hold
-├── PeerFailed            another store that does not answer, refuses, or sent broken bytes
 ├── OutOfSpace            no room even after eviction; carries the missing bytes
 ├── Overloaded            too many index builds at once
 └── TrainingFailed        a trainer died or refused
@@ -37,10 +36,6 @@ class NotFound(KVStoreError):
 
 class FailedPrecondition(KVStoreError):
     """The caller's picture of the store is out of date, or the layouts differ."""
-
-
-class PeerFailed(KVStoreError):
-    """Another store does not answer, refuses, or sent what fails its checksums; nothing was kept."""
 
 
 class OutOfSpace(KVStoreError):

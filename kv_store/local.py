@@ -24,8 +24,6 @@ class LocalStore:
         slab_bytes: int = 2 << 20,
         num_trainers: int = 1,
         lease_seconds: float = 30.0,
-        peer_listen: str = "",
-        peer_token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carrel-store-")
@@ -36,8 +34,6 @@ class LocalStore:
                 slab_bytes=slab_bytes,
                 num_trainers=num_trainers,
                 lease_seconds=lease_seconds,
-                peer_listen=peer_listen,
-                peer_token=peer_token,
             )
             self.server = StoreServer(self.config, clock)
         except BaseException:

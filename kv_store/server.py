@@ -22,9 +22,6 @@ from kv_store.handoff import HandoffServer, claim_socket_path
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
 from kv_store.memory import check_room
-from kv_store.moves import PrefixPuller, PrefixSource
-from kv_store.moves.server import PeerServer
-from kv_store.moves.servicer import PrefixSourceServicer
 from kv_store.put_rows import RowWriter
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState
@@ -34,15 +31,13 @@ from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVStore"].full_name
-SOURCE_NAME = pb.DESCRIPTOR.services_by_name["PrefixSource"].full_name
 _STOP_GRACE_SECONDS = 2.0
 
 
 class StoreServer:
     """A running store: serving when constructed, until `close`.
 
-    peer_port: that of `peer_listen`, 0 without. Raises ConfigError when the arena, a socket or the trainers cannot be
-    had; nothing is left then.
+    Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
     """
 
     def __init__(self, config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,25 +55,16 @@ class StoreServer:
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)
             builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
-            edition = own_edition()
             endpoint = Endpoint(
                 arena.handle,
                 config.slab_bytes,
                 os.path.abspath(config.arena_socket),
                 config.lease_seconds,
-                edition,
+                own_edition(),
                 config.max_pending_builds,
             )
             reader, writer = RowReader(state), RowWriter(state)
-            puller, source = PrefixPuller(state, edition, config.peer_token), PrefixSource(state)
-            servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, puller)
-            self._start_serving(stack, servicer, PrefixSourceServicer(edition, source))
-            self.peer_port = 0
-            if config.peer_listen:
-                guarded = PrefixSourceServicer(edition, source, config.peer_token)
-                peers = PeerServer(config.peer_listen, guarded)
-                stack.callback(peers.close)
-                self.peer_port = peers.port
+            self._start_serving(stack, KVStoreServicer(endpoint, self.store, reader, writer, builder))
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -107,9 +93,7 @@ class StoreServer:
         stack.callback(thread.join, 5.0)
         stack.callback(closing.set)
 
-    def _start_serving(
-        self, stack: contextlib.ExitStack, servicer: KVStoreServicer, source: PrefixSourceServicer
-    ) -> None:
+    def _start_serving(self, stack: contextlib.ExitStack, servicer: KVStoreServicer) -> None:
         config = self.config
         threads = ThreadPoolExecutor(
             config.num_call_threads + config.max_pending_builds, thread_name_prefix="call"
@@ -125,9 +109,8 @@ class StoreServer:
         )
         health_servicer = health.HealthServicer()
         kv_store_pb2_grpc.add_KVStoreServicer_to_server(servicer, server)
-        kv_store_pb2_grpc.add_PrefixSourceServicer_to_server(source, server)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        names = (SERVICE_NAME, SOURCE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         path = config.socket_path
         if path is not None:

@@ -18,7 +18,6 @@ from kv_store.client.handoff import ArenaHandle
 from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
-from kv_store.moves import PrefixPuller
 from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.statuses import abort
 from kv_store.store import Store
@@ -73,14 +72,12 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         reader: RowReader,
         writer: RowWriter,
         builder: IndexBuilder,
-        puller: PrefixPuller,
     ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._reader = reader
         self._writer = writer
         self._builder = builder
-        self._puller = puller
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
@@ -209,29 +206,6 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
         self._store.pin_session(request.epoch, request.worker_id, request.sequence_id, request.session_id)
         return pb.PinSessionResponse()
-
-    @_unary
-    def DropSession(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
-        self._store.drop_session(request.epoch, request.session_id)
-        return pb.DropSessionResponse()
-
-    def PullPrefix(
-        self, request: pb.PullPrefixRequest, context: grpc.ServicerContext
-    ) -> pb.PullPrefixResponse:
-        try:
-            pulled = self._puller.pull(
-                request.epoch,
-                request.worker_id,
-                request.source,
-                tuple(request.prefix_hashes),
-                request.timeout_seconds,
-                context.add_callback,
-            )
-        except Exception as exc:
-            abort(context, "PullPrefix", exc)
-        return pb.PullPrefixResponse(
-            num_tokens=pulled.num_tokens, moved_tokens=pulled.moved_tokens, moved_bytes=pulled.moved_bytes
-        )
 
     @_unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

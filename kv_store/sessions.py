@@ -7,14 +7,13 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.errors import NotFound
 from kv_store.slabs import SlabAllocator
 
 MAX_SESSIONS = 4096
 
 
 class SessionDirectory:
-    """Holds one reference to each slab of each session until it is dropped, pinned anew, or the room is needed.
+    """Holds one reference to each slab of each session until it is pinned anew, or the room is needed.
 
     counts: int32 [num_slabs], how many sessions hold each slab.
     """
@@ -39,12 +38,6 @@ class SessionDirectory:
             self._let_go(earlier)
         if len(self._slabs) > self._max_sessions:
             self.drop_oldest()
-
-    def drop(self, session_id: str) -> None:
-        """Raises NotFound."""
-        if session_id not in self._slabs:
-            raise NotFound(f"no session {session_id!r}")
-        self._let_go(self._slabs.pop(session_id))
 
     def drop_oldest(self) -> bool:
         """Drop the session that was pinned longest ago; False when there is none."""

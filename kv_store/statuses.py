@@ -15,7 +15,6 @@ from kv_store.errors import (
     NotFound,
     OutOfSpace,
     Overloaded,
-    PeerFailed,
     VersionMismatch,
 )
 
@@ -28,7 +27,6 @@ _STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (FailedPrecondition, grpc.StatusCode.FAILED_PRECONDITION),
     (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (PeerFailed, grpc.StatusCode.ABORTED),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
 

@@ -184,12 +184,6 @@ class Store:
                 raise InvalidArgument(f"sequence {sequence_id!r} has no full slab sealed with prefix hashes")
             state.sessions.pin(session_id, np.concatenate(found))
 
-    def drop_session(self, epoch: int, session_id: str) -> None:
-        """Raises NotFound."""
-        with self._state.lock:
-            self._state.check_epoch(epoch)
-            self._state.sessions.drop(session_id)
-
     def heartbeat(self, epoch: int, worker_id: str) -> None:
         """Renew the worker's lease and nothing else."""
         with self._state.lock:

@@ -7,7 +7,6 @@ COMMANDS = {
     "prefill": "time to first and second token of Carrel and its rivals, with random weights",
     "hitrate": "how often the hot cache hits on real text, by its size, beside LRU",
     "gather": "random rows from host memory to the GPU, beside the copy engine and the CPU",
-    "move": "a prefix from one KV store to another, over a Unix socket and TCP",
     "kernels": "every GPU kernel against its bytes, the copy ceiling and PyTorch",
     "gateway": "processor time of the gateway for a request, a prompt token and a generated token",
     "cluster": "a model of 1 to 512 GPUs from measured figures: tokens/s, memory, network, what saturates",

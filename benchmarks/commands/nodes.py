@@ -123,7 +123,7 @@ def deploy(nodes: Nodes, setup: Setup) -> str:
         *("deploy", "--port", str(port), "--grpc-port", "0", "--min-replicas", str(setup.nodes)),
         *("--cpus", str(setup.threads), "--store-cpus", "1", *SMALL),
         # what routing alone is worth
-        *("--affinity", "true" if setup.affinity else "false", "--move-prefixes", "false"),
+        *("--affinity", "true" if setup.affinity else "false"),
     )
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + WAIT_SECONDS

@@ -10,7 +10,6 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from carrel.cluster.gateway import Gateway
 from carrel.cluster.options import ClusterOptions, read_arguments
-from carrel.cluster.peering import make_peering
 from carrel.cluster.replica import Replica
 from carrel.serve.options import ServeOptions
 
@@ -34,7 +33,7 @@ def build(args: dict[str, Any]) -> Application:
     options, cluster = read_arguments(args)
     replica = deployment(Replica, replica_options(options, cluster))
     gateway = deployment(Gateway, gateway_options(options, cluster))
-    return gateway.bind(replica.bind(args, make_peering(options, cluster)), args)
+    return gateway.bind(replica.bind(args), args)
 
 
 def deployment(kind: type, options: dict[str, Any]) -> Deployment:

@@ -21,20 +21,12 @@ log = logging.getLogger(__name__)
 
 
 class Census:
-    """The last reports.
+    """The last reports. `on_gone` is called with the name of each replica that stopped reporting."""
 
-    A replica that reports no more drains as long as requests run there (`num_running` of its name): it is given none,
-    but its store still answers. `on_gone` is called with its name after that.
-    """
-
-    def __init__(
-        self, fleet: Fleet, on_gone: Callable[[str], None], num_running: Callable[[str], int]
-    ) -> None:
+    def __init__(self, fleet: Fleet, on_gone: Callable[[str], None]) -> None:
         self._fleet = fleet
         self._on_gone = on_gone
-        self._num_running = num_running
         self._reports: dict[str, Report] = {}
-        self._draining: dict[str, Report] = {}
         self._suspects: set[str] = set()
         # what each replica told last, also those that are gone: a counter of all of them never falls
         self._told: dict[str, WorkerStats] = {}
@@ -47,15 +39,6 @@ class Census:
         return tuple(
             name for name, each in self._reports.items() if each.is_serving and name not in self._suspects
         )
-
-    def stores(self) -> dict[str, str]:
-        """By replica, where the stores are that a prefix can be fetched from now."""
-        draining = {name: each for name, each in self._draining.items() if self._num_running(name)}
-        return {
-            name: each.store
-            for name, each in (self._reports | draining).items()
-            if each.store and each.is_serving and name not in self._suspects
-        }
 
     def suspect(self, replica: str) -> None:
         """A replica lost a request: it gets none until it has reported again."""
@@ -83,11 +66,8 @@ class Census:
             log.warning("the replicas do not report: %r", exc)
             return
         for name in self._reports.keys() - reports.keys():
-            self._draining[name] = self._reports[name]
-        for name in reports.keys() & self._draining.keys():
-            del self._draining[name]
-        self._suspects -= reports.keys()
-        self._let_go()
+            self._on_gone(name)
+        self._suspects.clear()
         self._told |= {name: report.stats for name, report in reports.items() if report.stats is not None}
         self._reports = {name: replace(each, stats=self._told.get(name)) for name, each in reports.items()}
 
@@ -99,9 +79,3 @@ class Census:
             except Exception:
                 log.exception("the replicas could not be asked")
             await asyncio.sleep(interval_s if self.serving() else EMPTY_INTERVAL_S)
-
-    def _let_go(self) -> None:
-        for name in [name for name in self._draining if not self._num_running(name)]:
-            del self._draining[name]
-            self._suspects.discard(name)
-            self._on_gone(name)

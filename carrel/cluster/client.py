@@ -88,14 +88,13 @@ class ClusterWorkerClient:
         if not replicas:
             raise WorkerUnavailable("No replica serves now.")
         session = session_link(request.caller, request.session_id)
-        stores = {name: store for name, store in self._census.stores().items() if name not in lost}
-        route = self._routing.choose(links, replicas, session, stores)
+        route = self._routing.choose(links, replicas, session)
         if route is None:
             raise Overloaded("All replicas have as many requests as they take.")
         timeout_s = deadline - time.monotonic()
-        message = write_request(request)
-        message.prefix_source = stores.get(route.source, "")
-        frames = Feed(self._fleet.generate(message.SerializeToString(), timeout_s, route.replica, lost))
+        frames = Feed(
+            self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
+        )
         replica = route.replica
         try:
             first = await _next(frames, self._silence_s)

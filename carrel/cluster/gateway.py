@@ -39,7 +39,7 @@ class Gateway:
         tokenizer, defaults = await asyncio.to_thread(load, self._config)
         routing = Routing(cluster.max_requests, cluster.affinity)
         fleet = ServeFleet(replicas)
-        census = Census(fleet, routing.forget, routing.num_running)
+        census = Census(fleet, routing.forget)
         client = ClusterWorkerClient(fleet, census, routing)
         metrics = ClusterMetrics(census, routing)
         self._service = ChatService(self._config, client, tokenizer, defaults, metrics.render)

@@ -43,11 +43,6 @@ class ClusterMetrics(Collector):
         )
         tokens.add_metric((), counts.prefix_tokens)
         yield tokens
-        sources = CounterMetricFamily(
-            "carrel_cluster_prefix_sources", "Requests that named another replica to fetch their prefix from."
-        )
-        sources.add_metric((), counts.with_source)
-        yield sources
         for name, help in (
             ("running", "Requests that a replica runs."),
             ("waiting", "Requests waiting in a replica."),

@@ -59,13 +59,6 @@ class ClusterOptions:
     affinity: bool = flag(
         True, "send prompts that begin alike to one replica: true or false", true_or_false, metavar="WORD"
     )
-    move_prefixes: bool | None = flag(
-        None,
-        "fetch a prefix from the replica that has it, where another computes: true or false "
-        "(default: true where replicas compute on the CPU)",
-        true_or_false,
-        metavar="WORD",
-    )
     grpc_host: str = flag("127.0.0.1", "address of chat gRPC, on the gateway's node", metavar="ADDRESS")
 
     def __post_init__(self) -> None:
@@ -77,12 +70,6 @@ class ClusterOptions:
     @property
     def most_replicas(self) -> int:
         return self.max_replicas or self.min_replicas
-
-    @property
-    def moves(self) -> bool:
-        """Whether prefixes move. A GPU computes one in less time than it takes to come (docs/benchmarks.md, move)."""
-        is_wanted = self.gpus == 0 if self.move_prefixes is None else self.move_prefixes
-        return is_wanted and self.most_replicas > 1
 
 
 def cluster_flags() -> dict[str, Flag]:

@@ -32,12 +32,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica about itself; `stats` is None while its worker does not answer. `store`: where other stores reach its
-    own, "" while they do not."""
+    """A replica about itself; `stats` is None while its worker does not answer."""
 
     replica: str
     node: str
     is_serving: bool
     info: WorkerInfo | None = None
     stats: WorkerStats | None = None
-    store: str = ""

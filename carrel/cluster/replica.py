@@ -14,7 +14,6 @@ import ray
 from ray import serve
 
 from carrel.cluster.options import read_arguments
-from carrel.cluster.peering import Peering
 from carrel.cluster.records import Frame, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.services import ReplicaServices
@@ -33,15 +32,12 @@ log = logging.getLogger(__name__)
 class Replica:
     """A Serve deployment. It ends itself when its worker ends: Serve then starts another, and nothing half works."""
 
-    async def __init__(self, arguments: dict[str, Any], peering: Peering) -> None:  # type: ignore[misc]
+    async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         options, cluster = read_arguments(arguments)
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
-        self._peering = peering
-        self._services = await asyncio.to_thread(
-            ReplicaServices, options, cluster, peering, self._on_worker_death
-        )
+        self._services = await asyncio.to_thread(ReplicaServices, options, cluster, self._on_worker_death)
         target = f"unix:{self._services.endpoints.worker_socket}"
         self._worker = GRPCWorkerClient(target)
         self._channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
@@ -71,7 +67,7 @@ class Replica:
         try:
             is_serving = await self._worker.is_serving()
             info, stats = await self._worker.info(), await self._worker.stats()
-            return Report(self._id, self._node, is_serving, info, stats, await self._store_address())
+            return Report(self._id, self._node, is_serving, info, stats)
         except ServiceError:
             return Report(self._id, self._node, is_serving=False)
 
@@ -88,10 +84,6 @@ class Replica:
         await asyncio.to_thread(self._services.close)
         await self._worker.close()
         await self._channel.close(None)
-
-    async def _store_address(self) -> str:
-        """Asked for each time: a store that Ray started again has another port."""
-        return await self._peering.address_of(self._services.store) if self._peering.is_on else ""
 
     def _on_worker_death(self, reason: str) -> None:
         log.error("this replica ends: %s", reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from carrel.cluster.chain import BLOCK_TOKENS
 from carrel.cluster.prefix_map import PrefixMap
@@ -14,35 +14,25 @@ MAX_LINKS = 1 << 18
 MAX_SESSIONS = 1 << 16
 # requests by which the holder of a prefix may be busier than the least busy replica
 MAX_LEAD = 8
-# less of a prompt than this is not worth asking another store for
-MIN_MOVED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The wanted replica; `num_tokens` of the prompt went there before. `by_session`: it had the session's last turn.
-
-    `source`: the replica that was given more of the prompt, to fetch it from; "" for none.
-    """
+    """The wanted replica; `num_tokens` of the prompt went there before. `by_session`: as its last turn did."""
 
     replica: str
     num_tokens: int = 0
     by_session: bool = False
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteCounts:
-    """Requests since the start by what decided their way, and tokens of prompts sent where they had been before.
-
-    `with_source`: requests that named a replica to fetch their prefix from.
-    """
+    """Requests since the start by what decided their way, and tokens of prompts sent where they had been before."""
 
     by_session: int = 0
     by_prefix: int = 0
     by_load: int = 0
     prefix_tokens: int = 0
-    with_source: int = 0
 
 
 class Routing:
@@ -68,22 +58,15 @@ class Routing:
         self._running: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
-    def choose(
-        self,
-        links: Sequence[bytes],
-        replicas: Sequence[str],
-        session: bytes = b"",
-        sources: Collection[str] = (),
-    ) -> Route | None:
+    def choose(self, links: Sequence[bytes], replicas: Sequence[str], session: bytes = b"") -> Route | None:
         """The best of `replicas`, which has the request from now on until `ended`; None when all have their most.
 
-        session: as `session_link` names it. sources: replicas that a prefix can be fetched from, serving or not.
+        session: as `session_link` names it.
         """
         free = [replica for replica in replicas if self._running[replica] < self._max_requests]
         if not free:
             return None
         route = self._by_session(links, session, free) or self._by_prefix(links, free) or self._by_load(free)
-        route = replace(route, source=self._source(links, route.replica, sources))
         self._running[route.replica] += 1
         # at once, so that prompts alike that come together stay together
         self._record(links, session, route.replica)
@@ -100,7 +83,6 @@ class Routing:
             kind = "by_session" if route.by_session else "by_prefix" if route.num_tokens else "by_load"
             self._counts[kind] += 1
             self._counts["prefix_tokens"] += route.num_tokens
-        self._counts["with_source"] += bool(route.source)
 
     def ended(self, replica: str) -> None:
         """A request left the replica that has it."""
@@ -143,13 +125,6 @@ class Routing:
         """Links of a chain that a replica was given before."""
         holder = self._prefixes.find(links, (replica,))
         return 0 if holder is None else holder.num_links
-
-    def _source(self, links: Sequence[bytes], replica: str, sources: Collection[str]) -> str:
-        holder = self._prefixes.find(links, sources)
-        if holder is None or holder.replica == replica:
-            return ""
-        gained = (holder.num_links - self._known(links, replica)) * BLOCK_TOKENS
-        return holder.replica if gained >= MIN_MOVED_TOKENS else ""
 
     def _record(self, links: Sequence[bytes], session: bytes, replica: str) -> None:
         self._prefixes.record(links, replica)

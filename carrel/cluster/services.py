@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from carrel.cluster.errors import ReplicaStartError
 from carrel.cluster.options import ClusterOptions
-from carrel.cluster.peering import Peering
 from carrel.cluster.worker_process import WorkerProcess
 from carrel.serve.children import STORE_START_S, Endpoints, child_environment, worker_spec
 from carrel.serve.memory import default_arena_bytes
@@ -28,7 +27,6 @@ from kv_store.errors import KVStoreError
 STORE_BUNDLE = 1
 STORE_STOP_S = 10.0
 DEFAULT_SLAB_BYTES = 2 << 20
-PEERING_REMEDY = "; without --move-prefixes it does not listen for other stores"
 
 
 class ReplicaServices:
@@ -43,17 +41,16 @@ class ReplicaServices:
         self,
         options: ServeOptions,
         cluster: ClusterOptions,
-        peering: Peering,
         on_worker_death: Callable[[str], None],
     ) -> None:
         if options.arena_bytes is None:
             options = replace(options, arena_bytes=default_arena_bytes())
         with contextlib.ExitStack() as stack:
             self.endpoints = Endpoints(stack.enter_context(runtime_dir()), "127.0.0.1", 0, 0)
-            config = store_config(options, cluster, self.endpoints, peering)
+            config = store_config(options, cluster, self.endpoints)
             self.store = start_store(config, cluster.store_cpus)
             stack.callback(stop_store, self.store)
-            await_store(self.store, PEERING_REMEDY if peering.is_on else "")
+            await_store(self.store)
             environment = child_environment(os.environ)
             # Ray's count of an actor's cores is bookkeeping; the worker would take the whole machine's
             environment |= {"CARREL_THREADS": str(max(1, int(cluster.cpus)))}
@@ -68,9 +65,7 @@ class ReplicaServices:
         self._stack.close()
 
 
-def store_config(
-    options: ServeOptions, cluster: ClusterOptions, endpoints: Endpoints, peering: Peering
-) -> StoreConfig:
+def store_config(options: ServeOptions, cluster: ClusterOptions, endpoints: Endpoints) -> StoreConfig:
     """Raises ReplicaStartError for options that the store cannot use."""
     slab_bytes = options.slab_bytes or DEFAULT_SLAB_BYTES
     arena_bytes = (options.arena_bytes or 0) // slab_bytes * slab_bytes
@@ -80,8 +75,6 @@ def store_config(
             arena_bytes,
             slab_bytes,
             num_trainers=options.trainers or max(1, int(cluster.store_cpus)),
-            peer_listen=peering.address(),
-            peer_token=peering.token,
         )
     except KVStoreError as exc:
         raise ReplicaStartError(str(exc)) from exc
@@ -98,12 +91,12 @@ def start_store(config: StoreConfig, num_cpus: float) -> Any:
     ).remote(config)
 
 
-def await_store(store: Any, remedy: str = "") -> None:
-    """Raises ReplicaStartError, with the remedy, when it does not serve."""
+def await_store(store: Any) -> None:
+    """Raises ReplicaStartError when it does not serve."""
     try:
         ray.get(store.ready.remote(), timeout=STORE_START_S)
     except ray.exceptions.RayTaskError as exc:
-        raise ReplicaStartError(f"the store cannot start: {exc.cause}{remedy}") from exc
+        raise ReplicaStartError(f"the store cannot start: {exc.cause}") from exc
     except ray.exceptions.RayError as exc:
         raise ReplicaStartError(f"the store did not start: {type(exc).__name__}") from exc
 

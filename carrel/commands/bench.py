@@ -20,7 +20,6 @@ BENCHMARKS = {
     "prefill": "time to the first and second token of a long prompt",
     "hitrate": "how often the hot cache hits on real text, by its size",
     "gather": "random rows from host memory to the GPU",
-    "move": "a prefix from one KV store to another",
     "kernels": "every GPU kernel against its bytes and PyTorch",
     "gateway": "processor time that the gateway takes for requests and tokens",
     "cluster": "measures nothing: many GPUs, simulated from the figures of one",
@@ -31,7 +30,6 @@ BENCHMARKS = {
 LIBRARIES = {
     "serve": ("httpx",),
     "hitrate": ("torch", "tokenizers"),
-    "move": ("torch", "faiss"),
     "gateway": ("httpx", "psutil", "tokenizers"),
     "cluster": ("torch",),
     "nodes": ("ray", "httpx", "psutil"),

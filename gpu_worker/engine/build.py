@@ -29,7 +29,6 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget, EngineInfo
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prefix_mover import PrefixMover
 from gpu_worker.store.prefixes import PrefixChain, model_root
 from kv_store.client import Layout, StoreClient, StoreError
 
@@ -199,7 +198,7 @@ def assemble(
         options.max_full_tokens,
     )
     prefixes = PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None
-    engine = Engine(
+    return Engine(
         info=info,
         intake=intake,
         decoder=decoder,
@@ -211,9 +210,6 @@ def assemble(
         make_prefill=make_prefill,
         prefixes=prefixes,
     )
-    if prefixes is not None:
-        engine.prefix_mover = PrefixMover(client, intake, prefixes)
-    return engine
 
 
 def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:

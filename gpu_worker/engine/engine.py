@@ -37,7 +37,6 @@ from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prefix_mover import PrefixMover
 from gpu_worker.store.prefixes import PrefixChain
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
@@ -79,7 +78,6 @@ class Engine:
         self._indexing = Indexing(caches.recall)
         # Since somebody was last given what others left.
         self._has_freed = False
-        self.prefix_mover: PrefixMover | None = None
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
 
     def validate(self, request: GenerationRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.models.config import ModelConfig, RopeConfig, SamplingDefaults
+from gpu_worker.models.config import ModelConfig, RopeConfig
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES, Family
 from gpu_worker.models.key_shift import KeyShift
@@ -17,7 +17,6 @@ __all__ = [
     "LoadedModel",
     "ModelConfig",
     "RopeConfig",
-    "SamplingDefaults",
     "load_model",
     "read_config",
     "ungrouped",

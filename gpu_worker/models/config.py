@@ -78,15 +78,3 @@ class ModelConfig:
         if self.rope.rope_type == "yarn":
             length = max(length, int(self.rope.original_max_position_embeddings * self.rope.factor))
         return length if self.sliding_window is None else min(length, self.sliding_window)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """Sampling fields that the model's generation_config.json recommends; None where it says nothing."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None

@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.errors import ModelError
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.config import ModelConfig, SamplingDefaults
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES
@@ -35,7 +35,6 @@ class LoadedModel:
     decoder: Decoder
     num_parameters: int
     source: str
-    defaults: SamplingDefaults
 
 
 def load_model(
@@ -60,7 +59,7 @@ def load_model(
     directory = resolve_source(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
-    config, defaults = read_config(directory)
+    config = read_config(directory)
     checkpoint = None if is_dummy else _checked_checkpoint(directory, config)
     decoder = _allocate(config, torch.device(device), dtype or _checkpoint_dtype(config))
     if checkpoint is None:
@@ -68,32 +67,19 @@ def load_model(
     else:
         _fill(decoder, checkpoint, progress)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    return LoadedModel(config, decoder, num_parameters, str(directory), defaults)
+    return LoadedModel(config, decoder, num_parameters, str(directory))
 
 
-def read_config(directory: Path) -> tuple[ModelConfig, SamplingDefaults]:
+def read_config(directory: Path) -> ModelConfig:
     """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both."""
     fields = ConfigFields.read(directory / "config.json")
     config = FAMILIES.get(fields.text("model_type")).read_config(fields)
     path = directory / "generation_config.json"
     if not path.exists():
-        return config, SamplingDefaults()
+        return config
     generation = ConfigFields.read(path)
     eos_token_ids = generation.token_ids("eos_token_id", config.vocab_size) + config.eos_token_ids
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids))), SamplingDefaults(
-        temperature=generation.number("temperature", 0.0, 100.0) if generation.has("temperature") else None,
-        top_k=max(0, generation.integer("top_k", -1, 1 << 24)) if generation.has("top_k") else None,
-        top_p=generation.number("top_p", 0.0, 1.0) if generation.has("top_p") else None,
-        min_p=generation.number("min_p", 0.0, 1.0) if generation.has("min_p") else None,
-        repetition_penalty=(
-            generation.number("repetition_penalty", 1e-3, 100.0)
-            if generation.has("repetition_penalty")
-            else None
-        ),
-        max_new_tokens=(
-            generation.integer("max_new_tokens", 1, 1 << 31) if generation.has("max_new_tokens") else None
-        ),
-    )
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids)))
 
 
 def _checked_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:

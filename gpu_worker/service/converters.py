@@ -23,7 +23,6 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
-MAX_SOURCE_LENGTH = 256
 MAX_SESSION_LENGTH = 128
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
@@ -62,7 +61,6 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         num_prefill_tokens=message.num_prefill_tokens,
         measure=message.measure,
         prefix_salt=_read_salt(message.prefix_salt),
-        prefix_source=_read_text("prefix_source", message.prefix_source, MAX_SOURCE_LENGTH),
         session_id=_read_text("session_id", message.session_id, MAX_SESSION_LENGTH),
     )
 

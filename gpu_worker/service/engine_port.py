@@ -19,10 +19,6 @@ class EnginePort(Protocol):
         Raises RequestError, PromptTooLong, CapacityError or EngineStopped at once; `sink` is then not called.
         """
 
-    def fetch_prefix(self, request: GenerationRequest) -> int:
-        """Wait for what `request.prefix_source` has of its prompt; how many of its tokens the store has then. Never
-        raises: what is not there is computed."""
-
     def abort(self, request_id: str) -> None:
         """End a request soon, with a CompleteEvent(ABORT). Unknown ids are ignored."""
 
@@ -35,21 +31,8 @@ class EnginePort(Protocol):
         """Abort what still runs and stop. Closing twice is harmless."""
 
 
-class PrefixMover(Protocol):
-    """Brings what another host's store has of a prompt to ours; thread-safe."""
-
-    def fetch(self, request: GenerationRequest) -> int:
-        """See `EnginePort.fetch_prefix`."""
-
-
 class Engine(Protocol):
-    """A single-threaded engine: all calls but `validate` and `info` come from one thread.
-
-    prefix_mover: None where prompts share nothing.
-    """
-
-    @property
-    def prefix_mover(self) -> PrefixMover | None: ...
+    """A single-threaded engine: all calls but `validate` and `info` come from one thread."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -92,13 +92,6 @@ class EngineThread:
             self._inbox.append(lambda: self._submit(request))
             self._condition.notify_all()
 
-    def fetch_prefix(self, request: GenerationRequest) -> int:
-        mover = self._engine.prefix_mover
-        if mover is None:
-            return 0
-        self._engine.validate(request)
-        return mover.fetch(request)
-
     def abort(self, request_id: str) -> None:
         with self._condition:
             if request_id in self._live:

@@ -26,8 +26,6 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         converters.check_edition(request)
         generation = converters.read_request(request, self._engine.info)
         request_id = generation.request_id
-        if generation.prefix_source:
-            await asyncio.to_thread(self._engine.fetch_prefix, generation)
         stream = EventStream(
             asyncio.get_running_loop(), lambda: self._engine.abort(request_id), self._max_pending
         )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpu_worker/v1/gpu_worker.proto\x12\x14\x63\x61rrel.gpu_worker.v1\"\xb2\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.carrel.gpu_worker.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobs\"4\n\x06\x42udget\x12\x0f\n\x05share\x18\x01 \x01(\x01H\x00\x12\x10\n\x06tokens\x18\x02 \x01(\x04H\x00\x42\x07\n\x05value\",\n\x07\x45\x64ition\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x01(\t\"\xd2\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.carrel.gpu_worker.v1.SamplingParams\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12,\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x1c.carrel.gpu_worker.v1.Budget\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\x04\x12\x0f\n\x07measure\x18\x07 \x01(\x08\x12\x13\n\x0bprefix_salt\x18\x08 \x01(\x0c\x12.\n\x07\x65\x64ition\x18\t \x01(\x0b\x32\x1d.carrel.gpu_worker.v1.Edition\x12\x15\n\rprefix_source\x18\n \x01(\t\x12\x12\n\nsession_id\x18\x0b \x01(\t\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"[\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12/\n\x03top\x18\x03 \x03(\x0b\x32\".carrel.gpu_worker.v1.TokenLogprob\"\xd4\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x15\n\rbudget_tokens\x18\x05 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\x04\x12\x18\n\x10offloaded_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61ttended_tokens\x18\x08 \x01(\x01\x12\x15\n\rwindow_tokens\x18\t \x01(\x01\x12\x10\n\x08hit_rate\x18\n \x01(\x01\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x1b\n\x0e\x61ttention_mass\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0brecall_rate\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08queue_ms\x18\x0e \x01(\x01\x12\x12\n\nprefill_ms\x18\x0f \x01(\x01\x12\x15\n\rindex_wait_ms\x18\x10 \x01(\x01\x12\x11\n\tdecode_ms\x18\x11 \x01(\x01\x12\x14\n\x0c\x64\x65vice_bytes\x18\x12 \x01(\x04\x12\x12\n\nhost_bytes\x18\x13 \x01(\x04\x42\x11\n\x0f_attention_massB\x0e\n\x0c_recall_rate\"$\n\x08Progress\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\x04\"\x88\x01\n\x08\x43omplete\x12\x39\n\rfinish_reason\x18\x01 \x01(\x0e\x32\".carrel.gpu_worker.v1.FinishReason\x12\x15\n\rstop_token_id\x18\x02 \x01(\r\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.carrel.gpu_worker.v1.Usage\"\xb1\x01\n\x10GenerateResponse\x12,\n\x05token\x18\x01 \x01(\x0b\x32\x1b.carrel.gpu_worker.v1.TokenH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.carrel.gpu_worker.v1.ProgressH\x00\x12\x32\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1e.carrel.gpu_worker.v1.CompleteH\x00\x42\x07\n\x05\x65vent\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x10\n\x0eGetInfoRequest\"\xf7\x02\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x10\n\x08policies\x18\n \x03(\t\x12\x16\n\x0e\x64\x65\x66\x61ult_policy\x18\x0b \x01(\t\x12\x34\n\x0e\x64\x65\x66\x61ult_budget\x18\x0c \x01(\x0b\x32\x1c.carrel.gpu_worker.v1.Budget\x12\x16\n\x0enum_parameters\x18\r \x01(\x04\x12\x1c\n\x14slot_capacity_tokens\x18\x0e \x01(\x04\x12\x11\n\ttransport\x18\x0f \x01(\t\x12\x10\n\x08messages\x18\x10 \x01(\t\"\x0e\n\x0cStatsRequest\"\x91\x03\n\rStatsResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x18\n\x10slot_used_tokens\x18\x03 \x01(\x01\x12\x1c\n\x14slot_capacity_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\x05 \x01(\x04\x12\x1f\n\x17generation_tokens_total\x18\x06 \x01(\x04\x12\x1f\n\x17requests_finished_total\x18\x07 \x01(\x04\x12\x1e\n\x16requests_aborted_total\x18\x08 \x01(\x04\x12\x1d\n\x15requests_failed_total\x18\t \x01(\x04\x12\x1d\n\x15offloaded_bytes_total\x18\n \x01(\x04\x12\x1b\n\x13\x66\x65tched_bytes_total\x18\x0b \x01(\x04\x12\x1b\n\x13selected_rows_total\x18\x0c \x01(\x04\x12\x16\n\x0ehit_rows_total\x18\r \x01(\x04\x12\x17\n\x0fstore_reachable\x18\x0e \x01(\x08*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xe4\x02\n\tGPUWorker\x12[\n\x08Generate\x12%.carrel.gpu_worker.v1.GenerateRequest\x1a&.carrel.gpu_worker.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".carrel.gpu_worker.v1.AbortRequest\x1a#.carrel.gpu_worker.v1.AbortResponse\x12V\n\x07GetInfo\x12$.carrel.gpu_worker.v1.GetInfoRequest\x1a%.carrel.gpu_worker.v1.GetInfoResponse\x12P\n\x05Stats\x12\".carrel.gpu_worker.v1.StatsRequest\x1a#.carrel.gpu_worker.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpu_worker/v1/gpu_worker.proto\x12\x14\x63\x61rrel.gpu_worker.v1\"\xb2\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.carrel.gpu_worker.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobs\"4\n\x06\x42udget\x12\x0f\n\x05share\x18\x01 \x01(\x01H\x00\x12\x10\n\x06tokens\x18\x02 \x01(\x04H\x00\x42\x07\n\x05value\",\n\x07\x45\x64ition\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x01(\t\"\xbb\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.carrel.gpu_worker.v1.SamplingParams\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12,\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x1c.carrel.gpu_worker.v1.Budget\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\x04\x12\x0f\n\x07measure\x18\x07 \x01(\x08\x12\x13\n\x0bprefix_salt\x18\x08 \x01(\x0c\x12.\n\x07\x65\x64ition\x18\t \x01(\x0b\x32\x1d.carrel.gpu_worker.v1.Edition\x12\x12\n\nsession_id\x18\n \x01(\t\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"[\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12/\n\x03top\x18\x03 \x03(\x0b\x32\".carrel.gpu_worker.v1.TokenLogprob\"\xd4\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x15\n\rbudget_tokens\x18\x05 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\x04\x12\x18\n\x10offloaded_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61ttended_tokens\x18\x08 \x01(\x01\x12\x15\n\rwindow_tokens\x18\t \x01(\x01\x12\x10\n\x08hit_rate\x18\n \x01(\x01\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x1b\n\x0e\x61ttention_mass\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0brecall_rate\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08queue_ms\x18\x0e \x01(\x01\x12\x12\n\nprefill_ms\x18\x0f \x01(\x01\x12\x15\n\rindex_wait_ms\x18\x10 \x01(\x01\x12\x11\n\tdecode_ms\x18\x11 \x01(\x01\x12\x14\n\x0c\x64\x65vice_bytes\x18\x12 \x01(\x04\x12\x12\n\nhost_bytes\x18\x13 \x01(\x04\x42\x11\n\x0f_attention_massB\x0e\n\x0c_recall_rate\"$\n\x08Progress\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\x04\"\x88\x01\n\x08\x43omplete\x12\x39\n\rfinish_reason\x18\x01 \x01(\x0e\x32\".carrel.gpu_worker.v1.FinishReason\x12\x15\n\rstop_token_id\x18\x02 \x01(\r\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x1b.carrel.gpu_worker.v1.Usage\"\xb1\x01\n\x10GenerateResponse\x12,\n\x05token\x18\x01 \x01(\x0b\x32\x1b.carrel.gpu_worker.v1.TokenH\x00\x12\x32\n\x08progress\x18\x02 \x01(\x0b\x32\x1e.carrel.gpu_worker.v1.ProgressH\x00\x12\x32\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1e.carrel.gpu_worker.v1.CompleteH\x00\x42\x07\n\x05\x65vent\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x10\n\x0eGetInfoRequest\"\xf7\x02\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x10\n\x08policies\x18\n \x03(\t\x12\x16\n\x0e\x64\x65\x66\x61ult_policy\x18\x0b \x01(\t\x12\x34\n\x0e\x64\x65\x66\x61ult_budget\x18\x0c \x01(\x0b\x32\x1c.carrel.gpu_worker.v1.Budget\x12\x16\n\x0enum_parameters\x18\r \x01(\x04\x12\x1c\n\x14slot_capacity_tokens\x18\x0e \x01(\x04\x12\x11\n\ttransport\x18\x0f \x01(\t\x12\x10\n\x08messages\x18\x10 \x01(\t\"\x0e\n\x0cStatsRequest\"\x91\x03\n\rStatsResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x18\n\x10slot_used_tokens\x18\x03 \x01(\x01\x12\x1c\n\x14slot_capacity_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13prompt_tokens_total\x18\x05 \x01(\x04\x12\x1f\n\x17generation_tokens_total\x18\x06 \x01(\x04\x12\x1f\n\x17requests_finished_total\x18\x07 \x01(\x04\x12\x1e\n\x16requests_aborted_total\x18\x08 \x01(\x04\x12\x1d\n\x15requests_failed_total\x18\t \x01(\x04\x12\x1d\n\x15offloaded_bytes_total\x18\n \x01(\x04\x12\x1b\n\x13\x66\x65tched_bytes_total\x18\x0b \x01(\x04\x12\x1b\n\x13selected_rows_total\x18\x0c \x01(\x04\x12\x16\n\x0ehit_rows_total\x18\r \x01(\x04\x12\x17\n\x0fstore_reachable\x18\x0e \x01(\x08*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xe4\x02\n\tGPUWorker\x12[\n\x08Generate\x12%.carrel.gpu_worker.v1.GenerateRequest\x1a&.carrel.gpu_worker.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".carrel.gpu_worker.v1.AbortRequest\x1a#.carrel.gpu_worker.v1.AbortResponse\x12V\n\x07GetInfo\x12$.carrel.gpu_worker.v1.GetInfoRequest\x1a%.carrel.gpu_worker.v1.GetInfoResponse\x12P\n\x05Stats\x12\".carrel.gpu_worker.v1.StatsRequest\x1a#.carrel.gpu_worker.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2775
-  _globals['_FINISHREASON']._serialized_end=2895
+  _globals['_FINISHREASON']._serialized_start=2752
+  _globals['_FINISHREASON']._serialized_end=2872
   _globals['_SAMPLINGPARAMS']._serialized_start=57
   _globals['_SAMPLINGPARAMS']._serialized_end=491
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=421
@@ -44,31 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EDITION']._serialized_start=547
   _globals['_EDITION']._serialized_end=591
   _globals['_GENERATEREQUEST']._serialized_start=594
-  _globals['_GENERATEREQUEST']._serialized_end=932
-  _globals['_TOKENLOGPROB']._serialized_start=934
-  _globals['_TOKENLOGPROB']._serialized_end=983
-  _globals['_TOKEN']._serialized_start=985
-  _globals['_TOKEN']._serialized_end=1076
-  _globals['_USAGE']._serialized_start=1079
-  _globals['_USAGE']._serialized_end=1547
-  _globals['_PROGRESS']._serialized_start=1549
-  _globals['_PROGRESS']._serialized_end=1585
-  _globals['_COMPLETE']._serialized_start=1588
-  _globals['_COMPLETE']._serialized_end=1724
-  _globals['_GENERATERESPONSE']._serialized_start=1727
-  _globals['_GENERATERESPONSE']._serialized_end=1904
-  _globals['_ABORTREQUEST']._serialized_start=1906
-  _globals['_ABORTREQUEST']._serialized_end=1940
-  _globals['_ABORTRESPONSE']._serialized_start=1942
-  _globals['_ABORTRESPONSE']._serialized_end=1957
-  _globals['_GETINFOREQUEST']._serialized_start=1959
-  _globals['_GETINFOREQUEST']._serialized_end=1975
-  _globals['_GETINFORESPONSE']._serialized_start=1978
-  _globals['_GETINFORESPONSE']._serialized_end=2353
-  _globals['_STATSREQUEST']._serialized_start=2355
-  _globals['_STATSREQUEST']._serialized_end=2369
-  _globals['_STATSRESPONSE']._serialized_start=2372
-  _globals['_STATSRESPONSE']._serialized_end=2773
-  _globals['_GPUWORKER']._serialized_start=2898
-  _globals['_GPUWORKER']._serialized_end=3254
+  _globals['_GENERATEREQUEST']._serialized_end=909
+  _globals['_TOKENLOGPROB']._serialized_start=911
+  _globals['_TOKENLOGPROB']._serialized_end=960
+  _globals['_TOKEN']._serialized_start=962
+  _globals['_TOKEN']._serialized_end=1053
+  _globals['_USAGE']._serialized_start=1056
+  _globals['_USAGE']._serialized_end=1524
+  _globals['_PROGRESS']._serialized_start=1526
+  _globals['_PROGRESS']._serialized_end=1562
+  _globals['_COMPLETE']._serialized_start=1565
+  _globals['_COMPLETE']._serialized_end=1701
+  _globals['_GENERATERESPONSE']._serialized_start=1704
+  _globals['_GENERATERESPONSE']._serialized_end=1881
+  _globals['_ABORTREQUEST']._serialized_start=1883
+  _globals['_ABORTREQUEST']._serialized_end=1917
+  _globals['_ABORTRESPONSE']._serialized_start=1919
+  _globals['_ABORTRESPONSE']._serialized_end=1934
+  _globals['_GETINFOREQUEST']._serialized_start=1936
+  _globals['_GETINFOREQUEST']._serialized_end=1952
+  _globals['_GETINFORESPONSE']._serialized_start=1955
+  _globals['_GETINFORESPONSE']._serialized_end=2330
+  _globals['_STATSREQUEST']._serialized_start=2332
+  _globals['_STATSREQUEST']._serialized_end=2346
+  _globals['_STATSRESPONSE']._serialized_start=2349
+  _globals['_STATSRESPONSE']._serialized_end=2750
+  _globals['_GPUWORKER']._serialized_start=2875
+  _globals['_GPUWORKER']._serialized_end=3231
 # @@protoc_insertion_point(module_scope)

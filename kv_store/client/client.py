@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from kv_store.client import requests, wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
-from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
 from kv_store.client.records import (
     IndexParams,
     IndexSegment,
     PrefixMatch,
-    PulledPrefix,
     RowsWanted,
     StoreStats,
     count_rows,
@@ -165,23 +164,6 @@ class StoreClient:
             table.sealed = [reply.num_tokens] * self._layout.num_layers
         return PrefixMatch(reply.num_tokens, table.table[:, : reply.slabs_per_layer])
 
-    def pull_prefix(
-        self, source: str, prefix_hashes: Sequence[bytes], timeout_seconds: float = 60.0
-    ) -> PulledPrefix:
-        """Have the store fetch what it lacks of a prefix from the store at `source` (unix:/PATH or HOST:PORT).
-
-        Raises MoveFailed when that one fails; then, and when this one is full (StoreFull), nothing has changed.
-        """
-        attached = self._attached
-        reply = attached.ask(
-            "PullPrefix",
-            source=source,
-            prefix_hashes=prefix_hashes,
-            timeout_seconds=timeout_seconds,
-            call_seconds=requests.pull_seconds(timeout_seconds),
-        )
-        return PulledPrefix(reply.num_tokens, reply.moved_tokens, reply.moved_bytes)
-
     def build_index(
         self,
         sequence_id: str,
@@ -244,13 +226,6 @@ class StoreClient:
         """Keep the sequence's full slabs that were sealed with hashes; call it before `release`."""
         attached = self._attached
         attached.ask("PinSession", sequence_id=sequence_id, session_id=session_id)
-
-    def drop_session(self, session_id: str) -> None:
-        """Let the session's slabs be evicted. Raises NotInStore."""
-        attached = self._attached
-        with refusing_odd_fields():
-            request = pb.DropSessionRequest(epoch=attached.epoch, session_id=session_id)
-        attached.call(attached.rpc.stub.DropSession, request)
 
     def stats(self) -> StoreStats:
         """The whole store's figures, every worker's sequences included; needs no valid lease."""

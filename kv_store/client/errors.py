@@ -5,9 +5,8 @@ StoreError
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
-├── MoveFailed            another store did not give the prefix; this one is as before
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
-├── NotInStore            an unknown sequence, index or session
+├── NotInStore            an unknown sequence or index
 └── HandoffRefused        what came over the arena socket is not the arena that was promised
 """
 
@@ -37,16 +36,12 @@ class StoreFull(StoreError):
     """The store has no room even after eviction; the text names the missing bytes."""
 
 
-class MoveFailed(StoreError):
-    """Another store did not answer, refused, or sent broken bytes; this store is as it was before."""
-
-
 class InvalidStoreRequest(StoreError):
     """An argument is out of range or contradicts the store's layout."""
 
 
 class NotInStore(StoreError):
-    """The store knows no such sequence, index or session."""
+    """The store knows no such sequence or index."""
 
 
 class HandoffRefused(StoreError):

@@ -99,15 +99,6 @@ class PrefixMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PulledPrefix:
-    """num_tokens: of a prefix that the store has now; moved_tokens, moved_bytes: that came from another store."""
-
-    num_tokens: int
-    moved_tokens: int
-    moved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceStats:
     """One live sequence; `num_tokens` are sealed in every layer."""
 

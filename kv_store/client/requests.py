@@ -13,19 +13,6 @@ from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.records import IndexParams, RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
-MAX_PULL_SECONDS = 600.0
-# The store gives up first, and says why.
-_PULL_SLACK_SECONDS = 5.0
-
-
-def pull_seconds(timeout_seconds: float) -> float:
-    """How long to wait for a prefix that may take so long. Raises InvalidStoreRequest for a time out of range."""
-    if not 0 < timeout_seconds <= MAX_PULL_SECONDS:
-        raise InvalidStoreRequest(
-            f"timeout_seconds is {timeout_seconds:g}, give more than 0 and at most {MAX_PULL_SECONDS:g}"
-        )
-    return timeout_seconds + _PULL_SLACK_SECONDS
-
 
 @dataclass(frozen=True, slots=True)
 class Build:

@@ -12,7 +12,6 @@ from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.errors import (
     InvalidStoreRequest,
-    MoveFailed,
     NotInStore,
     StaleEpoch,
     StoreError,
@@ -45,7 +44,6 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
     grpc.StatusCode.NOT_FOUND: NotInStore,
-    grpc.StatusCode.ABORTED: MoveFailed,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
 }
 

@@ -104,16 +104,6 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.FromString,
                 _registered_method=True)
-        self.DropSession = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/DropSession',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.FromString,
-                _registered_method=True)
-        self.PullPrefix = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/PullPrefix',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.FromString,
-                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Heartbeat',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.HeartbeatRequest.SerializeToString,
@@ -228,19 +218,6 @@ class KVStoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DropSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PullPrefix(self, request, context):
-        """Fetches from another store what this one lacks of a prefix, and lists it for reuse. All or nothing.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Heartbeat(self, request, context):
         """Renews a worker's leases. A worker that falls silent loses what it holds.
         """
@@ -326,16 +303,6 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.PinSession,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.SerializeToString,
-            ),
-            'DropSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.DropSession,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.SerializeToString,
-            ),
-            'PullPrefix': grpc.unary_unary_rpc_method_handler(
-                    servicer.PullPrefix,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -737,60 +704,6 @@ class KVStore(object):
             _registered_method=True)
 
     @staticmethod
-    def DropSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/carrel.kv_store.v1.KVStore/DropSession',
-            kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PullPrefix(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/carrel.kv_store.v1.KVStore/PullPrefix',
-            kv__store_dot_v1_dot_kv__store__pb2.PullPrefixRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.PullPrefixResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Heartbeat(request,
             target,
             options=(),
@@ -834,82 +747,6 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/Stats',
             kv__store_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-
-class PrefixSourceStub(object):
-    """What a store gives to other stores, and to nobody who does not know the hashes.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.ReadPrefix = channel.unary_stream(
-                '/carrel.kv_store.v1.PrefixSource/ReadPrefix',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.FromString,
-                _registered_method=True)
-
-
-class PrefixSourceServicer(object):
-    """What a store gives to other stores, and to nobody who does not know the hashes.
-    """
-
-    def ReadPrefix(self, request, context):
-        """The slabs of the longest known prefix, behind those that the caller has. Needs a deadline.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_PrefixSourceServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'ReadPrefix': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadPrefix,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'carrel.kv_store.v1.PrefixSource', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('carrel.kv_store.v1.PrefixSource', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class PrefixSource(object):
-    """What a store gives to other stores, and to nobody who does not know the hashes.
-    """
-
-    @staticmethod
-    def ReadPrefix(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/carrel.kv_store.v1.PrefixSource/ReadPrefix',
-            kv__store_dot_v1_dot_kv__store__pb2.ReadPrefixRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.PrefixPart.FromString,
             options,
             channel_credentials,
             insecure,

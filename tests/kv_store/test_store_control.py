@@ -325,8 +325,6 @@ def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: S
         store.release(epoch, "w", "a")
     assert int(state.sessions.counts.sum()) == 16
     assert state.sessions.counts.max() == 1
-    store.drop_session(epoch, "s")
-    assert int(state.sessions.counts.sum()) == 0
 
 
 def test_there_are_only_so_many_sessions(state: StoreState) -> None:
@@ -335,16 +333,11 @@ def test_there_are_only_so_many_sessions(state: StoreState) -> None:
     for number in range(5):
         sessions.pin(f"s{number}", slabs)
     assert len(sessions) == 3
-    with pytest.raises(NotFound):
-        sessions.drop("s1")
-    sessions.drop("s2")
     sessions.clear()
     assert state.allocator.references(slabs).tolist() == [1, 1]
 
 
-def test_a_session_keeps_its_prefix_until_it_is_dropped_or_room_is_needed(
-    store: Store, state: StoreState
-) -> None:
+def test_a_session_keeps_its_prefix_until_room_is_needed(store: Store, state: StoreState) -> None:
     store.attach("w", LAYOUT, 0)
     epoch = state.epoch
     hashes = chain(8, "turn")
@@ -358,10 +351,8 @@ def test_a_session_keeps_its_prefix_until_it_is_dropped_or_room_is_needed(
     store.open_sequence(epoch, "w", "b")
     store.reserve(epoch, "w", "b", 24 * TOKENS)
     assert store.stats().num_sessions == 1
-    store.drop_session(epoch, "s")
     store.reserve(epoch, "w", "b", 32 * TOKENS)
-    with pytest.raises(NotFound):
-        store.drop_session(epoch, "s")
+    assert store.stats().num_sessions == 0
 
 
 def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState) -> None:

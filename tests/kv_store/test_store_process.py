@@ -224,13 +224,10 @@ def test_a_variable_stands_for_an_option_that_is_not_given() -> None:
         "CARREL_LEASE_SECONDS": "2.5",
         "CARREL_TRAINERS": "",
         "CARREL_RUNTIME": "process",
-        "CARREL_PEER_LISTEN": "127.0.0.1:7000",
-        "CARREL_PEER_TOKEN": "of sixteen or more",
     }
     config = _config(_parser(variables).parse_args(["--arena-bytes", "4096"]))
     assert (config.listen, config.arena_bytes, config.slab_bytes) == ("unix:/tmp/kv_store.sock", 4096, 4096)
     assert (config.lease_seconds, config.runtime) == (2.5, "process")
-    assert (config.peer_listen, config.peer_token) == ("127.0.0.1:7000", "of sixteen or more")
     assert config.num_trainers == _config(_parser({}).parse_args(["--listen=unix:/tmp/s"])).num_trainers
 
 

@@ -114,11 +114,6 @@ def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> Non
             grpc.StatusCode.NOT_FOUND,
         ),
         (stub.PutRows, iter(()), grpc.StatusCode.INVALID_ARGUMENT),
-        (
-            stub.DropSession,
-            pb.DropSessionRequest(epoch=epoch, session_id="none"),
-            grpc.StatusCode.NOT_FOUND,
-        ),
     ]
     for call, request, expected in cases:
         status, details = status_of(call, request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.records import Failure, Frame, Report
@@ -42,8 +42,6 @@ class FakeFleet:
     known: dict[str, Report]
     script: Callable[[str], list[Step]]
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    # `prefix_source` of each request
-    sources: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     aborted: list[tuple[str, str]] = field(default_factory=list)
 
@@ -51,7 +49,6 @@ class FakeFleet:
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
     ) -> AsyncGenerator[Frame, None]:
         self.asked.append((wanted, lost))
-        self.sources.append(pb.GenerateRequest.FromString(request).prefix_source)
         replica = wanted
         try:
             for step in self.script(replica):
@@ -74,8 +71,3 @@ class FakeFleet:
 
 def replicas(*names: str, **values: int) -> dict[str, Report]:
     return {name: Report(name, f"node of {name}", True, INFO, stats(**values)) for name in names}
-
-
-def peers(*names: str) -> dict[str, Report]:
-    """Replicas whose stores other stores can ask."""
-    return {name: replace(report, store=f"{name}:7000") for name, report in replicas(*names).items()}

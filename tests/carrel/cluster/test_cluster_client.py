@@ -9,18 +9,17 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from fake_fleet import COMPLETE, INFO, FakeFleet, Step, answering, peers, replicas, stats, token
+from fake_fleet import COMPLETE, INFO, FakeFleet, Step, answering, replicas, stats, token
 from waiting import PATIENCE
 
 from carrel.cluster.census import Census
-from carrel.cluster.chain import prompt_chain
 from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.metrics import ClusterMetrics
 from carrel.cluster.records import Failure, Frame, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
-from carrel.cluster.routing import Route, Routing
+from carrel.cluster.routing import Routing
 from gateway.errors import InvalidRequest, Overloaded, WorkerUnavailable
 from gateway.records import (
     CarrelOptions,
@@ -41,7 +40,7 @@ class Client:
     def __init__(self, fleet: FakeFleet, max_requests: int = 8, silence_s: float = PATIENCE) -> None:
         self.fleet = fleet
         self.routing = Routing(max_requests, True, rng=random.Random(0))
-        self.census = Census(fleet, self.routing.forget, self.routing.num_running)
+        self.census = Census(fleet, self.routing.forget)
         self.worker = ClusterWorkerClient(fleet, self.census, self.routing, silence_s)
 
     async def events(self, request: WorkerRequest = REQUEST) -> list[WorkerEvent]:
@@ -225,8 +224,8 @@ def endless(name: str) -> list[Step]:
     return [Frame(name), Frame(name, (token(1),)), 600.0]
 
 
-async def test_a_full_holder_is_named_as_the_source_and_a_session_returns_to_where_it_was_last() -> None:
-    client = Client(FakeFleet(peers("a", "b"), endless), max_requests=1)
+async def test_a_session_whose_replica_is_full_is_computed_on_another_and_stays_there() -> None:
+    client = Client(FakeFleet(replicas("a", "b"), endless), max_requests=1)
     await client.census.take()
     asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
     first, second = client.worker.generate(asked), client.worker.generate(replace(asked, request_id="r2"))
@@ -235,71 +234,31 @@ async def test_a_full_holder_is_named_as_the_source_and_a_session_returns_to_whe
         await anext(second)
         (home, _), (other, _) = client.fleet.asked
         assert {home, other} == {"a", "b"}
-        assert client.fleet.sources == ["", f"{home}:7000"]
         await first.aclose()
         await second.aclose()
         third = client.worker.generate(replace(asked, prompt_token_ids=(5,) * 200))
         await anext(third)
         await third.aclose()
     assert client.fleet.asked[2][0] == other
-    assert client.routing.counts().by_session == 1
+    text = ClusterMetrics(client.census, client.routing).render().decode()
+    assert 'carrel_cluster_routed_requests_total{by="session"} 1.0' in text
 
 
-async def test_a_replica_that_drains_is_a_source_until_its_last_stream_ends_and_is_forgotten_then() -> None:
-    client = Client(FakeFleet(peers("a", "b"), endless))
-    client.fleet.known = peers("a")
+async def test_a_replica_that_reports_no_more_gets_nothing_and_is_forgotten() -> None:
+    client = Client(FakeFleet(replicas("a"), endless))
     await client.census.take()
     asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
     draining = client.worker.generate(asked)
     async with asyncio.timeout(PATIENCE):
         await anext(draining)
-        # reports no more, and still streams
-        client.fleet.known = peers("b", "c")
+        client.fleet.known = replicas("b")
         await client.census.take()
-        assert client.census.stores() == {"a": "a:7000", "b": "b:7000", "c": "c:7000"}
-        forked = (*range(500), *[7] * 100)
-        following = client.worker.generate(replace(asked, request_id="r2", prompt_token_ids=forked))
+        following = client.worker.generate(replace(asked, request_id="r2"))
         await anext(following)
-        assert client.fleet.asked[1][0] in ("b", "c")
-        assert client.fleet.sources == ["", "a:7000"]
+        assert [wanted for wanted, _ in client.fleet.asked] == ["a", "b"]
         await draining.aclose()
-        assert "a" not in client.census.stores()
         await following.aclose()
-    await client.census.take()
-    assert client.routing.choose(prompt_chain(b"caller", range(1000)), ["x"], sources=["a"]) == Route("x")
-
-
-async def test_a_replica_that_lost_a_request_or_has_no_store_for_others_is_not_named() -> None:
-    lost: list[str] = []
-
-    def script(name: str) -> list[Step]:
-        if not lost:
-            lost.append(name)
-            return [ReplicaLost()]
-        return answering(name, token(1), COMPLETE)
-
-    client = Client(FakeFleet(peers("a", "b"), script))
-    asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)))
-    assert tokens(await client.events(asked)) == [1]
-    assert client.fleet.sources == ["", ""]
-    assert set(client.census.stores()) == {"a", "b"} - set(lost)
-    client.fleet.known = replicas("a", "b")
-    await client.census.take()
-    assert client.census.stores() == {}
-
-
-async def test_what_names_a_source_is_counted() -> None:
-    client = Client(FakeFleet(peers("a", "b"), endless), max_requests=1)
-    await client.census.take()
-    streams = [client.worker.generate(replace(REQUEST, prompt_token_ids=tuple(range(999)))) for _ in range(2)]
-    async with asyncio.timeout(PATIENCE):
-        for stream in streams:
-            await anext(stream)
-        for stream in streams:
-            await stream.aclose()
-    text = ClusterMetrics(client.census, client.routing).render().decode()
-    assert "carrel_cluster_prefix_sources_total 1.0" in text
-    assert 'carrel_cluster_routed_requests_total{by="session"} 0.0' in text
+    assert client.routing.counts().by_session == 0
 
 
 async def numbers(count: int, pause_s: float = 0.0) -> AsyncGenerator[bytes, None]:

@@ -68,7 +68,7 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
 
 
 def follow(service: Service) -> None:
-    """A session whose replica is full goes to the other node, and what the first store knows comes with it."""
+    """A session whose replica is full is computed on the other node, with the same answer, and stays there."""
 
     def ask() -> tuple[str, int]:
         return service.completion(DOCUMENT, max_tokens=24, session_id="walk", ignore_eos=True)
@@ -77,12 +77,9 @@ def follow(service: Service) -> None:
     assert cached == 0
     filling = service.start([f"{number} boats" for number in range(MOST)], NUM_TOKENS, session_id="walk")
     until(lambda: sorted(service.running_by_replica()) == [0, MOST], "the session's replica is full")
-    there, moved = ask()
-    assert (there, moved > len(DOCUMENT.split())) == (answer, True)
+    assert ask() == (answer, 0)
     assert {stream.error for stream in finish(filling)} == {""}
     # where it is now, it stays
     again, cached = ask()
-    assert (again, cached) == (answer, moved)
-    known = service.metrics()
-    assert known["carrel_cluster_prefix_sources_total"] == 1
-    assert known['carrel_cluster_routed_requests_total{by="session"}'] == MOST + 1
+    assert (again, cached > len(DOCUMENT.split())) == (answer, True)
+    assert service.metrics()['carrel_cluster_routed_requests_total{by="session"}'] == MOST + 1

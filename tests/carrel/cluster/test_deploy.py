@@ -12,12 +12,10 @@ from ray.serve.schema import ServeDeploySchema
 from carrel.cli import main
 from carrel.cluster.app import HEAD, ROUTER, build, gateway_options, replica_options
 from carrel.cluster.options import gateway_config, read_arguments
-from carrel.cluster.peering import Peering, host_port, make_peering
 from carrel.cluster.router import WishRouter
 from carrel.cluster.services import store_config
 from carrel.errors import OptionError
 from carrel.serve.children import Endpoints
-from kv_store.config import MIN_TOKEN_CHARACTERS
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = yaml.safe_load((ROOT / "deploy/ray/carrel.yaml").read_text())
@@ -135,48 +133,8 @@ def test_the_gateway_gets_its_keys_from_its_environment() -> None:
 
 def test_a_store_gets_whole_slabs() -> None:
     options, cluster = read_arguments({"arena-bytes": "1000000", "slab-bytes": "64KiB", "store-cpus": 3})
-    config = store_config(options, cluster, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0), Peering())
+    config = store_config(options, cluster, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
     assert (config.arena_bytes, config.num_trainers, config.trainer_kind) == (15 * 65536, 3, "threads")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "moves"),
-    [
-        ({}, False),
-        ({"move-prefixes": True}, False),
-        ({"min-replicas": 2}, True),
-        ({"max-replicas": 2}, True),
-        ({"min-replicas": 2, "move-prefixes": False}, False),
-        ({"min-replicas": 2, "prefix-cache": "off"}, False),
-        # a GPU computes faster than a prefix comes, unless the user knows better
-        ({"min-replicas": 2, "gpus": 1}, False),
-        ({"min-replicas": 2, "gpus": 1, "move-prefixes": True}, True),
-    ],
-)
-def test_stores_meet_where_prefixes_are_to_move(arguments: dict[str, Any], moves: bool) -> None:
-    peering = make_peering(*read_arguments(arguments))
-    assert peering.is_on == moves
-    if not moves:
-        options, cluster = read_arguments({"arena-bytes": "1MiB", "slab-bytes": "64KiB"})
-        config = store_config(options, cluster, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0), peering)
-        assert (peering.address(), config.peer_listen, config.peer_token) == ("", "", "")
-
-
-def test_stores_meet_on_the_nodes_own_address_with_a_token_that_nobody_sees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
-    arguments = {"min-replicas": 2, "arena-bytes": "1MiB", "slab-bytes": "64KiB"}
-    options, cluster = read_arguments(arguments)
-    first, second = make_peering(options, cluster), make_peering(options, cluster)
-    config = store_config(options, cluster, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0), first)
-    assert (config.peer_listen, config.peer_token) == ("10.1.2.3:0", first.token)
-    assert first.address(7000) == "10.1.2.3:7000"
-    assert host_port("fd00::2", 7000) == "[fd00::2]:7000"
-    assert len(first.token) >= MIN_TOKEN_CHARACTERS
-    assert first.token != second.token
-    for shown in (repr(first), repr(config)):
-        assert first.token not in shown
 
 
 def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:

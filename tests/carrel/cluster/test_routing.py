@@ -9,7 +9,7 @@ import pytest
 
 from carrel.cluster.chain import BLOCK_TOKENS, MAX_BLOCKS, prompt_chain, session_link
 from carrel.cluster.prefix_map import Holder, PrefixMap
-from carrel.cluster.routing import MIN_MOVED_TOKENS, Route, RouteCounts, Routing
+from carrel.cluster.routing import Route, RouteCounts, Routing
 
 DOCUMENT = list(range(1000))
 
@@ -125,15 +125,9 @@ def test_a_replica_that_is_gone_holds_nothing_and_nobody_is_no_route() -> None:
     assert give(routes, links_of([3] * 200), ["c"], b"talk") == Route("c")
 
 
-def give(
-    routes: Routing,
-    links: Sequence[bytes],
-    replicas: Sequence[str],
-    session: bytes = b"",
-    sources: Sequence[str] = (),
-) -> Route:
+def give(routes: Routing, links: Sequence[bytes], replicas: Sequence[str], session: bytes = b"") -> Route:
     """Choose, and let the chosen one take it."""
-    route = routes.choose(links, replicas, session, sources)
+    route = routes.choose(links, replicas, session)
     assert route is not None
     routes.taken(route, links, route.replica, session)
     return route
@@ -172,39 +166,13 @@ def test_a_session_leaves_a_replica_that_cannot_take_it_and_stays_where_it_went(
     if why == "lost":
         routes.forget("a")
     there = ["a", "b"] if why == "full" else ["b"]
-    route = give(routes, links, there, session, ["b"] if why == "lost" else ["a", "b"])
-    assert route == Route("b", source="" if why == "lost" else "a")
+    assert give(routes, links, there, session) == Route("b")
     routes.ended("a")
     assert give(routes, links, ["a", "b"], session) == Route("b", 960, by_session=True)
 
 
-def test_who_computes_elsewhere_names_the_holder_of_the_longest_part() -> None:
-    routes = routing(max_lead=0)
-    give(routes, links_of(DOCUMENT[:300]), ["b"])
-    give(routes, links_of(DOCUMENT), ["a"])
-    give(routes, links_of(DOCUMENT), ["a"])
-    # the holder is busier by more than the lead
-    assert give(routes, links_of(DOCUMENT), ["a", "b"], sources=["a", "b"]) == Route("b", source="a")
-    assert routes.counts() == RouteCounts(by_prefix=1, by_load=3, prefix_tokens=960, with_source=1)
-    # and from now on it is here too
-    routes.ended("b")
-    assert give(routes, links_of(DOCUMENT), ["a", "b"], sources=["a", "b"]) == Route("b", 960)
-
-
-def test_nobody_is_named_who_cannot_give_or_has_no_more() -> None:
-    routes = routing()
-    give(routes, links_of(DOCUMENT), ["a"])
-    short = DOCUMENT[:MIN_MOVED_TOKENS] + [7] * 100
-    assert give(routes, links_of(short[: MIN_MOVED_TOKENS - 1]), ["b"], sources=["a"]).source == ""
-    assert routing().choose(links_of(short), ["b"], sources=["a"]) == Route("b")
-    # its store does not answer, or it is the one that computes
-    assert routes.choose(links_of(DOCUMENT[:900] + [7] * 100), ["c"], sources=["b"]) == Route("c")
-    assert routes.choose(links_of([9] * 500), ["b"], sources=["a"]) == Route("b")
-
-
-def test_without_affinity_sessions_spread_too_and_prefixes_still_come() -> None:
+def test_without_affinity_sessions_spread_too() -> None:
     routes, session = routing(has_affinity=False), session_link(b"", "talk")
-    first = give(routes, links_of(DOCUMENT), ["a", "b"], session, ["a", "b"])
-    second = give(routes, links_of(DOCUMENT), ["a", "b"], session, ["a", "b"])
+    first = give(routes, links_of(DOCUMENT), ["a", "b"], session)
+    second = give(routes, links_of(DOCUMENT), ["a", "b"], session)
     assert {first.replica, second.replica} == {"a", "b"}
-    assert (first.source, second.source) == ("", first.replica)

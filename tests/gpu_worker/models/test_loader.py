@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, VOCAB_SIZE, random_token_ids, save_model
 
 from gpu_worker.errors import ModelError
-from gpu_worker.models import LoadedModel, SamplingDefaults, load_model
+from gpu_worker.models import LoadedModel, load_model
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -299,13 +299,6 @@ def test_end_of_sequence_ids_of_both_files(directory: Path) -> None:
     (directory / "generation_config.json").unlink()
     edit_json(directory / "config.json", eos_token_id=None)
     assert load(directory).config.eos_token_ids == ()
-
-
-def test_sampling_defaults(directory: Path) -> None:
-    edit_json(directory / "generation_config.json", temperature=0.6, top_p=0.9, top_k=-1)
-    assert load(directory).defaults == SamplingDefaults(temperature=0.6, top_p=0.9, top_k=0)
-    edit_json(directory / "generation_config.json", top_p="most")
-    assert "'top_p'" in refusal(directory)
 
 
 def test_dummy_needs_only_the_config_and_is_repeatable(directory: Path) -> None:

@@ -12,7 +12,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.build import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
-from gpu_worker.models.config import RopeConfig, SamplingDefaults
+from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies import (
     H2O,
     NACL,
@@ -88,7 +88,7 @@ def make_model(
             scale = 1.6 if "qkv" in name else 1.0
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data.copy_(scale * noise / parameter.shape[1] ** 0.5)
-    return LoadedModel(config, decoder, 0, "tiny", SamplingDefaults())
+    return LoadedModel(config, decoder, 0, "tiny")
 
 
 def small_policies() -> dict[str, Policy]:

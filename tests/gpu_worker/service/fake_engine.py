@@ -53,7 +53,6 @@ class FakeEngine:
         self.was_closed = False
         self.num_steps = 0
         self.num_tended = 0
-        self.prefix_mover = None
         self._running: dict[str, tuple[GenerationRequest, EventSink, list[int]]] = {}
         self._stats = EngineStats(slot_capacity_tokens=10)
 

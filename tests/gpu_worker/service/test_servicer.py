@@ -254,37 +254,12 @@ async def test_a_caller_of_another_version_is_refused_with_both_named(worker, ve
     assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
 
 
-class FakeMover:
-    """Notes who asks, and how many requests the engine had by then."""
-
-    def __init__(self, engine):
-        self.engine = engine
-        self.asked = []
-
-    def fetch(self, request):
-        self.asked.append((request.prefix_source, len(self.engine.requests)))
-        return 0
-
-
-async def test_a_known_beginning_is_fetched_before_the_request_is_queued(worker):
-    worker.engine.prefix_mover = mover = FakeMover(worker.engine)
+async def test_a_sessions_name_has_its_limit(worker):
     message = request()
-    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
-    message.prefix_source = "10.0.0.2:7000"
-    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
-    assert mover.asked == [("10.0.0.2:7000", 1)]
-    assert len(worker.engine.requests) == 2
-    message.prefix_source = "x" * 300
+    message.session_id = "x" * 129
     error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "prefix_source" in error.details()
-    message.prefix_source, message.session_id = "", "x" * 129
-    error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert "session_id" in error.details()
-    # An engine that shares nothing takes it as it is.
-    worker.engine.prefix_mover = None
-    message.prefix_source, message.session_id = "10.0.0.2:7000", ""
-    assert (await collect(worker.stub.Generate(message, timeout=PATIENCE)))[-1].HasField("complete")
 
 
 async def test_health_follows_the_server(worker):
