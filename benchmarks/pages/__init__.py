@@ -1,1 +1,1 @@
-"""The tables of README.md and docs/, written from the committed results: `python -m benchmarks.pages [--check]`."""
+"""The tables of README.md and docs/, from the committed results and the registry: `python -m benchmarks.pages`."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import decode, others, prefill, quality
+from benchmarks.pages import decode, others, policies, prefill, quality
 
 TABLES: dict[str, Callable[[], str]] = {
+    "methods": policies.by_themselves,
+    "other-names": policies.others,
     "throughput": decode.throughput,
     "targets": decode.verdicts,
     "decode": decode.steps,

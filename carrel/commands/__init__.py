@@ -24,5 +24,8 @@ COMMANDS = {
     "calibrate": Command(
         "carrel.commands.calibrate", "Measure on texts what some policies must know of a model."
     ),
+    "methods": Command(
+        "carrel.commands.methods", "List the policies: family, paper, what each keeps, parameters."
+    ),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

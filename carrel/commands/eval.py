@@ -22,6 +22,7 @@ from carrel.evaluation.runner import Runner
 from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
 from carrel.evaluation.table import markdown_table, rich_table, verdicts
 from carrel.evaluation.worker_client import WorkerClient
+from carrel.methods import ablations_of, read_methods
 from carrel.serve.model import find_model
 from gpu_worker.v1 import gpu_worker_pb2
 
@@ -59,7 +60,8 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         WorkerClient(target, arguments.timeout) as worker,
     ):
         info = worker.info()
-        policies = name_policies(arguments.policies, info.policies)
+        ablations = ablations_of(read_methods()) if ABLATIONS in arguments.policies else {}
+        policies = name_policies(arguments.policies, info.policies, ablations)
         cells = plan_cells(
             arguments.tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PROTOCOLS = ("P1", "P2")
@@ -12,19 +12,6 @@ UNBUDGETED = "full"
 ALL = "all"
 # Stands for the papers' ablations, each paper's method before its own.
 ABLATIONS = "ablations"
-ABLATED = {
-    "pqcache": ("pqcache+ip",),
-    "clusterkv": ("clusterkv+l2", "clusterkv+ip"),
-    "chelsea": ("chelsea+unchunked",),
-    "semantickv": (
-        "semantickv+no_sinks",
-        "semantickv+no_recent",
-        "semantickv+random",
-        "semantickv+shared",
-        "semantickv+corrected",
-    ),
-    "protokv": ("protokv+chunks", "protokv+hashes"),
-}
 # Chooses between two of the methods, and is none itself.
 CHOOSER = "auto"
 # Between the name of a method and what is wrapped around it.
@@ -70,15 +57,17 @@ def plan_cells(
     ]
 
 
-def name_policies(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+def name_policies(
+    asked: Sequence[str], known: Sequence[str], ablations: Mapping[str, Sequence[str]]
+) -> list[str]:
     """The policies that are asked for, each once.
 
     `all` stands for every known one without a plus in its name, `full` first; `ablations` for the known ones of
-    `ABLATED`, and stays as it is where none is known.
+    `ablations` (by the method that they are of), each after its method, and stays as it is where none is known.
     """
     alone = [name for name in known if WRAPPED not in name and name not in (UNBUDGETED, CHOOSER)]
     methods = [UNBUDGETED, *alone] if UNBUDGETED in known else alone
-    ablated = [name for method, kinds in ABLATED.items() for name in (method, *kinds) if name in known]
+    ablated = [name for method, kinds in ablations.items() for name in (method, *kinds) if name in known]
     words = {ALL: methods, ABLATIONS: ablated or [ABLATIONS]}
     return list(dict.fromkeys(name for policy in asked for name in words.get(policy, [policy])))
 

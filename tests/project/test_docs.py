@@ -9,13 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from carrel.commands import COMMANDS, calibrate, chat, deploy, serve
+from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
 from carrel.commands import eval as eval_command
 from gateway.config import GatewayConfig
 from gateway.rest.endpoints import create_router
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import CarrelBody, GenerationBody
 from gateway.rest.usage import CARREL_FIELDS, TIMING_FIELDS
+from gpu_worker.policies import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def options_of(add_arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [serve, deploy, chat, calibrate], ids=["serve", "deploy", "chat", "calibrate"]
+    "command", [serve, deploy, chat, calibrate, methods], ids=lambda command: command.__name__
 )
 def test_the_cli_page_names_every_option(command: object) -> None:
     page = (ROOT / "docs/cli.md").read_text()
@@ -57,6 +58,12 @@ def test_the_api_page_names_every_route_field_and_error() -> None:
     wanted = [*(path.replace("{model_id:path}", "ID") for path in routes), *fields, *rows]
     # `user` is taken and ignored
     assert [name for name in wanted if name not in page and name != "user"] == []
+
+
+def test_the_methods_page_has_the_cost_of_every_method() -> None:
+    page = (ROOT / "docs/methods.md").read_text()
+    costs = page[page.index("## What they cost") :]
+    assert [name for name in registry() if "+" not in name and f"| `{name}` |" not in costs] == []
 
 
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))

@@ -16,13 +16,12 @@ from gpu_worker.policies.rounding import round_to_sum
 
 @dataclass(frozen=True, slots=True)
 class AdaKV(AllocationPolicy):
-    """A layer's budget goes to its heads by a common ranking of their tokens (Feng et al., Ada-KV: optimizing KV cache
-    eviction by adaptive budget allocation, section 3).
+    """A layer's budget goes to its heads by a common ranking of their tokens (Feng et al., Ada-KV, section 3).
 
-    inner: a policy that keeps what it scores best, whose scores can be compared between heads; what else its own
-    `compress` does, as Scissorhands' while decoding, is left out. For a schedule over the
-    layers take `LayerWise(AdaKV(inner))`, or an inner policy that has one, `AdaKV(PyramidKV())`; a `LayerWise` inside
-    has no scores to rank. alpha: the share of the budget that every head has alike.
+    inner: a policy that keeps what it scores best, with scores that can be compared between heads. Whatever else its
+    `compress` does, such as Scissorhands' while decoding, is left out. For a schedule over the layers take
+    `LayerWise(AdaKV(inner))`, or an inner policy that has one, `AdaKV(PyramidKV())`; a `LayerWise` inside has no scores
+    to rank. alpha: the share of the budget that is divided equally among the heads.
     """
 
     inner: ScoredPolicy

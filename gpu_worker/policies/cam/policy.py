@@ -22,9 +22,11 @@ Bits = TypeVar("Bits", int, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class CaM(StreamingLLM):
-    """StreamingLLM's eviction, but token i that leaves the window gives its value to the next m tokens, a share 1/m to
-    each, with probability min(1, a_i / mean of a over the window), a being the latest query's weights (Zhang et al.,
-    CaM: cache merging for memory-efficient LLMs inference, section 4).
+    """Sinks and a sliding window; the values of tokens that leave it are merged into later ones (Zhang et al., CaM,
+    section 4).
+
+    Token i leaves as in StreamingLLM, but gives its value to the next m tokens, a share 1/m to each, with probability
+    min(1, a_i / mean of a over the window), where a are the latest query's attention weights.
 
     num_sink: as for StreamingLLM. merge_size: m. window_size: the prompt's last queries, whose summed weights decide
     for all of its tokens. seed: of the coins, besides a request's own at prefill.

@@ -13,8 +13,9 @@ from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
 @dataclass(frozen=True, slots=True)
 class Chelsea(RetainPolicy):
-    """Chunked soft matching, in rounds, until the budget is met; again every so often while the sequence decodes (Hu et
-    al., Efficient long-context LLM inference via KV cache clustering, section 5).
+    """Means of similar tokens, merged in rounds within chunks until the budget is met (Hu et al., Chelsea, section 5).
+
+    It compresses again every `interval_tokens` while the sequence decodes.
 
     num_sink, num_recent: first and last tokens, never merged. chunk: tokens that are matched among themselves. A round
     removes a share r of what lies between sinks and window (CH-A1): r_init at first, less by alpha after each of the

@@ -9,7 +9,7 @@ from gpu_worker.policies.base import Family, Plan, Policy, attend_all
 
 @dataclass(frozen=True, slots=True)
 class Full(Policy):
-    """Every token stays in a slot and is attended at every step."""
+    """All tokens, in slots; each step attends all of them."""
 
     name = "full"
     family = Family.DENSE

@@ -17,9 +17,10 @@ COMPENSATION = 128
 
 @dataclass(frozen=True, slots=True)
 class H2O(ScoredPolicy):
-    """Tokens that gathered most attention weight from every query so far, of the prompt and of each decode step
-    (Zhang et al., H2O: heavy-hitter oracle, section 4; a KV head sums over its group, here as a mean of equal rank).
+    """The tokens with the most attention weight summed over all queries so far, and a window (Zhang et al., H2O,
+    section 4).
 
+    A KV head takes the mean over its group, which ranks as the sum does.
     num_sink: first tokens kept whatever they gather. recent_ratio: the share of the rest of the budget that goes to
     the local window. Early tokens are seen by more queries and gather more, as published.
     """
@@ -57,9 +58,9 @@ class H2O(ScoredPolicy):
 
 @dataclass(frozen=True, slots=True)
 class H2OCompensated(H2O):
-    """H2O(C): H2O with sinks, and with more budget for what PQCache's index takes (Zhang et al., PQCache, section
-    4.1.3; PQ-A1).
+    """As H2O with sinks, and with as much more budget as PQCache's index takes (Zhang et al., PQCache, section 4.1.3).
 
+    Choice PQ-A1.
     num_sink: as for PQCache. The plan's budget is the raised one, a 128th of the prompt behind the sinks above the
     request's.
     """

@@ -30,7 +30,7 @@ class InfLLMIndex:
 
 @dataclass(frozen=True, slots=True)
 class InfLLM(RecallPolicy[InfLLMIndex]):
-    """Recall of whole blocks by their representatives (Xiao et al., InfLLM, section 3).
+    """All tokens; whole blocks are recalled, by representative tokens (Xiao et al., InfLLM, section 3).
 
     block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
     many of its tokens represent a block: those that queries with them in their local window attended most; their mean
@@ -42,9 +42,8 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     up, as if it all stood right before it, as in the paper; else at true positions. The names of such policies end in
     `+sparse` and `+clamp`; the paper's is both.
 
-    Unlike the paper's all the same: local attention is measured among sinks and window
-    only; and of the tokens decoded later, whose attention nobody measures, each represents its block. Blocks are cut as
-    Quest's pages are.
+    Two differences to the paper remain. Local attention is measured among sinks and window only. Of the tokens decoded
+    later, whose attention is not measured, each represents its block. Blocks are cut as Quest's pages are.
     """
 
     block_size: int = 128

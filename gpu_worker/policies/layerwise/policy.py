@@ -12,8 +12,9 @@ from gpu_worker.policies.retain import RetainPolicy
 
 @dataclass(frozen=True, slots=True)
 class LayerWise(AllocationPolicy):
-    """Budgets that fall from layer to layer (Cai et al., PyramidKV, section 4; the allocator of ProtoKV's combinations,
-    PK-A4). Sinks and window stay as planned in every layer.
+    """Budgets that fall from layer to layer (Cai et al., PyramidKV, section 4).
+
+    Also the allocator that ProtoKV is combined with (PK-A4). Sinks and window stay as planned in every layer.
 
     inner: the policy, or `AdaKV` around one; a schedule of its own is replaced. beta: the mean layer selects so many
     times what the last one does.

@@ -15,8 +15,9 @@ from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, finite
 
 @dataclass(frozen=True, slots=True)
 class NACL(ScoredPolicy):
-    """Proxy-token eviction and random eviction (Chen et al., NACL: a general and effective KV cache eviction framework
-    for LLMs at inference time; split and defaults of its released code, but causal weights and means over the group).
+    """The tokens with the most weight from the prompt's last queries, and some drawn at random (Chen et al., NACL).
+
+    Split and defaults are those of its released code, with causal weights and the group's mean.
 
     num_sink: first tokens kept. protected_share: of the prompt, its sinks and last tokens together, so that a short
     prompt has no window. proxy_share: of the prompt, its last queries, whose weights score it. sampled_share: of the

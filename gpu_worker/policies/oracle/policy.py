@@ -14,9 +14,9 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 @dataclass(frozen=True, slots=True)
 class Oracle(RecallPolicy[None]):
-    """PQCache's split of the budget, with the exact softmax over all past tokens in place of codes.
+    """All tokens; the top k are attended, by exact attention weight (Zhang et al., PQCache, section 4.1.3).
 
-    num_sink, recent_ratio: as for PQCache. Every token stays resident, for the scores read all keys.
+    The budget is split as PQCache does. num_sink, recent_ratio: as for PQCache. Every token stays resident, for the scores read all keys.
     """
 
     num_sink: int = 32

@@ -16,9 +16,10 @@ from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
 @dataclass(frozen=True, slots=True)
 class OutlierHeads(AllocationPolicy):
-    """Heads that a calibration has found keep their whole prompt, and what is decoded (Hu et al., Chelsea, section 5.4
-    and appendix B). The others share the rest of the same total, equally where the inner policy's layers are equal:
-    with a share f of outliers, a budget R of the prompt becomes (R - f) / (1 - f).
+    """Outlier heads keep all tokens; the others share what is left of the budget (Hu et al., Chelsea, section 5.4).
+
+    Appendix B says how a calibration finds them. With a share f of outliers, a budget R of the prompt becomes
+    (R - f) / (1 - f) for the other heads, equally where the inner policy's layers are equal.
 
     Goes outside every other allocation. `layer_budget` moves the budget between layers, as layers have unequal numbers
     of outliers; `compress` splits a layer's. That leaves less than a token a head unspent.

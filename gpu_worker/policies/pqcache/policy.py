@@ -39,7 +39,7 @@ class PQIndex:
 
 @dataclass(frozen=True, slots=True)
 class PQCache(RecallPolicy[PQIndex]):
-    """Top-k by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
+    """All tokens; the top k are recalled by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
 
     num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of

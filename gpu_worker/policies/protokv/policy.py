@@ -20,7 +20,7 @@ from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
 
 @dataclass(frozen=True, slots=True)
 class ProtoKV(ScoredPolicy):
-    """Groups tokens around chunks and hash buckets in one pass; a token scores its group's mean vote (ProtoKV,
+    """The tokens of the groups that the last queries attend most, grouped around prototypes in one pass (ProtoKV,
     section 4).
 
     window: last tokens, always kept, whose queries vote (PK-A1). chunk_length: tokens of a chunk, from which follows

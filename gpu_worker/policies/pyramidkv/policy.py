@@ -13,8 +13,7 @@ from gpu_worker.policies.snapkv.policy import SnapKV
 
 @dataclass(frozen=True, slots=True)
 class PyramidKV(SnapKV):
-    """SnapKV's votes, budgets that fall from layer to layer (Cai et al., PyramidKV: dynamic KV cache compression based
-    on pyramidal information funneling, section 4).
+    """As SnapKV, with budgets that fall from layer to layer (Cai et al., PyramidKV, section 4).
 
     beta: the mean layer selects so many times what the last one does. The other fields are SnapKV's.
     """

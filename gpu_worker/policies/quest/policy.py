@@ -24,7 +24,7 @@ class QuestIndex:
 
 @dataclass(frozen=True, slots=True)
 class Quest(RecallPolicy[QuestIndex]):
-    """Top-k pages by channel-wise extremes of their keys (Tang et al., Quest, section 3).
+    """All tokens; whole pages are recalled, by the channel-wise extremes of their keys (Tang et al., Quest, section 3).
 
     page_size: tokens of a page; page p is of the positions from p * page_size on.
 

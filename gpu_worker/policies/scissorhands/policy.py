@@ -20,9 +20,12 @@ EVERY = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Scissorhands(ScoredPolicy):
-    """A token's counter is the number of recent queries whose weight on it was below the average, 1/t of t visible
-    tokens; those with the largest counters go first (Liu et al., Scissorhands, section 4; B-A1: no sinks, one shot of
-    the whole budget when the prompt is prefilled).
+    """The tokens that the fewest recent queries gave less than average weight, and a window (Liu et al., Scissorhands,
+    section 4).
+
+    A token's counter is the number of recent queries whose weight on it was below 1/t, t the tokens that the query
+    sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and the whole budget is met at once
+    when the prompt is prefilled.
 
     window_size: queries w that the counter looks back on. recent_ratio: the most recent tokens, as a share of the
     prompt, that never go; cut to a quarter of a small budget.

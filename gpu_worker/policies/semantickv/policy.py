@@ -18,7 +18,8 @@ from gpu_worker.policies.rounding import rounded
 
 @dataclass(frozen=True, slots=True)
 class SemanticKV(ScoredPolicy):
-    """Mean attention weight from semantic and recent queries (Huang et al., SemanticKV, sections IV-A and IV-B).
+    """The tokens with the most mean weight from recent queries and those of the largest norm (Huang et al.,
+    SemanticKV, sections IV-A and IV-B).
 
     num_sink: first tokens kept. recent_share: of the prompt, its last tokens, which are kept and vote (SK-A2).
     semantic_share: of the prompt, each query head's queries of largest norm, which vote too. Four ablations, the rows

@@ -15,8 +15,10 @@ from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
 
 @dataclass(frozen=True, slots=True)
 class SnapKV(ScoredPolicy):
-    """Top-k by the weight that an observation window gives, pooled over neighbours (Li et al., SnapKV: LLM knows what
-    you are looking for before generation, section 4). Nothing more is evicted while decoding.
+    """The tokens with the most weight from the prompt's last queries, pooled over neighbours (Li et al., SnapKV,
+    section 4).
+
+    Nothing more is evicted while decoding.
 
     window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of the budget. kernel:
     tokens that share a vote, odd. pooling: "max" or "avg" of their votes.

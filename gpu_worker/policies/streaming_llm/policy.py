@@ -13,7 +13,7 @@ from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy, Scores
 
 @dataclass(frozen=True, slots=True)
 class StreamingLLM(RetainPolicy):
-    """Sinks and a sliding window (Xiao et al., Efficient streaming language models with attention sinks, section 3.2).
+    """Sinks and a sliding window (Xiao et al., StreamingLLM, section 3.2).
 
     num_sink: first tokens kept. shift_positions: what is kept has the positions 0, 1, ... that it has in the cache, as
     in the paper, and bears the name `streaming_llm+shift`; else those in the text, as in the ports that papers compare

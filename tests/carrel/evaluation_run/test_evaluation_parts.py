@@ -11,13 +11,12 @@ from conftest import LENGTH, MODEL
 
 from carrel.cli import main
 from carrel.errors import ChildError, EvaluationError
-from carrel.evaluation.cells import ABLATED, Cell, budget_name, name_policies, plan_cells
+from carrel.evaluation.cells import Cell, budget_name, name_policies, plan_cells
 from carrel.evaluation.local import LocalOptions, local_worker, specs
 from carrel.evaluation.order import Order
 from carrel.evaluation.record import Outcome, read_report, summarize
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
 from carrel.evaluation.table import markdown_table, verdicts
-from gpu_worker.policies import registry
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 OUTCOME = Outcome(0, "number", True, "1", 900, 4, 90, 88.0, 2.0, 0.5, 64, 900, 0.5, 0.25, 1.0, 2.0, 12.0)
@@ -38,20 +37,25 @@ def test_cells() -> None:
 
 def test_all_policies_are_those_that_wrap_none() -> None:
     known = ["auto", "full", "h2o", "h2o+adakv", "quest"]
-    assert name_policies(["all"], known) == ["full", "h2o", "quest"]
-    assert name_policies(["h2o+adakv", "all", "auto"], known) == ["h2o+adakv", "full", "h2o", "quest", "auto"]
-    assert name_policies(["quest", "unknown"], known) == ["quest", "unknown"]
+    assert name_policies(["all"], known, {}) == ["full", "h2o", "quest"]
+    assert name_policies(["h2o+adakv", "all", "auto"], known, {}) == [
+        "h2o+adakv",
+        "full",
+        "h2o",
+        "quest",
+        "auto",
+    ]
+    assert name_policies(["quest", "unknown"], known, {}) == ["quest", "unknown"]
 
 
-def test_ablations_are_those_of_the_worker_beside_their_methods() -> None:
-    known = sorted(registry())
-    whole = {name: policy for name, policy in registry().items() if "+" not in name}
-    ours = {name: tuple(one.name for one in policy.ablations()) for name, policy in whole.items()}
-    assert {name: kinds for name, kinds in ours.items() if kinds} == ABLATED
-    named = name_policies(["full", "ablations"], known)
-    assert named == ["full", *(name for method, kinds in ABLATED.items() for name in (method, *kinds))]
-    assert not {kind for kinds in ABLATED.values() for kind in kinds} & set(name_policies(["all"], known))
-    assert name_policies(["ablations"], ["full", "quest"]) == ["ablations"]
+def test_ablations_stand_beside_their_methods() -> None:
+    known, ablations = (
+        ["chelsea", "chelsea+b", "chelsea+a", "full", "quest"],
+        {"chelsea": ["chelsea+a", "chelsea+c"]},
+    )
+    named = name_policies(["full", "ablations"], known, ablations)
+    assert named == ["full", "chelsea", "chelsea+a"]
+    assert name_policies(["ablations"], ["full", "quest"], ablations) == ["ablations"]
 
 
 def test_rounds_ask_every_cell_a_few_documents_the_measured_ones_first() -> None:

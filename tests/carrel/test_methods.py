@@ -1,0 +1,42 @@
+"""`carrel methods`: the policies of the worker's registry, each with its paper."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carrel.cli import main
+from carrel.methods import ablations_of, read_methods
+from gpu_worker.policies import registry
+
+
+def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--all", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["name"] for each in told] == list(registry())
+    assert [each["name"] for each in told if not each["keeps"]] == []
+    assert [each["name"] for each in told if not each["paper"]] == ["full"]
+    quest = next(each for each in told if each["name"] == "quest")
+    assert (quest["family"], quest["parameters"]) == ("recall", ["page_size=16"])
+
+
+def test_the_table_has_methods_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert "snapkv" in out
+    assert "snapkv+" not in out
+
+
+def test_ablations_are_those_that_a_method_names() -> None:
+    whole = {name: policy for name, policy in registry().items() if "+" not in name}
+    named = {name: [one.name for one in policy.ablations()] for name, policy in whole.items()}
+    assert ablations_of(read_methods()) == {name: kinds for name, kinds in named.items() if kinds}
+
+
+def test_without_a_worker_the_remedy_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert main(["methods"]) == 1
+    assert "Install carrel[gpu-worker]" in capsys.readouterr().err
