@@ -16,7 +16,8 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 class Oracle(RecallPolicy[None]):
     """All tokens; the top k are attended, by exact attention weight (Zhang et al., PQCache, section 4.1.3).
 
-    The budget is split as PQCache does. num_sink, recent_ratio: as for PQCache. Every token stays resident, for the scores read all keys.
+    num_sink, recent_ratio: as for PQCache, and so is the split of the budget. Every token stays resident, because the
+    scores read all keys.
     """
 
     num_sink: int = 32
