@@ -88,5 +88,14 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    roots = (
+        "benchmarks|carrel|deploy|docker|docs|examples|gateway|gpu_worker|kv_store|models|proto|tests|tools"
+    )
+    named = re.findall(rf"`((?:{roots})/[\w./]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
