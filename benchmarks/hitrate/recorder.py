@@ -108,7 +108,7 @@ class Recorder:
 
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         engine.submit(GenerationRequest("recorded", document, sampling, policy, budget, context), sink)
-        sequence = engine._scheduler.find("recorded")
+        sequence = engine.scheduler.find("recorded")
         assert sequence is not None
         steps: list[Tensor] = []
         while engine.has_work:

@@ -114,7 +114,7 @@ class CarrelDecode(DecodeRival):
         for number in range(case.batch):
             prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(case.context))
             engine.submit(request_of(case, number, prompt, num_tokens), note)
-        while len(running := engine._scheduler.with_status(Status.DECODE)) < case.batch:
+        while len(running := engine.scheduler.with_status(Status.DECODE)) < case.batch:
             is_working = engine.step()
             if failures:
                 raise NotMeasurable(str(failures[0]))

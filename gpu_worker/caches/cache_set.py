@@ -44,19 +44,19 @@ class CacheSet:
     ) -> None:
         self._shape = shape
         self._pool = pool
-        self._block_tables = block_tables
+        self.block_tables = block_tables
         self._dense = dense
         self._sparse: dict[Family, Cache] = {Family.RETAIN: retain, Family.RECALL: recall}
-        self._retain = retain
+        self.retain = retain
         self.recall = recall
         self._full_layers = min(full_layers, shape.num_layers)
-        self._buckets = Buckets(is_exact=shape.device.type != "cuda")
+        self.buckets = Buckets(is_exact=shape.device.type != "cuda")
         self._holders = Holders(shape, pool, recall)
 
     @property
     def state(self) -> tuple[object, ...]:
         """What a captured step has read addresses from: it is void once these are other objects."""
-        return (*self.recall.state, *self._retain.state)
+        return (*self.recall.state, *self.retain.state)
 
     def of(self, sequence: Sequence) -> list[Cache]:
         """The cache of each layer."""
@@ -111,7 +111,7 @@ class CacheSet:
     def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
         """What the sequence holds: of its slots in all layers, and of its rows in the store."""
         in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
-        return self._block_tables.held_bytes(sequence.seat), in_store
+        return self.block_tables.held_bytes(sequence.seat), in_store
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
@@ -129,7 +129,7 @@ class CacheSet:
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
         num_seats, some_dense = self._shape.max_num_seqs, self._full_layers > 0
-        return Batch.of(sequences, self._kind, self._group_shape, self._buckets, num_seats, some_dense)
+        return Batch.of(sequences, self._kind, self._group_shape, self.buckets, num_seats, some_dense)
 
     def _kind(self, sequence: Sequence) -> Kind:
         if not self._sparse_layers(sequence):
@@ -137,9 +137,9 @@ class CacheSet:
         return sequence.policy.name, sequence.can_miss
 
     def _group_shape(self, sequences: list[Sequence]) -> GroupShape:
-        num_rows = self._buckets.rows(len(sequences))
-        num_tokens = self._buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
-        return self._serving(sequences[0]).group_shape(sequences, num_rows, num_tokens, self._buckets)
+        num_rows = self.buckets.rows(len(sequences))
+        num_tokens = self.buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
+        return self._serving(sequences[0]).group_shape(sequences, num_rows, num_tokens, self.buckets)
 
     def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
         """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""

@@ -46,23 +46,23 @@ class DecodeStep:
         self._offloader = offloader
         self._pool = pool
         self._device = pool.rows.device
-        self._graphs = StepGraphs(self._device)
+        self.graphs = StepGraphs(self._device)
 
     def run(self, sequences: list[Sequence]) -> StepResult:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
         failed: list[tuple[Sequence, WorkerError]] = []
-        sequences = _each(sequences, self._advance, failed)
+        sequences = _each(sequences, self.advance, failed)
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
             return StepResult([], torch.empty(0), failed)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
-            logits = self._graphs.run(batch, self._caches.state, lambda table: self._forward(batch, table)[0])
+            logits = self.graphs.run(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
             new_rows = None
         else:
             table = torch.tensor(batch.table, device=self._device)
-            logits, new_rows = self._forward(batch, table)
+            logits, new_rows = self.forward(batch, table)
         self._caches.count(batch)
         sequences = batch.sequences
         for sequence in sequences:
@@ -73,7 +73,7 @@ class DecodeStep:
             logits = logits[[sequences.index(sequence) for sequence in kept]]
         return StepResult(kept, logits, failed)
 
-    def _advance(self, sequence: Sequence) -> None:
+    def advance(self, sequence: Sequence) -> None:
         """Make room for the next token; what leaves the window may be trained. Raises CapacityError and
         StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
@@ -106,7 +106,7 @@ class DecodeStep:
         """Whether new rows go to the store by way of the host."""
         return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
-    def _forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits [B, vocab]; and every layer's new rows [B, L, H_kv, 2d] where the host must store them."""
         decoder, rows = self._decoder, RowInputs.of(table)
         hidden = decoder.embed(rows.token_ids)

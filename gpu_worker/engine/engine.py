@@ -45,7 +45,8 @@ MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Pr
 class Engine:
     """Owns every running request. Single-threaded: only `validate` may be called from another thread.
 
-    `step` is the main loop's body: admit, one prefill quantum, one decode step.
+    `step` is the main loop's body: admit, one prefill quantum, one decode step. Benchmarks and tests read its parts:
+    `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefill`, the prompt in work.
     """
 
     def __init__(
@@ -65,17 +66,17 @@ class Engine:
         self.info = info
         self._intake = intake
         self._decoder = decoder
-        self._pool = pool
-        self._caches = caches
-        self._offloader = offloader
-        self._decode = decode
+        self.pool = pool
+        self.caches = caches
+        self.offloader = offloader
+        self.decode = decode
         self._prefill_chunk = prefill_chunk
         self._make_prefill = make_prefill
         self._prefixes = prefixes
         self._sampler = Sampler()
-        self._scheduler = Scheduler(info.max_num_seqs)
-        self._prefill: Prefill | None = None
-        self._indexing = Indexing(caches.recall)
+        self.scheduler = Scheduler(info.max_num_seqs)
+        self.prefill: Prefill | None = None
+        self.indexing = Indexing(caches.recall)
         # Since somebody was last given what others left.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
@@ -86,38 +87,38 @@ class Engine:
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         """Queue a request; `sink` gets its events from within `step`. Raises RequestError."""
-        if self._scheduler.find(request.request_id):
+        if self.scheduler.find(request.request_id):
             self._intake.refuse_duplicate(request)
-        self._scheduler.add(self._intake.sequence(request, sink))
+        self.scheduler.add(self._intake.sequence(request, sink))
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds, at once. An unknown id is no error."""
-        if (sequence := self._scheduler.find(request_id)) is not None:
+        if (sequence := self.scheduler.find(request_id)) is not None:
             self._finish(sequence, FinishReason.ABORT)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self.scheduler.has_work
 
     @torch.inference_mode()
     def step(self) -> bool:
         """Admit, prefill one quantum, decode one token each; False when there was nothing to do."""
         admitted = self._admit()
         prefilled = self._prefill_quantum()
-        is_idle = not (admitted or prefilled or self._scheduler.with_status(Status.DECODE))
+        is_idle = not (admitted or prefilled or self.scheduler.with_status(Status.DECODE))
         indexed = self._take_indexes(wait=is_idle)
         decoded = self._decode_step()
         return admitted or prefilled or indexed or decoded
 
     def _admit(self) -> bool:
-        if (sequence := self._scheduler.next_waiting()) is None:
-            if self._has_freed and not self._scheduler.num_waiting:
-                self._caches.spread()
+        if (sequence := self.scheduler.next_waiting()) is None:
+            if self._has_freed and not self.scheduler.num_waiting:
+                self.caches.spread()
                 self._has_freed = False
             return False
-        self._intake.choose(sequence, self._caches.num_free_slots)
+        self._intake.choose(sequence, self.caches.num_free_slots)
         try:
-            if not self._caches.admit(sequence):
+            if not self.caches.admit(sequence):
                 return False
         except (CapacityError, RequestError) as error:
             self._fail(sequence, error)
@@ -126,18 +127,18 @@ class Engine:
             if sequence.offloads:
                 self._open(sequence)
         except (CapacityError, StoreUnavailable) as error:
-            self._caches.release(sequence)
-            if isinstance(error, CapacityError) and self._scheduler.offloading():
+            self.caches.release(sequence)
+            if isinstance(error, CapacityError) and self.scheduler.offloading():
                 # Room comes back when one of them ends.
                 return False
             self._fail(sequence, error)
             return True
-        self._scheduler.admit(sequence)
+        self.scheduler.admit(sequence)
         sequence.clock.admitted = time.monotonic()
-        caches = self._caches.of(sequence)
+        caches = self.caches.of(sequence)
         try:
-            self._prefill = self._make_prefill(
-                sequence, self._decoder, caches, self._offloader, self._prefill_chunk, self.info.max_model_len
+            self.prefill = self._make_prefill(
+                sequence, self._decoder, caches, self.offloader, self._prefill_chunk, self.info.max_model_len
             )
         except torch.OutOfMemoryError as error:
             self._fail(sequence, no_room("the prompt", error))
@@ -149,36 +150,36 @@ class Engine:
         chain, room = self._prefixes, sequence.num_prefill + 1
         try:
             if chain is None or sequence.prefills_sparsely:
-                self._offloader.open(sequence, room)
+                self.offloader.open(sequence, room)
             else:
                 hashes, num_reusable = chain.hashes(sequence), chain.num_reusable(sequence)
-                sequence.num_cached = self._offloader.open(sequence, room, hashes, num_reusable)
+                sequence.num_cached = self.offloader.open(sequence, room, hashes, num_reusable)
         finally:
             self._end_lost()
 
     def tend(self) -> None:
         """See that the store is there; for now and then, between steps, with or without work."""
-        if self._offloader.renew():
+        if self.offloader.renew():
             self._end_lost()
 
     def _end_lost(self) -> None:
-        for sequence in self._scheduler.offloading():
-            if not self._offloader.holds(sequence):
+        for sequence in self.scheduler.offloading():
+            if not self.offloader.holds(sequence):
                 self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
 
     def _prefill_quantum(self) -> bool:
-        if (prefill := self._prefill) is None:
+        if (prefill := self.prefill) is None:
             return False
         sequence = prefill.sequence
         try:
             prefill.advance()
-            self._indexing.take_early(sequence, prefill.trained)
+            self.indexing.take_early(sequence, prefill.trained)
         except WorkerError as error:
             self._fail(sequence, error)
             return True
         sequence.sink(ProgressEvent(prefill.prefilled_tokens))
         if prefill.is_done:
-            self._prefill = None
+            self.prefill = None
             self._finish_prefill(prefill)
         return True
 
@@ -186,13 +187,13 @@ class Engine:
         sequence = prefill.sequence
         sequence.clock.prefilled = time.monotonic()
         sequence.status = Status.INDEXING
-        self._indexing.add(sequence, prefill.trained)
+        self.indexing.add(sequence, prefill.trained)
         self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
         self._sample([sequence], prefill.logits()[None])
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
-        ready, failed = self._indexing.take(wait)
+        ready, failed = self.indexing.take(wait)
         for sequence in ready:
             sequence.status = Status.DECODE
             sequence.clock.indexed = time.monotonic()
@@ -201,11 +202,11 @@ class Engine:
         return bool(ready)
 
     def _decode_step(self) -> bool:
-        sequences = self._scheduler.with_status(Status.DECODE)
+        sequences = self.scheduler.with_status(Status.DECODE)
         if not sequences:
             return False
         try:
-            result = self._decode.run(sequences)
+            result = self.decode.run(sequences)
         except StoreUnavailable as error:
             # Rows could not be recalled: whoever recalls, or has given its new token a slot, cannot repeat the step.
             for sequence in sequences:
@@ -261,8 +262,8 @@ class Engine:
             self._finish(sequence, FinishReason.LENGTH)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
-        self._caches.recall.take_counts(self._scheduler.offloading())
-        usage = sequence.usage(*self._caches.held_bytes(sequence))
+        self.caches.recall.take_counts(self.scheduler.offloading())
+        usage = sequence.usage(*self.caches.held_bytes(sequence))
         self._release(sequence)
         if reason is FinishReason.ABORT:
             self._stats.requests_aborted_total += 1
@@ -271,7 +272,7 @@ class Engine:
         sequence.sink(CompleteEvent(reason, usage, stop_token_id))
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
-        self._caches.recall.take_counts(self._scheduler.offloading())
+        self.caches.recall.take_counts(self.scheduler.offloading())
         self._release(sequence)
         self._stats.requests_failed_total += 1
         sequence.sink(ErrorEvent(error))
@@ -279,31 +280,31 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._stats.selected_rows_total += sequence.meter.selected_rows
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
-        self._indexing.remove(sequence)
-        if self._prefill is not None and self._prefill.sequence is sequence:
-            self._prefill.cancel()
-            self._prefill = None
+        self.indexing.remove(sequence)
+        if self.prefill is not None and self.prefill.sequence is sequence:
+            self.prefill.cancel()
+            self.prefill = None
         if sequence.status not in (Status.WAITING, Status.FINISHED):
-            self._caches.release(sequence)
+            self.caches.release(sequence)
             if sequence.offloads:
-                self._offloader.release(sequence)
-        self._scheduler.remove(sequence)
+                self.offloader.release(sequence)
+        self.scheduler.remove(sequence)
         self._has_freed = True
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
-        self._stats.running = self._scheduler.num_running
-        self._stats.waiting = self._scheduler.num_waiting
-        self._caches.recall.take_counts(self._scheduler.offloading())
+        self._stats.running = self.scheduler.num_running
+        self._stats.waiting = self.scheduler.num_waiting
+        self.caches.recall.take_counts(self.scheduler.offloading())
         config = self._decoder.config
-        self._stats.slot_used_tokens = self._pool.num_used_slots / (config.num_layers * config.num_kv_heads)
-        self._stats.offloaded_bytes_total = self._offloader.offloaded_bytes
-        self._stats.fetched_bytes_total = self._offloader.fetched_bytes
-        self._stats.store_reachable = self._offloader.is_reachable
+        self._stats.slot_used_tokens = self.pool.num_used_slots / (config.num_layers * config.num_kv_heads)
+        self._stats.offloaded_bytes_total = self.offloader.offloaded_bytes
+        self._stats.fetched_bytes_total = self.offloader.fetched_bytes
+        self._stats.store_reachable = self.offloader.is_reachable
         return self._stats
 
     def close(self) -> None:
         """Abort every request and leave the store."""
-        for sequence in self._scheduler.all():
+        for sequence in self.scheduler.all():
             self._finish(sequence, FinishReason.ABORT)
-        self._offloader.close()
+        self.offloader.close()

@@ -39,7 +39,7 @@ class StepGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._captured: OrderedDict[BatchShape, _Captured] = OrderedDict()
+        self.captured: OrderedDict[BatchShape, _Captured] = OrderedDict()
         self._seen: set[BatchShape] = set()
         self._state: tuple[object, ...] = ()
         self._memory_pool: Any = None
@@ -50,20 +50,20 @@ class StepGraphs:
         state: objects whose memory a captured step has the addresses of; other ones make all captured steps void.
         """
         if len(state) != len(self._state) or any(a is not b for a, b in zip(state, self._state, strict=True)):
-            self._captured.clear()
+            self.captured.clear()
             # What is made or compiled when first needed may have to be anew.
             self._seen.clear()
             # PyTorch ends a pool with the last graph that uses it.
             self._memory_pool = None
             self._state = state
-        captured = self._captured.get(batch.shape)
+        captured = self.captured.get(batch.shape)
         if captured is None:
             if batch.shape not in self._seen:
                 # The first time also compiles kernels, which must not happen under capture.
                 self._seen.add(batch.shape)
                 return forward(torch.tensor(batch.table, device=self._device))
             captured = self._capture(batch, forward)
-        self._captured.move_to_end(batch.shape)
+        self.captured.move_to_end(batch.shape)
         captured.taken.synchronize()
         captured.filled[:] = batch.table
         captured.table.copy_(captured.staged, non_blocking=True)
@@ -80,7 +80,7 @@ class StepGraphs:
             logits = forward(table)
         staged = torch.tensor(batch.table).pin_memory()
         captured = _Captured(graph, table, staged, staged.numpy(), logits, torch.cuda.Event())
-        self._captured[batch.shape] = captured
-        while len(self._captured) > MAX_GRAPHS:
-            self._captured.popitem(last=False)
+        self.captured[batch.shape] = captured
+        while len(self.captured) > MAX_GRAPHS:
+            self.captured.popitem(last=False)
         return captured

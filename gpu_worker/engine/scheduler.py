@@ -25,6 +25,10 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_free_seats(self) -> int:
+        return len(self._free_seats)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 

@@ -75,6 +75,11 @@ class Offloader:
         return self._link.is_reachable
 
     @property
+    def num_sequences(self) -> int:
+        """That hold room in the store."""
+        return len(self._extents)
+
+    @property
     def copies_aside(self) -> bool:
         """Whether `put_layer` returns before the rows are copied."""
         return self._arena.copies_aside

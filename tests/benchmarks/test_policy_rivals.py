@@ -295,7 +295,7 @@ def decodes(house: House, limit: int) -> int:
         return None
 
     def decoding_of(engine: Any) -> list[Sequence]:
-        found: list[Sequence] = engine._scheduler.with_status(Status.DECODE)
+        found: list[Sequence] = engine.scheduler.with_status(Status.DECODE)
         return found
 
     policies = {house.policy.name: house.policy}

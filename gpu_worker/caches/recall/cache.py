@@ -47,24 +47,24 @@ class RecallCache(Cache):
         self._hot_cache_size = hot_cache_size
         self._whole = WholeContext(pool, block_tables)
         # Made when the first sequence comes that may miss.
-        self._hot: HotCache | None = None
+        self.hot: HotCache | None = None
         self._fetch: RecallFetch | None = None
         # Rows of each seat that the device fetched by itself. Cleared outside inference mode too: an aborted request
         # leaves between two steps.
         with torch.inference_mode(False):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
-        self._fixed = FixedSlots(shape)
-        self._fixed.make_room(num_fixed)
-        self._indexes = IndexBook(shape)
+        self.fixed = FixedSlots(shape)
+        self.fixed.make_room(num_fixed)
+        self.indexes = IndexBook(shape)
         self._training = IndexTraining(
-            shape, pool, offloader, self._indexes, self._whole, self._fixed, trains_here
+            shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
         )
         self._probe = probe
 
     @property
     def state(self) -> tuple[object, ...]:
         """What a captured step has read addresses from: it is void once these are other objects."""
-        return self._fixed.table, self._offloader.arena
+        return self.fixed.table, self._offloader.arena
 
     def needs_store(self, sequence: Sequence) -> bool:
         """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
@@ -107,8 +107,8 @@ class RecallCache(Cache):
     def prepare(self, sequence: Sequence) -> None:
         """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
         try:
-            self._fixed.make_room(sequence.num_fixed)
-            self._indexes.make(recall_policy(sequence))
+            self.fixed.make_room(sequence.num_fixed)
+            self.indexes.make(recall_policy(sequence))
             if sequence.can_miss:
                 self._hot_cache()
         except torch.OutOfMemoryError as error:
@@ -118,9 +118,9 @@ class RecallCache(Cache):
             ) from error
 
     def _hot_cache(self) -> HotCache:
-        if self._hot is None:
-            self._hot = HotCache(self._shape, self._pool, self._block_tables)
-        return self._hot
+        if self.hot is None:
+            self.hot = HotCache(self._shape, self._pool, self._block_tables)
+        return self.hot
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
@@ -133,7 +133,7 @@ class RecallCache(Cache):
         hot.shrink(sequence, layers, num_slots)
         fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
         for layer in layers:
-            self._fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
+            self.fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
             self._block_tables.shrink(sequence.seat, layer, num_slots)
         sequence.num_slots = num_slots
 
@@ -147,11 +147,11 @@ class RecallCache(Cache):
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         cache: WholeContext | HotCache = self._whole
         if sequence.can_miss:
-            assert self._hot is not None
-            cache = self._hot
+            assert self.hot is not None
+            cache = self.hot
         cache.store(sequence, layer, rows)
         fixed = fixed_positions(sequence, rows.shape[1], rows.device)
-        self._fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
+        self.fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
         try:
             self._training.observe(sequence, layer, rows, queries)
         except torch.OutOfMemoryError as error:
@@ -175,7 +175,7 @@ class RecallCache(Cache):
         sequence.leaving = -1
         if end > begin and policy.trains_when_leaving:
             self._training.train_leaving(sequence, layers, begin, end)
-            self._fixed.clear_window(sequence, layers)
+            self.fixed.clear_window(sequence, layers)
         elif end > begin:
             sequence.leaving = begin
         sequence.window_begin = end
@@ -196,7 +196,7 @@ class RecallCache(Cache):
             num_rows,
             min(num_positions, self._shape.max_model_len),
             buckets.width(max(sequence.plan.num_selected or 0 for sequence in sequences)),
-            min(buckets.width(width), self._fixed.width),
+            min(buckets.width(width), self.fixed.width),
         )
 
     def begin_step(self, group: Group, layers: range) -> RecallStep:
@@ -206,11 +206,11 @@ class RecallCache(Cache):
         parts = RecallParts(
             self._shape,
             self._pool,
-            self._fixed,
+            self.fixed,
             self._whole,
-            self._hot,
+            self.hot,
             self._fetch,
-            self._indexes,
+            self.indexes,
             self._probe,
         )
         return RecallStep(group, layers, recall_policy(group.sequences[0]), parts)

@@ -57,11 +57,11 @@ class HotCache:
         self._pool = pool
         self._tables = block_tables.tables
         num_slots = self._tables.shape[-1] * BLOCK_SIZE
-        self._slot_of = shape.seated(shape.max_model_len, dtype=torch.int32)
-        self._token_of = shape.seated(num_slots, dtype=torch.int32)
-        self._referenced = shape.seated(num_slots, dtype=torch.uint8)
-        self._hand = shape.seated(dtype=torch.int32)
-        self._filled = shape.seated(dtype=torch.int32)
+        self.slot_of = shape.seated(shape.max_model_len, dtype=torch.int32)
+        self.token_of = shape.seated(num_slots, dtype=torch.int32)
+        self.referenced = shape.seated(num_slots, dtype=torch.uint8)
+        self.hand = shape.seated(dtype=torch.int32)
+        self.filled = shape.seated(dtype=torch.int32)
 
     @property
     def num_bytes(self) -> int:
@@ -70,10 +70,10 @@ class HotCache:
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as there is room for."""
         seat, num_tokens, num_slots = sequence.seat, rows.shape[1], sequence.num_slots
-        self._slot_of[seat, layer, :, : sequence.capacity] = -1
-        self._token_of[seat, layer, :, :num_slots] = -1
-        self._referenced[seat, layer, :, :num_slots] = 0
-        self._hand[seat, layer] = 0
+        self.slot_of[seat, layer, :, : sequence.capacity] = -1
+        self.token_of[seat, layer, :, :num_slots] = -1
+        self.referenced[seat, layer, :, :num_slots] = 0
+        self.hand[seat, layer] = 0
         positions = torch.arange(num_tokens, device=rows.device)
         room = num_slots - 1  # the next token's
         if num_tokens > room:
@@ -81,15 +81,15 @@ class HotCache:
             positions = torch.cat([positions[:num_sink], positions[num_tokens - (room - num_sink) :]])
         count = positions.shape[0]
         slots = torch.arange(count, device=rows.device)
-        self._filled[seat, layer] = count
-        self._token_of[seat, layer, :, :count] = positions.int()
-        self._slot_of[seat, layer, :, positions] = slots.int()
+        self.filled[seat, layer] = count
+        self.token_of[seat, layer, :, :count] = positions.int()
+        self.slot_of[seat, layer, :, positions] = slots.int()
         physical = physical_slots(self._tables[seat, layer], slots.expand(rows.shape[0], count))
         self._pool.rows[physical] = rows[:, positions]
 
     def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of resident positions int64 [T] of a prefilled layer, in every head: int64 [H_kv, T]."""
-        slots = self._slot_of[sequence.seat, layer][:, positions].long()
+        slots = self.slot_of[sequence.seat, layer][:, positions].long()
         return physical_slots(self._tables[sequence.seat, layer], slots)
 
     def place(self, rows: RowInputs, layers: range) -> Tensor:
@@ -111,19 +111,19 @@ class HotCache:
     def take_over(self, sequence: Sequence, layers: range) -> None:
         """Know a sequence in whose slots i position i has lain so far."""
         seat, span, num_tokens = sequence.seat, slice(layers.start, layers.stop), sequence.num_tokens
-        every = torch.arange(num_tokens, dtype=torch.int32, device=self._hand.device)
-        self._slot_of[seat, span, :, : sequence.capacity] = -1
-        self._slot_of[seat, span, :, :num_tokens] = every
-        self._token_of[seat, span, :, :num_tokens] = every
-        self._referenced[seat, span, :, : sequence.num_slots] = 0
-        self._hand[seat, span] = 0
-        self._filled[seat, span] = num_tokens
+        every = torch.arange(num_tokens, dtype=torch.int32, device=self.hand.device)
+        self.slot_of[seat, span, :, : sequence.capacity] = -1
+        self.slot_of[seat, span, :, :num_tokens] = every
+        self.token_of[seat, span, :, :num_tokens] = every
+        self.referenced[seat, span, :, : sequence.num_slots] = 0
+        self.hand[seat, span] = 0
+        self.filled[seat, span] = num_tokens
 
     def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Have so many slots from the next step on; the new ones are empty."""
         seat, span = sequence.seat, slice(layers.start, layers.stop)
-        self._token_of[seat, span, :, sequence.num_slots : num_slots] = -1
-        self._referenced[seat, span, :, sequence.num_slots : num_slots] = 0
+        self.token_of[seat, span, :, sequence.num_slots : num_slots] = -1
+        self.referenced[seat, span, :, sequence.num_slots : num_slots] = 0
 
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Do with the first `num_slots` of the sequence's slots from the next step on; not with fewer than its sinks,
@@ -159,7 +159,7 @@ class HotCache:
         hand.remainder_(num_slots)
 
     def _states(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self._slot_of, self._token_of, self._referenced, self._hand, self._filled
+        return self.slot_of, self.token_of, self.referenced, self.hand, self.filled
 
 
 def _seat_rows(rows: RowInputs) -> SeatRows:

@@ -23,7 +23,7 @@ class IndexBook:
 
     def make(self, policy: RecallPolicy) -> None:
         """Have the policy's state."""
-        self._index(policy)
+        self.of(policy)
         if policy.mixes_mean:
             self._value_means()
 
@@ -32,7 +32,7 @@ class IndexBook:
             self._means = ValueMeans(self._shape)
         return self._means
 
-    def _index(self, policy: RecallPolicy) -> Any:
+    def of(self, policy: RecallPolicy) -> Any:
         if policy.name not in self._indexes:
             self._indexes[policy.name] = policy.allocate(self._shape)
         return self._indexes[policy.name]
@@ -42,7 +42,7 @@ class IndexBook:
     ) -> None:
         """A prefilled layer: rows [H_kv, n, 2d]."""
         head_dim = self._shape.head_dim
-        policy.observe_prefill(self._index(policy), seat, layer, plan, rows[..., :head_dim], queries)
+        policy.observe_prefill(self.of(policy), seat, layer, plan, rows[..., :head_dim], queries)
         if policy.mixes_mean:
             self._value_means().fill(seat, layer, rows[..., head_dim:])
 
@@ -55,15 +55,15 @@ class IndexBook:
         arrays: Mapping[str, Tensor],
         read_keys: ReadKeys | None = None,
     ) -> None:
-        policy.load(self._index(policy), seat, layer, job, arrays, read_keys)
+        policy.load(self.of(policy), seat, layer, job, arrays, read_keys)
 
     def extend(
         self, policy: RecallPolicy, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
     ) -> None:
-        policy.extend(self._index(policy), seats, layers, positions, keys)
+        policy.extend(self.of(policy), seats, layers, positions, keys)
 
     def select(self, policy: RecallPolicy, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
-        return policy.select(self._index(policy), candidates, counts, width)
+        return policy.select(self.of(policy), candidates, counts, width)
 
     def mixed(
         self,
@@ -75,6 +75,6 @@ class IndexBook:
         attended: Tensor,
     ) -> Tensor:
         """What was attended [B, H_q, d], and the mean value for what was not. new_values: [B, H_kv, d]."""
-        missed = policy.missed(self._index(policy), candidates, selected)
+        missed = policy.missed(self.of(policy), candidates, selected)
         means = self._value_means().take_in(rows.seats, candidates.layer, rows.positions, new_values)
         return mixed(attended, means, missed)

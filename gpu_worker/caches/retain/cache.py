@@ -37,16 +37,16 @@ class RetainCache(Cache):
         self._shape = shape
         self._block_tables = block_tables
         self._first_layer = first_layer
-        self._kept = KeptSlots(shape)
-        self._rows = KeptRows(shape, pool, block_tables, self._kept, first_layer)
-        self._parts = RetainParts(shape, pool, block_tables, self._kept, probe)
+        self.kept = KeptSlots(shape)
+        self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
+        self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
         # Who waits is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
 
     @property
     def state(self) -> tuple[object, ...]:
         """What a captured step has read addresses from: it is void once these are other objects."""
-        return self._kept.state
+        return self.kept.state
 
     @property
     def _num_layers(self) -> int:
@@ -106,7 +106,7 @@ class RetainCache(Cache):
         counts = retained.counts_on_host()
         longest = max(counts)
         try:
-            self._kept.make_room(longest + room, policy)
+            self.kept.make_room(longest + room, policy)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
@@ -124,7 +124,7 @@ class RetainCache(Cache):
             )
             history = None if retained.history is None else retained.history[heads]
             sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
-        self._kept.fill(seat, layers, retained, room)
+        self.kept.fill(seat, layers, retained, room)
         self._rows.write(seat, layers, retained)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
@@ -163,7 +163,7 @@ class RetainCache(Cache):
             sequence.longest_kept + sequence.num_tokens - sequence.kept_at + 1 for sequence in sequences
         )
         room = max(sequence.longest_kept + self._room(sequence) for sequence in sequences)
-        num_positions = min(buckets.positions(min(longest, room)), self._kept.width)
+        num_positions = min(buckets.positions(min(longest, room)), self.kept.width)
         return GroupShape(sequences[0].policy.name, False, num_rows, num_positions)
 
     def begin_step(self, group: Group, layers: range) -> RetainStep:

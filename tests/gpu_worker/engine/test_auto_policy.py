@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import Rig, request
-from test_engine_lifecycle import pool_of
+from engine_rig import Rig, pool_of, request
 
 from gpu_worker.engine.auto_policy import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
 from gpu_worker.policies.base import CacheShape
@@ -36,8 +35,7 @@ def test_the_longest_whole_context_has_bounds() -> None:
 
 
 def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:
-    rig = Rig()
-    rig.engine._intake._max_full_tokens = 130
+    rig = Rig(max_full_tokens=130)
     assert "auto" in rig.engine.info.policies
     short = request("short", "auto", 0.3, prompt=120, max_tokens=10)
     long = request("long", "auto", 0.3, prompt=120, max_tokens=11)

@@ -44,7 +44,7 @@ def arena_rig(
             client=client,
             reuses_prefixes=reuses_prefixes,
         )
-        assert (rig.engine._offloader.arena is None) is (transport != "zero_copy")
+        assert (rig.engine.offloader.arena is None) is (transport != "zero_copy")
         yield store, rig
 
 
@@ -72,10 +72,10 @@ def served(transport: str) -> tuple[list[Record], EngineStats]:
     with arena_rig(transport) as (_, rig):
         records = rig.run(*mixed_requests())
         stats = rig.engine.stats()
-        held = rig.engine._offloader._client.stats()
+        held = rig.client.stats()
         assert (held.num_sequences, held.held_bytes) == (0, 0)
-        if rig.engine._offloader.arena is not None:
-            assert bool((rig.engine._offloader.arena.slab_tables == -1).all())
+        if rig.engine.offloader.arena is not None:
+            assert bool((rig.engine.offloader.arena.slab_tables == -1).all())
         return records, stats
 
 
@@ -136,10 +136,10 @@ def test_a_store_that_was_restarted_is_read_and_written_anew() -> None:
         rig.submit(request("lost", "clusterkv", 30, prompt=random_prompt(120, 3), max_tokens=60))
         while len(rig.records["lost"].tokens) < 10:
             rig.step()
-        before = rig.engine._offloader.arena
+        before = rig.engine.offloader.arena
         store.restart()
         again = rig.run(replace(one, request_id="again"))[0]
-        assert rig.engine._offloader.arena is not before
+        assert rig.engine.offloader.arena is not before
         assert again.tokens == alone.tokens
         assert untimed(again.usage) == untimed(alone.usage)
         assert isinstance(rig.records["lost"].error, Exception)
@@ -168,7 +168,7 @@ def test_prompts_that_begin_alike_share_slabs_and_answer_as_alone(transport: str
             alone[one.request_id] = rig.run(one)[0]
     with arena_rig(transport, reuses_prefixes=True) as (_, rig):
         rig.run(first)
-        client = rig.engine._offloader._client
+        client = rig.client
         # Its slabs are free for others, and still known.
         assert client.stats().num_sequences == 0
         records = rig.run(*others)
@@ -188,4 +188,4 @@ def test_a_full_arena_gives_up_prefixes_before_it_refuses() -> None:
             prompt = random_prompt(200, 20 + number)
             record = rig.run(request(f"{number}", "pqcache", 0.25, prompt=prompt, max_tokens=10))[0]
             assert len(record.tokens) == 10
-        rig.engine._offloader._client.check()
+        rig.client.check()

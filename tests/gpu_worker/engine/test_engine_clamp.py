@@ -69,7 +69,7 @@ def test_what_is_before_the_window_is_attended_as_if_it_stood_right_before_it(
     policies = {**small_policies(), "every_third": EveryThird()}
     rig = Rig(model, policies=policies, hot_cache=hot_cache, tokens_per_slab=256)
     # As on a GPU, where rows are padded: three sequences in four.
-    rig.engine._caches._buckets = Buckets(is_exact=False)
+    rig.engine.caches.buckets = Buckets(is_exact=False)
     found, *_ = rig.run(
         request("one", "every_third", BUDGET, max_tokens=STEPS),
         request("two", "every_third", BUDGET, prompt=90, max_tokens=STEPS + 9),

@@ -164,7 +164,7 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
         # Tokens enough that the first still decode once the last one does.
         for one in every_policy(num_tokens=1500):
             engine.submit(one, lambda event: None)
-        scheduler = engine._scheduler
+        scheduler = engine.scheduler
         step_until(engine, lambda: len(scheduler.with_status(Status.DECODE)) == 8, most=1400)
         for _ in range(3):
             engine.step()
@@ -173,19 +173,19 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
             for _ in range(3):
                 torch.cuda.set_sync_debug_mode("error")
                 try:
-                    result = engine._decode.run(sequences)
+                    result = engine.decode.run(sequences)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 assert len(result.sequences) == 8
                 torch.cuda.synchronize()
-        assert engine._decode._graphs._captured
+        assert engine.decode.graphs.captured
 
 
 def test_compressing_again_does_not_wait_for_the_device() -> None:
     with running("cuda") as engine:
         engine.submit(request("one", "chelsea", prompts([1500])[0], num_tokens=600), lambda event: None)
-        step_until(engine, lambda: bool(engine._scheduler.with_status(Status.DECODE)))
-        sequence = engine._scheduler.with_status(Status.DECODE)[0]
+        step_until(engine, lambda: bool(engine.scheduler.with_status(Status.DECODE)))
+        sequence = engine.scheduler.with_status(Status.DECODE)[0]
         # Once for what is compiled then.
         for is_first in (True, False):
             step_until(engine, lambda: sequence.num_tokens - sequence.kept_at == 128)
@@ -193,7 +193,7 @@ def test_compressing_again_does_not_wait_for_the_device() -> None:
             with torch.inference_mode():
                 torch.cuda.set_sync_debug_mode("default" if is_first else "error")
                 try:
-                    engine._decode._advance(sequence)
+                    engine.decode.advance(sequence)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
             assert sequence.kept_at == sequence.num_tokens
@@ -223,7 +223,7 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
             0,
             0,
         )
-        assert sorted(engine._pool._free) == list(range(engine._pool.num_blocks))
-        store = engine._offloader._client.stats()
+        assert engine.pool.num_free_blocks == engine.pool.num_blocks
+        store = engine.offloader._client.stats()
         assert (store.num_sequences, store.held_bytes) == (0, 0)
-        assert bool((engine._offloader.arena.slab_tables == -1).all())
+        assert bool((engine.offloader.arena.slab_tables == -1).all())

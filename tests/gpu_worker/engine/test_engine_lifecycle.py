@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from engine_rig import (
+    BLOCK_BYTES,
+    LAYER_HEADS,
     NUM_KV_HEADS,
     NUM_LAYERS,
     TOKEN_BYTES,
     Rig,
     make_model,
+    pool_of,
     random_prompt,
     request,
     small_policies,
@@ -20,6 +23,7 @@ from engine_rig import (
 from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches.dense import DenseCache
 from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
@@ -45,13 +49,6 @@ from kv_store.client import StoreUnreachable
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 ALL = ["full", *SELECTING]
 LEAST = HotCacheSize(tokens=1)
-BLOCK_BYTES = BLOCK_SIZE * 2 * 16 * 4
-# One block for every layer and KV head.
-LAYER_HEADS = NUM_LAYERS * NUM_KV_HEADS
-
-
-def pool_of(blocks_per_head: int) -> int:
-    return blocks_per_head * LAYER_HEADS * BLOCK_BYTES
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -207,15 +204,6 @@ def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
     rig.check_empty()
 
 
-def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
-    for _ in range(500):
-        sequence = rig.engine._scheduler.find(name)
-        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
-            return
-        rig.step()
-    raise AssertionError(f"{name} never came to {status}")
-
-
 @pytest.mark.parametrize("policy", ALL)
 @pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
 def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Status, policy: str) -> None:
@@ -223,19 +211,19 @@ def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Statu
     other = request("other", "oracle", 0.3, prompt=50, max_tokens=40)
     expected = Rig().tokens(other)
     rig.submit(other)
-    wait_for(rig, "other", Status.DECODE, 3)
+    rig.step_to("other", Status.DECODE, 3)
     if stage is Status.WAITING:
         rig.submit(request("blocker", max_tokens=8))
-        wait_for(rig, "blocker", Status.DECODE)
+        rig.step_to("blocker", Status.DECODE)
     rig.store.holds_builds = stage is Status.INDEXING
     rig.submit(request("victim", policy, 0.3, max_tokens=30))
     if stage is Status.INDEXING and policy in ("full", "oracle"):
         # Nothing is trained: these decode at once.
         stage = Status.DECODE
-    wait_for(rig, "victim", stage, 5 if stage is Status.DECODE else 0)
+    rig.step_to("victim", stage, 5 if stage is Status.DECODE else 0)
     if stage is Status.INDEXING:
         rig.step(3)
-        assert rig.engine._scheduler.find("victim").status is Status.INDEXING
+        assert rig.sequence("victim").status is Status.INDEXING
     given = len(rig.records["victim"].tokens)
     rig.engine.abort("victim")
     record = rig.records["victim"]
@@ -272,7 +260,7 @@ def test_others_decode_while_an_index_is_trained() -> None:
 def test_prefill_quanta_leave_room_for_a_decode_step_each() -> None:
     rig = Rig(prefill_chunk=10)
     rig.submit(request("stream", prompt=20, max_tokens=100))
-    wait_for(rig, "stream", Status.DECODE)
+    rig.step_to("stream", Status.DECODE)
     rig.submit(request("long", "pqcache", 0.2, prompt=300, max_tokens=2))
     for _ in range(30):
         before = len(rig.records["stream"].tokens)
@@ -360,7 +348,7 @@ def test_requests_wait_for_slots_and_get_fewer_when_fewer_are_free() -> None:
         request("second", "pqcache", 0.1, prompt=300, max_tokens=30),
     )
     rig.submit(request("third", prompt=100, max_tokens=28))
-    wait_for(rig, "second", Status.DECODE, 3)
+    rig.step_to("second", Status.DECODE, 3)
     rig.step(3)
     stats = rig.engine.stats()
     assert (stats.running, stats.waiting) == (2, 1)
@@ -379,11 +367,11 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     rig = Rig(hot_cache=LEAST, tokens_per_slab=32)
     prompt = random_prompt(120)
     rig.submit(request("one", policy, 0.3, max_tokens=100), request("other", "pqcache", 0.2, max_tokens=60))
-    recall = rig.engine._caches.recall
+    recall = rig.engine.caches.recall
     checked = 0
     while rig.engine.has_work:
         rig.step()
-        sequence = rig.engine._scheduler.find("one")
+        sequence = rig.engine.scheduler.find("one")
         if sequence is None or sequence.status is not Status.DECODE or sequence.num_tokens % 7:
             continue
         stored = rig.store.rows["one"][:, :, : sequence.num_tokens].view(np.float32)
@@ -392,12 +380,12 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
         for layer in range(NUM_LAYERS):
             for head in range(NUM_KV_HEADS):
                 if sequence.can_miss:
-                    slot_of = recall._hot._slot_of[sequence.seat, layer, head, : sequence.num_tokens]
+                    slot_of = recall.hot.slot_of[sequence.seat, layer, head, : sequence.num_tokens]
                 else:
                     slot_of = torch.arange(sequence.num_tokens)
                 positions = (slot_of >= 0).nonzero().flatten()
-                table = recall._block_tables.tables[sequence.seat, layer, head]
-                held = rig.engine._pool.rows[physical_slots(table, slot_of[positions].long())]
+                table = rig.engine.caches.block_tables.tables[sequence.seat, layer, head]
+                held = rig.engine.pool.rows[physical_slots(table, slot_of[positions].long())]
                 assert np.array_equal(held.numpy(), stored[layer, head, positions])
                 assert positions[:4].tolist() == [0, 1, 2, 3]
                 checked += len(positions)
@@ -406,8 +394,7 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     tokens = rig.records["one"].tokens
     whole = Rig(tokens_per_slab=32)
     whole.submit(request("whole", policy, 1.0, prompt=prompt + tuple(tokens), max_tokens=20))
-    wait_for(whole, "whole", Status.DECODE, 15)
-    length = whole.engine._scheduler.find("whole").num_tokens
+    length = whole.step_to("whole", Status.DECODE, 15).num_tokens
     rows = greedy(make_model(), prompt + tuple(tokens), 20)[1]
     stored = torch.from_numpy(whole.store.rows["whole"][:, :, :length].copy()).view(torch.float32)
     torch.testing.assert_close(stored, torch.stack(rows)[:, :, :length], atol=1e-3, rtol=1e-3)
@@ -475,7 +462,7 @@ def test_invalid_logits_end_only_the_requests_they_belong_to(
     poison = next(token for token in range(96, 84, -1) if not any(token in one for one in good_tokens))
     rig = rig_with_poisoned(poison)
     rig.submit(*GOOD)
-    wait_for(rig, GOOD[-1].request_id, Status.DECODE)
+    rig.step_to(GOOD[-1].request_id, Status.DECODE)
     # One is poisoned in its prefill, one in a decode step, where it shares the batch.
     prompt = tame_prompt(60, 4)
     rig.submit(request("decoded", policy, 0.5, prompt=(*prompt, poison, 5), num_prefill=60))
@@ -525,7 +512,7 @@ def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytes
         request("lost", "pqcache", 40, prompt=300, max_tokens=30),
         dense,
     )
-    while len(rig.engine._scheduler.with_status(Status.DECODE)) < 3:
+    while len(rig.decoding) < 3:
         rig.step()
 
     def unreachable(*args: object) -> None:
@@ -541,15 +528,12 @@ def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytes
 
 
 def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -> None:
-    rig = Rig()
-    real = rig.engine._make_prefill
-
     def make(sequence, *args):
         if sequence.sequence_id == "big":
             raise torch.OutOfMemoryError("out of memory")
-        return real(sequence, *args)
+        return Prefill(sequence, *args)
 
-    rig.engine._make_prefill = make
+    rig = Rig(make_prefill=make)
     rig.submit(request("big"), request("next"))
     rig.drain()
     assert isinstance(rig.records["big"].error, CapacityError)
@@ -559,14 +543,14 @@ def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -
 
 def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    finish_layer = Prefill._finish_layer
+    store = DenseCache.store
 
-    def failing(prefill: Prefill) -> None:
-        if prefill.sequence.sequence_id == "big" and prefill.prefilled_tokens:
+    def failing(cache: DenseCache, sequence: Sequence, layer: int, *rows: torch.Tensor) -> None:
+        if sequence.sequence_id == "big" and layer == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        finish_layer(prefill)
+        store(cache, sequence, layer, *rows)
 
-    monkeypatch.setattr(Prefill, "_finish_layer", failing)
+    monkeypatch.setattr(DenseCache, "store", failing)
     big, following = rig.run(request("big"), request("next"))
     assert "CUDA out of memory" in str(big.error)
     assert following.tokens
@@ -626,13 +610,13 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
     rig.submit(*(request(name, *policy, max_tokens=60) for name, policy in policies.items()))
     while not all(rig.records[name].tokens for name in "abc"):
         rig.step()
-    run = rig.engine._decode.run
+    run = rig.engine.decode.run
 
     def failing(sequences: list[Sequence]) -> StepResult:
-        rig.engine._decode.run = run  # type: ignore[method-assign]
+        rig.engine.decode.run = run  # type: ignore[method-assign]
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    rig.engine._decode.run = failing  # type: ignore[method-assign]
+    rig.engine.decode.run = failing  # type: ignore[method-assign]
     rig.drain()
     for name in "abc":
         assert isinstance(rig.records[name].error, CapacityError)

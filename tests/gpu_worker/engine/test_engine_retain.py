@@ -165,13 +165,12 @@ def test_the_value_of_what_is_evicted_goes_where_the_policy_says() -> None:
     """The naive decoder changes the rows themselves; the engine's pool is asked for its values."""
     rig = Rig(policies=with_policy(Giving()))
     rig.submit(request("one", "giving", BUDGET, max_tokens=STEPS))
-    caches, pool = rig.engine._caches, rig.engine._pool
+    caches, pool = rig.engine.caches, rig.engine.pool
 
     def values() -> dict[int, Tensor]:
-        kept = caches._retain._kept
-        tables = caches._retain._block_tables.tables
-        sequence = rig.engine._scheduler.find("one")
-        assert sequence is not None
+        kept = caches.retain.kept
+        tables = caches.block_tables.tables
+        sequence = rig.sequence("one")
         positions = kept.positions[sequence.seat, 1, 1]
         rows = {}
         for slot in range(int(kept.lengths[sequence.seat, 1, 1])):
@@ -215,7 +214,7 @@ def test_a_head_that_evicts_nothing_yet_may_name_any_slot_to_give_from() -> None
 
     rig = Rig(policies=with_policy(Hasty()))
     # Blocks that nobody was dealt are in no table.
-    rig.engine._caches._block_tables.tables.fill_(1 << 30)
+    rig.engine.caches.block_tables.tables.fill_(1 << 30)
     assert len(rig.tokens(request("one", "hasty", 80, prompt=300, max_tokens=20))) == 20
     rig.check_empty()
 
@@ -417,7 +416,7 @@ def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again(
     expected = greedy(make_model(), random_prompt(300), 100, attended)[0]
     rig = Rig(policies=with_policy(Swinging()))
     # Blocks that nobody was dealt are in no table.
-    rig.engine._caches._block_tables.tables.fill_(1 << 30)
+    rig.engine.caches.block_tables.tables.fill_(1 << 30)
     assert rig.tokens(request("one", "swinging", 80, prompt=300, max_tokens=100)) == expected
     rig.check_empty()
 
@@ -429,7 +428,7 @@ def test_state_never_grows_beyond_the_longest_head_that_may_come() -> None:
     one = rig.run(request("one", policy.name, 250, prompt=300, max_tokens=200))[0]
     assert len(one.tokens) == 200
     # The outlier head ends with 499 tokens.
-    assert rig.engine._caches._retain._kept.width == 512
+    assert rig.engine.caches.retain.kept.width == 512
 
 
 def test_who_waits_does_not_ask_its_policy_at_every_step() -> None:

@@ -88,7 +88,7 @@ def test_every_key_has_its_position_in_the_cache(interleaved: bool) -> None:
 def test_sequences_with_other_numbers_of_sinks_share_a_batch_with_padding() -> None:
     rig = Rig(policies=policies())
     # As on a GPU: three sequences in four rows, and fewer as they end.
-    rig.engine._caches._buckets = Buckets(is_exact=False)
+    rig.engine.caches.buckets = Buckets(is_exact=False)
     asked = {"one": (5, 90, 0), "more": (BUDGET, 130, 20), "many": (50, 110, 0)}
     records = rig.run(
         *(

@@ -62,7 +62,7 @@ def test_the_mean_is_of_this_request_alone(expected: list[int]) -> None:
     """A seat that another had before, beside others, with padding in between."""
     rig = Rig(policies=policies(), max_num_seqs=4)
     # As on a GPU: three sequences in four rows.
-    rig.engine._caches._buckets = Buckets(is_exact=False)
+    rig.engine.caches.buckets = Buckets(is_exact=False)
     rig.run(request("before", "sparq+mean", BUDGET, prompt=200, max_tokens=20))
     records = rig.run(
         request("short", "sparq+mean", BUDGET, prompt=60, max_tokens=9),

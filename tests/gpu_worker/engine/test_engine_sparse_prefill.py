@@ -25,10 +25,9 @@ def first_layers(rig: Rig, name: str) -> list[torch.Tensor]:
     prefill = rig.records[name]
     while not prefill.tokens:
         rig.step()
-    sequence = rig.engine._scheduler.find(name)
-    assert sequence is not None
+    sequence = rig.sequence(name)
     return [
-        rig.engine._offloader.inspect(sequence, layer, 2)[:, :PROMPT].clone() for layer in range(NUM_LAYERS)
+        rig.engine.offloader.inspect(sequence, layer, 2)[:, :PROMPT].clone() for layer in range(NUM_LAYERS)
     ]
 
 

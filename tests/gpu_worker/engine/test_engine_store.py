@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request, wait_for
+from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request
 from naive_decoder import greedy
-from strict_store import StrictStore, fail
+from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import CapacityError, StoreUnavailable
@@ -22,13 +22,13 @@ def test_a_lost_store_ends_those_that_offload_and_nobody_else(stage: Status, pol
     rig = Rig(prefill_chunk=20, hot_cache=LEAST)
     full = request("full", max_tokens=60)
     rig.submit(full)
-    wait_for(rig, "full", Status.DECODE, 4)
+    rig.step_to("full", Status.DECODE, 4)
     if stage is not Status.WAITING:
         rig.store.holds_builds = stage is Status.INDEXING and policy != "oracle"
         rig.submit(request("victim", policy, 0.3, max_tokens=40))
         wanted = Status.DECODE if stage is Status.INDEXING and policy == "oracle" else stage
-        wait_for(rig, "victim", wanted, 3 if wanted is Status.DECODE else 0)
-    fail(rig.store)
+        rig.step_to("victim", wanted, 3 if wanted is Status.DECODE else 0)
+    rig.store.failure = StoreUnreachable("the store is gone")
     if stage is Status.WAITING:
         rig.submit(request("victim", policy, 0.3, max_tokens=40))
     rig.store.finish_builds()
@@ -55,8 +55,8 @@ def test_every_offloading_request_of_a_batch_ends_and_full_ones_go_on() -> None:
         request(f"{p} {n}", p, 0.3, prompt=90 + n, max_tokens=50) for n in range(2) for p in SELECTING
     ]
     rig.submit(*requests, request("full", max_tokens=50))
-    wait_for(rig, "full", Status.DECODE, 2)
-    fail(rig.store)
+    rig.step_to("full", Status.DECODE, 2)
+    rig.store.failure = StoreUnreachable("the store is gone")
     rig.step()
     for one in requests:
         assert isinstance(rig.records[one.request_id].error, StoreUnavailable)
@@ -67,7 +67,7 @@ def test_every_offloading_request_of_a_batch_ends_and_full_ones_go_on() -> None:
 def test_rows_that_cannot_be_recalled_end_the_step_but_not_the_full_requests() -> None:
     rig = Rig(hot_cache=LEAST)
     rig.submit(request("pq", "pqcache", 0.3, max_tokens=50), request("full", max_tokens=50))
-    wait_for(rig, "full", Status.DECODE, 2)
+    rig.step_to("full", Status.DECODE, 2)
     gather = rig.store.gather
 
     def refuse(*arguments: object) -> None:
@@ -86,8 +86,8 @@ def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() ->
     rig = Rig(prefill_chunk=10)
     rig.store.holds_builds = True
     rig.submit(request("survivor", "pqcache", 0.3, max_tokens=30))
-    wait_for(rig, "survivor", Status.INDEXING)
-    fail(rig.store)
+    rig.step_to("survivor", Status.INDEXING)
+    rig.store.failure = StoreUnreachable("the store is gone")
     rig.submit(request("first", "oracle", 0.3, max_tokens=30))
     rig.step(3)
     assert isinstance(rig.records["first"].error, StoreUnavailable)
@@ -95,7 +95,7 @@ def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() ->
     second = request("second", "oracle", 0.3, max_tokens=60)
     third = request("third", "clusterkv", 0.3, max_tokens=60)
     rig.submit(second)
-    wait_for(rig, "second", Status.DECODE, 5)
+    rig.step_to("second", Status.DECODE, 5)
     rig.store.finish_builds()
     rig.store.holds_builds = False
     rig.step(3)
@@ -142,7 +142,7 @@ def test_a_full_store_is_waited_for_while_another_request_will_free_room() -> No
         request("waits", "clusterkv", 0.3, max_tokens=6),
         request("behind", prompt=30, max_tokens=6),
     )
-    wait_for(rig, "holds", Status.DECODE, 10)
+    rig.step_to("holds", Status.DECODE, 10)
     assert (rig.engine.stats().running, rig.engine.stats().waiting) == (1, 2)
     assert not rig.records["waits"].events
     rig.drain()
@@ -156,7 +156,7 @@ def test_a_request_that_waits_for_the_store_can_be_aborted() -> None:
     rig.submit(
         request("holds", "pqcache", 0.3, max_tokens=20), request("waits", "clusterkv", 0.3, max_tokens=6)
     )
-    wait_for(rig, "holds", Status.DECODE, 10)
+    rig.step_to("holds", Status.DECODE, 10)
     rig.engine.abort("waits")
     rig.drain()
     assert len(rig.records["holds"].tokens) == 20
@@ -183,7 +183,7 @@ def test_an_index_that_cannot_be_placed_ends_its_request() -> None:
     rig = Rig()
     rig.store.holds_builds = True
     rig.submit(request("one", "pqcache", 0.3), request("full", max_tokens=30))
-    wait_for(rig, "one", Status.INDEXING)
+    rig.step_to("one", Status.INDEXING)
     for held, _ in rig.store.held_builds:
         held.set_exception(StoreFull("77 bytes are missing"))
     rig.drain()
@@ -196,7 +196,7 @@ def test_an_index_that_cannot_be_placed_ends_its_request() -> None:
 def test_a_window_that_cannot_be_trained_ends_its_request_only() -> None:
     rig = Rig()
     rig.submit(request("one", "clusterkv", 0.3, max_tokens=80), request("two", "pqcache", 0.3, max_tokens=80))
-    wait_for(rig, "two", Status.DECODE, 5)
+    rig.step_to("two", Status.DECODE, 5)
 
     def refuse(*arguments: object, **options: object) -> None:
         raise StoreFull("no room")
@@ -225,7 +225,7 @@ def test_a_request_that_comes_after_a_restart_has_lost_nothing() -> None:
     rig = Rig()
     running = request("running", "pqcache", 0.3, max_tokens=60)
     rig.submit(running)
-    wait_for(rig, "running", Status.DECODE, 3)
+    rig.step_to("running", Status.DECODE, 3)
     restart(rig.store)
     one = request("one", "pqcache", 0.3)
     record = rig.run(one)[0]
@@ -240,7 +240,7 @@ def test_no_index_is_waited_for_or_taken_once_the_lease_is_lost(lost: Exception)
     rig = Rig()
     rig.store.holds_builds = True
     rig.submit(request("waits", "pqcache", 0.3), request("full", max_tokens=30))
-    wait_for(rig, "waits", Status.INDEXING)
+    rig.step_to("waits", Status.INDEXING)
     rig.store.lost = lost
     rig.step(2)
     assert isinstance(rig.records["waits"].error, StoreUnavailable)
@@ -252,7 +252,7 @@ def test_no_index_is_waited_for_or_taken_once_the_lease_is_lost(lost: Exception)
 def test_a_window_is_not_waited_for_once_the_lease_is_lost() -> None:
     rig = Rig()
     rig.submit(request("one", "clusterkv", 0.3, max_tokens=80), request("full", max_tokens=60))
-    wait_for(rig, "one", Status.DECODE, 5)
+    rig.step_to("one", Status.DECODE, 5)
     # The window's index never comes, and nobody says so but the heartbeat.
     rig.store.holds_builds = True
     rig.store.lost = StoreUnreachable("silent for a lease")

@@ -55,7 +55,7 @@ def test_the_store_is_asked_only_where_something_may_miss(policy: str, hot_cache
     rig.submit(request("one", policy, 30, max_tokens=100))
     offloads = hot_cache == LEAST and policy != "oracle"
     while not rig.records["one"].is_over:
-        assert ("one" in rig.store.rows) is (offloads and rig.engine._scheduler.num_running > 0)
+        assert ("one" in rig.store.rows) is (offloads and rig.engine.scheduler.num_running > 0)
         rig.step()
     usage = rig.records["one"].usage
     assert usage.offloaded_tokens == (219 if offloads else 0)
@@ -91,10 +91,10 @@ def test_clusters_of_decoded_windows_hold_every_token_once() -> None:
     rig.submit(request("one", "clusterkv", 30, prompt=130, max_tokens=100))
     while len(rig.records["one"].tokens) < 95:
         rig.step()
-    sequence = rig.engine._scheduler.find("one")
+    sequence = rig.sequence("one")
     # Two windows of 40 were clustered; the third is under way.
     assert sequence.window_begin == 130 + 80
-    index = rig.engine._caches.recall._indexes._index(sequence.policy)
+    index = rig.engine.caches.recall.indexes.of(sequence.policy)
     sizes = index.sizes[sequence.seat]
     assert bool((sizes.sum(dim=-1) == 130 + 80 - 4).all())
     labels = index.labels[sequence.seat, :, :, 4 : 130 + 80]
@@ -126,14 +126,14 @@ def test_who_has_nothing_in_the_store_goes_on_as_if_nothing_was_when_the_store_i
     rig.submit(one, request("measured", policy, 30, prompt=100, max_tokens=90, measure=True))
     while len(rig.records["measured"].tokens) < 10:
         rig.step()
-    sequence = rig.engine._scheduler.find("one")
+    sequence = rig.sequence("one")
     rig.store.lost = StoreUnreachable("silent for a lease")
     rig.step(3)
     assert isinstance(rig.records["measured"].error, StoreUnavailable)
     assert sequence.status is Status.DECODE
     if policy == "pqcache":
         # Every token that left the window was coded, once.
-        index = rig.engine._caches.recall._indexes._index(sequence.policy)
+        index = rig.engine.caches.recall.indexes.of(sequence.policy)
         counts = index.pair_counts[sequence.seat].sum(dim=-1)
         assert bool((counts == sequence.window_begin - sequence.plan.num_sink).all())
     rig.drain()
@@ -151,7 +151,7 @@ def test_a_step_that_breaks_off_is_made_again_by_who_can(policy: str) -> None:
     rig.submit(one, request("misses", policy, 30, prompt=400, max_tokens=60))
     while len(rig.records["misses"].tokens) < 5:
         rig.step()
-    sequence = rig.engine._scheduler.find("one")
+    sequence = rig.sequence("one")
     assert not sequence.offloads
     gather = rig.store.gather
 

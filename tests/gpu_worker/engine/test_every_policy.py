@@ -125,9 +125,8 @@ def kept_after_prefill(rig: Rig, name: str) -> tuple[Sequence, Tensor]:
     rig.submit(one(name))
     while not rig.records[name].tokens:
         rig.step()
-    sequence = rig.engine._scheduler.find(name)
-    assert sequence is not None
-    kept = rig.engine._caches._retain._kept
+    sequence = rig.sequence(name)
+    kept = rig.engine.caches.retain.kept
     positions = kept.positions[sequence.seat]
     # The first token was sampled from the prompt's logits; a decode step may have added one more.
     return sequence, positions.where(positions < PROMPT, -1).clone()

@@ -71,14 +71,14 @@ def test_sizes_are_those_of_what_an_engine_allocates() -> None:
     rig = Rig(max_num_seqs=3, hot_cache=HotCacheSize(tokens=1))
     for policy in ("pqcache", "clusterkv"):
         rig.run(request(policy, policy, 0.3, prompt=900, max_tokens=3))
-    recall = rig.engine._caches.recall
-    kept = recall._block_tables.tables.nbytes + recall._hot.num_bytes + recall._fixed.table.nbytes
+    recall = rig.engine.caches.recall
+    kept = rig.engine.caches.block_tables.tables.nbytes + recall.hot.num_bytes + recall.fixed.table.nbytes
     planned = memory.seat_bytes(tiny())
-    assert kept < planned < kept + recall._fixed.table.nbytes + 1024
+    assert kept < planned < kept + recall.fixed.table.nbytes + 1024
     for name in ("pqcache", "clusterkv"):
-        index = recall._indexes._indexes[name]
-        tensors = [getattr(index, field) for field in type(index).__slots__]
         policy = small_policies()[name]
+        index = recall.indexes.of(policy)
+        tensors = [getattr(index, field) for field in type(index).__slots__]
         assert index_bytes(policy, tiny().shape) == sum(one.nbytes for one in tensors if one is not None)
     assert [index_bytes(small_policies()[name], tiny().shape) for name in ("full", "oracle")] == [0, 0]
 

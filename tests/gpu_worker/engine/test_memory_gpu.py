@@ -69,7 +69,7 @@ def run_pressed(engine: Engine, old: GenerationRequest, new: GenerationRequest) 
     engine.submit(old, record.events.append)
     while len(record.tokens) < 8:
         engine.step()
-    sequence = engine._scheduler.find(old.request_id)
+    sequence = engine.scheduler.find(old.request_id)
     before = sequence.num_slots
     engine.submit(new, lambda event: None)
     while sequence.status is not Status.FINISHED:
@@ -85,7 +85,7 @@ def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> N
     old_page, new_page = prompts([1500, 1500])
     old, new = request("old", policy, old_page, num_tokens=60), request("new", "full", new_page)
     with running("cuda") as engine:
-        row_bytes = engine._pool.row_bytes
+        row_bytes = engine.pool.row_bytes
         num_heads = engine._decoder.config.num_layers * engine._decoder.config.num_kv_heads
         expected, gave_up = run_pressed(engine, old, new)
         assert not gave_up

@@ -6,9 +6,8 @@ import random
 
 import pytest
 import torch
-from engine_rig import LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, request
+from engine_rig import LAYER_HEADS, LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, pool_of, request
 from offload_rig import attached
-from test_engine_lifecycle import LAYER_HEADS, pool_of, wait_for
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import PQCache, RecallPolicy, registry
@@ -20,31 +19,31 @@ SELECTING = ["pqcache", "clusterkv"]
 
 
 def blocks_of(rig: Rig, name: str) -> int:
-    return -(-rig.engine._scheduler.find(name).num_slots // 64)
+    return -(-rig.sequence(name).num_slots // 64)
 
 
 def check_places(rig: Rig, sequence: Sequence) -> None:
     """Slots and tokens name each other; sinks and window are in, where the fixed slots say, with their rows."""
-    recall, seat = rig.engine._caches.recall, sequence.seat
-    hot, stored = recall._hot, rig.store.rows[sequence.sequence_id]
+    recall, seat = rig.engine.caches.recall, sequence.seat
+    hot, stored = recall.hot, rig.store.rows[sequence.sequence_id]
     fixed = [*range(sequence.plan.num_sink), *range(sequence.window_begin, sequence.num_tokens)]
     for layer in range(NUM_LAYERS):
         for head in range(NUM_KV_HEADS):
-            slot_of = hot._slot_of[seat, layer, head, : sequence.num_tokens]
+            slot_of = hot.slot_of[seat, layer, head, : sequence.num_tokens]
             positions = (slot_of >= 0).nonzero().flatten()
             slots = slot_of[positions].long()
-            filled = int(hot._filled[seat, layer, head])
+            filled = int(hot.filled[seat, layer, head])
             assert sorted(slots.tolist()) == list(range(filled))
             assert filled <= sequence.num_slots
-            assert torch.equal(hot._token_of[seat, layer, head, slots].long(), positions)
+            assert torch.equal(hot.token_of[seat, layer, head, slots].long(), positions)
             assert set(fixed) <= set(positions.tolist())
-            assert 0 <= hot._hand[seat, layer, head] < sequence.num_slots
-            rows = physical_slots(recall._block_tables.tables[seat, layer, head], slots)
-            held = rig.engine._pool.rows[rows]
+            assert 0 <= hot.hand[seat, layer, head] < sequence.num_slots
+            rows = physical_slots(rig.engine.caches.block_tables.tables[seat, layer, head], slots)
+            held = rig.engine.pool.rows[rows]
             assert torch.equal(
                 held, torch.from_numpy(stored[layer, head, positions].copy()).view(torch.float32)
             )
-            table = recall._fixed.table[seat, layer, head]
+            table = recall.fixed.table[seat, layer, head]
             assert sorted(table[table >= 0].tolist()) == sorted(
                 rows[torch.isin(positions, torch.tensor(fixed))]
             )
@@ -62,11 +61,10 @@ def test_a_whole_context_becomes_a_hot_cache_for_a_newcomer(
     # The pool has room for the old one twice: it holds its whole context.
     rig = Rig(slot_bytes=pool_of(19), full_layers=full_layers)
     rig.submit(old)
-    wait_for(rig, "old", Status.DECODE, 5)
-    sequence = rig.engine._scheduler.find("old")
+    sequence = rig.step_to("old", Status.DECODE, 5)
     assert not sequence.can_miss
     rig.submit(request("filler", prompt=500, max_tokens=60))
-    wait_for(rig, "filler", Status.DECODE)
+    rig.step_to("filler", Status.DECODE)
     rig.submit(new)
     rig.step()
     assert sequence.can_miss
@@ -88,9 +86,8 @@ def test_a_hot_cache_shrinks_again_down_to_the_least(policy: str) -> None:
     expected = Rig().tokens(old)
     rig = Rig(slot_bytes=pool_of(14), max_num_seqs=20)
     rig.submit(old)
-    wait_for(rig, "old", Status.DECODE, 3)
-    sequence = rig.engine._scheduler.find("old")
-    recall = rig.engine._caches.recall
+    sequence = rig.step_to("old", Status.DECODE, 3)
+    recall = rig.engine.caches.recall
     least = -(-recall.least_slots(sequence) // 64)
     sizes = [blocks_of(rig, "old")]
     for number in range(20):
@@ -115,15 +112,15 @@ def test_a_hot_cache_shrinks_again_down_to_the_least(policy: str) -> None:
 def test_the_largest_gives_up_first() -> None:
     rig = Rig(slot_bytes=pool_of(20))
     rig.submit(request("large", "pqcache", 0.1, prompt=600, max_tokens=30))
-    wait_for(rig, "large", Status.DECODE)
+    rig.step_to("large", Status.DECODE)
     rig.submit(request("small", "pqcache", 0.1, prompt=300, max_tokens=30))
-    wait_for(rig, "small", Status.DECODE)
+    rig.step_to("small", Status.DECODE)
     small, large = blocks_of(rig, "small"), blocks_of(rig, "large")
     assert large > small > 2
-    free = rig.engine._caches.num_free_slots
+    free = rig.engine.caches.num_free_slots
     rig.submit(request("new", prompt=free, max_tokens=30))
     rig.step()
-    assert rig.engine._scheduler.find("new").status is Status.PREFILL
+    assert rig.sequence("new").status is Status.PREFILL
     assert (blocks_of(rig, "small"), blocks_of(rig, "large")) == (small, large // 2)
     rig.drain()
     rig.check_empty()
@@ -136,20 +133,23 @@ def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layer
     expected = Rig().tokens(old) if not full_layers else Rig(full_layers=1).tokens(old)
     rig = Rig(slot_bytes=pool_of(19), full_layers=full_layers)
     rig.submit(old)
-    wait_for(rig, "old", Status.DECODE, 5)
+    rig.step_to("old", Status.DECODE, 5)
     rig.submit(
         request("filler", prompt=500, max_tokens=30), request("new", "full", prompt=200, max_tokens=20)
     )
-    wait_for(rig, "new", Status.DECODE)
-    sequence = rig.engine._scheduler.find("old")
+    rig.step_to("new", Status.DECODE)
+    sequence = rig.sequence("old")
     squeezed = sequence.num_slots
     assert sequence.can_miss
     while not (rig.records["new"].is_over and rig.records["filler"].is_over):
         rig.step()
     # Nearly all of the pool is free again; the last slot is left out, as it still has a hot cache.
     assert squeezed < sequence.num_slots == sequence.capacity - 1
-    held = rig.engine._caches.recall._block_tables._held
-    assert len(held[sequence.seat, NUM_LAYERS - 1]) == NUM_KV_HEADS * -(-sequence.num_slots // 64)
+    num_blocks = LAYER_HEADS * -(-sequence.num_slots // 64)
+    assert (
+        rig.engine.caches.block_tables.held_bytes(sequence.seat)
+        == num_blocks * 64 * rig.engine.pool.row_bytes
+    )
     if not full_layers:
         check_places(rig, sequence)
     rig.step(10)
@@ -163,19 +163,19 @@ def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layer
 def test_who_has_least_grows_first_and_leaves_half() -> None:
     rig = Rig(slot_bytes=pool_of(24))
     rig.submit(request("large", "pqcache", 0.1, prompt=600, max_tokens=200))
-    wait_for(rig, "large", Status.DECODE)
+    rig.step_to("large", Status.DECODE)
     rig.submit(request("small", "pqcache", 0.1, prompt=500, max_tokens=200))
-    wait_for(rig, "small", Status.DECODE)
-    rig.submit(request("new", prompt=rig.engine._caches.num_free_slots + 300, max_tokens=10))
-    wait_for(rig, "new", Status.DECODE)
+    rig.step_to("small", Status.DECODE)
+    rig.submit(request("new", prompt=rig.engine.caches.num_free_slots + 300, max_tokens=10))
+    rig.step_to("new", Status.DECODE)
     names = sorted(("small", "large"), key=lambda name: blocks_of(rig, name))
     least, other = (blocks_of(rig, name) for name in names)
-    free = rig.engine._pool.num_free_blocks // LAYER_HEADS
+    free = rig.engine.pool.num_free_blocks // LAYER_HEADS
     new = blocks_of(rig, "new")
     rig.engine.abort("new")
     rig.step()
     first, second = (blocks_of(rig, name) for name in names)
-    most = [-(-(rig.engine._scheduler.find(name).capacity - 1) // 64) for name in names]
+    most = [-(-(rig.sequence(name).capacity - 1) // 64) for name in names]
     assert first == min(most[0], least + (free + new) // 2)
     left = free + new - (first - least)
     assert second == min(most[1], other + left // 2)
@@ -186,18 +186,18 @@ def test_who_has_least_grows_first_and_leaves_half() -> None:
 def test_nobody_grows_while_someone_waits() -> None:
     rig = Rig(slot_bytes=pool_of(19))
     rig.submit(request("old", "pqcache", 0.2, prompt=500, max_tokens=60))
-    wait_for(rig, "old", Status.DECODE, 5)
+    rig.step_to("old", Status.DECODE, 5)
     rig.submit(request("new", "full", prompt=700, max_tokens=10))
-    wait_for(rig, "new", Status.DECODE)
-    sequence = rig.engine._scheduler.find("old")
+    rig.step_to("new", Status.DECODE)
+    sequence = rig.sequence("old")
     squeezed = sequence.num_slots
     assert sequence.can_miss
     rig.submit(request("next", "full", prompt=700, max_tokens=10))
     rig.step()
-    assert rig.engine._scheduler.find("next").status is Status.WAITING
+    assert rig.sequence("next").status is Status.WAITING
     rig.engine.abort("new")
     rig.step()
-    assert rig.engine._scheduler.find("next").status is Status.PREFILL
+    assert rig.sequence("next").status is Status.PREFILL
     assert sequence.num_slots == squeezed
     rig.drain()
     rig.check_empty()
@@ -214,8 +214,7 @@ def test_nobody_grows_while_someone_waits() -> None:
 def test_these_give_up_nothing(name: str, options: dict, policy: str) -> None:
     rig = Rig(slot_bytes=pool_of(10), **options)
     rig.submit(request("old", policy, 0.1, prompt=400, max_tokens=40))
-    wait_for(rig, "old", Status.DECODE)
-    sequence = rig.engine._scheduler.find("old")
+    sequence = rig.step_to("old", Status.DECODE)
     before = sequence.num_slots
     rig.submit(request("new", prompt=300, max_tokens=40))
     rig.step(3)
@@ -228,12 +227,12 @@ def test_these_give_up_nothing(name: str, options: dict, policy: str) -> None:
 def test_nothing_is_given_up_in_vain() -> None:
     rig = Rig(slot_bytes=pool_of(12))
     rig.submit(request("old", "pqcache", 0.1, prompt=300, max_tokens=40))
-    wait_for(rig, "old", Status.DECODE)
-    before = rig.engine._scheduler.find("old").num_slots
+    rig.step_to("old", Status.DECODE)
+    before = rig.sequence("old").num_slots
     rig.submit(request("new", prompt=700, max_tokens=68))
     rig.step(3)
     assert rig.engine.stats().waiting == 1
-    assert rig.engine._scheduler.find("old").num_slots == before
+    assert rig.sequence("old").num_slots == before
     rig.drain()
     assert len(rig.records["new"].tokens) == 68
     rig.check_empty()
@@ -245,10 +244,10 @@ def test_one_whose_index_is_trained_gives_up_slots_too() -> None:
     rig = Rig(slot_bytes=pool_of(12))
     rig.store.holds_builds = True
     rig.submit(old)
-    wait_for(rig, "old", Status.INDEXING)
+    rig.step_to("old", Status.INDEXING)
     rig.submit(request("new", prompt=200, max_tokens=30))
     rig.step(2)
-    assert rig.engine._scheduler.find("old").can_miss
+    assert rig.sequence("old").can_miss
     rig.store.finish_builds()
     rig.drain()
     assert rig.records["old"].tokens == expected
@@ -265,7 +264,7 @@ def test_rows_given_up_come_back_from_a_real_store(transport: str) -> None:
         with attached(LAYOUT, transport, num_slabs=1024) as (_, client):
             rig = Rig(slot_bytes=slot_bytes, max_model_len=512, policies=policies, client=client)
             rig.submit(old)
-            wait_for(rig, "old", Status.DECODE, 3)
+            rig.step_to("old", Status.DECODE, 3)
             rig.submit(request("new", prompt=400, max_tokens=40))
             rig.drain()
             answers.append(rig.records["old"])
@@ -297,7 +296,7 @@ def test_tokens_under_pressure_are_those_without(seed: int, blocks_per_head: int
     sizes: dict[str, int] = {}
     while rig.engine.has_work:
         rig.step()
-        for sequence in rig.engine._scheduler.with_status(Status.DECODE):
+        for sequence in rig.decoding:
             name = sequence.sequence_id
             if sequence.num_slots < sizes.setdefault(name, sequence.num_slots):
                 shrunk.add(name)

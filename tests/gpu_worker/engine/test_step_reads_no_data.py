@@ -11,7 +11,6 @@ from engine_rig import Rig, every_small_policy, request
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies import Family, Policy
-from gpu_worker.state.sequence import Status
 
 POLICIES = {name: one for name, one in every_small_policy().items() if one.family is not Family.DENSE}
 
@@ -23,7 +22,7 @@ def decoding(
     rig.submit(*(request(str(n), policy, 60, prompt=150 + n, max_tokens=100) for n in range(num_sequences)))
     for _ in range(200):
         rig.step()
-        if len(rig.engine._scheduler.with_status(Status.DECODE)) == num_sequences:
+        if len(rig.decoding) == num_sequences:
             return rig
     raise AssertionError("not all of them decode")
 
@@ -32,27 +31,27 @@ def decoding(
 def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
     # Whoever recalls has all resident: the host has a part in what is fetched over a store in memory.
     rig = decoding(policy, HotCacheSize())
-    decode = rig.engine._decode
-    sequences = rig.engine._scheduler.with_status(Status.DECODE)
+    decode = rig.engine.decode
+    sequences = rig.decoding
     for sequence in sequences:
-        decode._advance(sequence)
-    batch = decode._caches.batch(sequences)
+        decode.advance(sequence)
+    batch = rig.engine.caches.batch(sequences)
     table = torch.tensor(batch.table)
     with torch.inference_mode(), DeviceReads() as reads:
-        decode._forward(batch, table)
+        decode.forward(batch, table)
     assert not reads.found
 
 
 @pytest.mark.parametrize("trains_indexes", [False, True])
 def test_what_leaves_the_window_together_is_clustered_without_reading_data(trains_indexes: bool) -> None:
     rig = decoding("clusterkv", HotCacheSize(), 1, trains_indexes)
-    decode, (sequence,) = rig.engine._decode, rig.engine._scheduler.with_status(Status.DECODE)
+    decode, (sequence,) = rig.engine.decode, rig.decoding
     for window in (1, 2):
         while sequence.num_tokens < 150 + 40 * window:
             rig.step()
         begin = sequence.window_begin
         with torch.inference_mode(), DeviceReads() as reads:
-            decode._advance(sequence)
+            decode.advance(sequence)
         assert sequence.window_begin == begin + 40
         assert not reads.found
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.auto_policy import FEW_TOKENS
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.engine import Engine, MakePrefill
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies import (
@@ -47,7 +51,7 @@ from gpu_worker.records import (
     TokenEvent,
     Usage,
 )
-from gpu_worker.state.sequence import Status
+from gpu_worker.state.sequence import Sequence, Status
 from kv_store.client import Layout, StoreClient
 
 VOCAB_SIZE = 97
@@ -55,6 +59,9 @@ NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 3, 2, 16
 LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
 TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
 
+
+LAYER_HEADS = NUM_LAYERS * NUM_KV_HEADS
+BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 4
 
 ROPE = RopeConfig("default", 10000.0, HEAD_DIM)
 
@@ -138,6 +145,11 @@ def every_small_policy() -> dict[str, Policy]:
     )
 
 
+def pool_of(blocks_per_head: int) -> int:
+    """Bytes of a pool with so many blocks for each layer and KV head."""
+    return blocks_per_head * LAYER_HEADS * BLOCK_BYTES
+
+
 def random_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     source = random.Random(seed)
     return tuple(source.randrange(VOCAB_SIZE) for _ in range(length))
@@ -217,6 +229,8 @@ class Rig:
         tokens_per_slab: int = 64,
         policies: dict[str, Policy] | None = None,
         trains_indexes: bool = False,
+        max_full_tokens: int = FEW_TOKENS,
+        make_prefill: MakePrefill = Prefill,
         client: StoreClient | None = None,
         layout: Layout = LAYOUT,
         reuses_prefixes: bool = False,
@@ -234,8 +248,10 @@ class Rig:
             policies=policies or small_policies(),
             trains_indexes=trains_indexes,
             reuses_prefixes=reuses_prefixes,
+            max_full_tokens=max_full_tokens,
         )
-        self.engine: Engine = assemble(self.model, client or self.store, options)  # type: ignore[arg-type]
+        self.client = client or self.store
+        self.engine: Engine = assemble(self.model, self.client, options, make_prefill)  # type: ignore[arg-type]
         self.records: dict[str, Record] = {}
 
     def submit(self, *requests: GenerationRequest) -> None:
@@ -248,13 +264,37 @@ class Rig:
         for _ in range(times):
             self.engine.step()
 
-    def drain(self, most: int = 5000) -> None:
-        """Step until nothing is left; fails where the engine does not come to an end."""
+    def sequence(self, name: str) -> Sequence:
+        """A request's that waits or runs."""
+        found = self.engine.scheduler.find(name)
+        assert found is not None, f"{name} is over, or was never submitted"
+        return found
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        return self.engine.scheduler.with_status(Status.DECODE)
+
+    def step_until(self, is_reached: Callable[[], object], most: int = 500) -> None:
         for _ in range(most):
-            if not self.engine.has_work:
+            if is_reached():
                 return
             self.engine.step()
-        raise AssertionError(f"work is left after {most} steps")
+        raise AssertionError(f"not reached within {most} steps")
+
+    def step_to(self, name: str, status: Status, num_tokens: int = 0) -> Sequence:
+        """Step until a request is there, with so many tokens told."""
+
+        def is_there() -> bool:
+            found = self.engine.scheduler.find(name)
+            is_so = found is not None and found.status is status
+            return is_so and len(self.records[name].tokens) >= num_tokens
+
+        self.step_until(is_there)
+        return self.sequence(name)
+
+    def drain(self, most: int = 5000) -> None:
+        """Step until nothing is left; fails where the engine does not come to an end."""
+        self.step_until(lambda: not self.engine.has_work, most)
 
     def run(self, *requests: GenerationRequest) -> list[Record]:
         self.submit(*requests)
@@ -269,19 +309,8 @@ class Rig:
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, stats.slot_used_tokens) == (0, 0, 0)
         assert not self.store.rows
-        scheduler, pool = self.engine._scheduler, self.engine._pool
-        assert sorted(scheduler._free_seats) == list(range(self.engine.info.max_num_seqs))
-        assert sorted(pool._free) == list(range(pool.num_blocks))
-        assert not self.engine._indexing
-        assert self.engine._prefill is None
-        assert not self.engine._offloader._extents
-
-
-def wait_for(rig: Rig, name: str, status: Status, num_tokens: int = 0) -> None:
-    """Step until a request has this status and so many tokens."""
-    for _ in range(500):
-        sequence = rig.engine._scheduler.find(name)
-        if sequence and sequence.status is status and len(rig.records[name].tokens) >= num_tokens:
-            return
-        rig.step()
-    raise AssertionError(f"{name} never came to {status}")
+        assert self.engine.scheduler.num_free_seats == self.engine.info.max_num_seqs
+        assert self.engine.pool.num_free_blocks == self.engine.pool.num_blocks
+        assert not self.engine.indexing
+        assert self.engine.prefill is None
+        assert not self.engine.offloader.num_sequences

@@ -18,7 +18,6 @@ from kv_store.client import (
     PQParams,
     PrefixMatch,
     RowsWanted,
-    StoreUnreachable,
 )
 
 
@@ -129,8 +128,3 @@ class StrictStore(MemoryStore):
     def release(self, sequence_id: str) -> None:
         super().release(sequence_id)
         self.sealed_at.pop(sequence_id, None)
-
-
-def fail(store: StrictStore) -> None:
-    """From now on every call fails, until `failure` is None again."""
-    store.failure = StoreUnreachable("the store is gone")

@@ -166,8 +166,8 @@ def test_padding_changes_nobodys_tokens_or_account(
         for _ in range(2)
     ]
     plain, padded = rigs
-    padded.engine._caches._buckets = ROUNDED
-    padded.engine._pool.rows.fill_(float("nan"))
+    padded.engine.caches.buckets = ROUNDED
+    padded.engine.pool.rows.fill_(float("nan"))
     for rig in rigs:
         rig.run(*mixed_requests())
         rig.check_empty()

@@ -73,7 +73,7 @@ def test_what_another_is_still_computing_is_not_shared() -> None:
     rig = reusing()
     rig.submit(asked("first", "pqcache", DOCUMENT))
     rig.step(4)
-    assert rig.engine._scheduler.find("first").status is Status.PREFILL  # type: ignore[union-attr]
+    assert rig.sequence("first").status is Status.PREFILL
     rig.engine.abort("first")
     assert rig.run(asked("second", "pqcache", DOCUMENT))[0].usage.cached_tokens == 0
     rig.check_empty()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from engine_rig import Rig, request, wait_for
+from engine_rig import Rig, request
 from offload_rig import FULL, attached, make_sequence
-from strict_store import fail
 from test_offload import make_offloader, prefill
 from waiting import PATIENCE, wait_until
 
@@ -21,7 +20,7 @@ def test_an_idle_engine_sees_the_store_go_and_attaches_to_the_next_one() -> None
     rig.engine.tend()
     assert rig.engine.stats().store_reachable
     assert rig.store.num_attached == 1
-    fail(rig.store)
+    rig.store.failure = StoreUnreachable("the store is gone")
     rig.engine.tend()
     assert not rig.engine.stats().store_reachable
     assert rig.store.num_attached == 1
@@ -38,7 +37,7 @@ def test_an_idle_engine_sees_the_store_go_and_attaches_to_the_next_one() -> None
 def test_a_new_store_ends_whoever_recalled_from_the_old_one_without_another_request() -> None:
     rig = Rig()
     rig.submit(request("recalls", "pqcache", 0.3, max_tokens=60), request("full", max_tokens=30))
-    wait_for(rig, "recalls", Status.DECODE, 3)
+    rig.step_to("recalls", Status.DECODE, 3)
     # the heartbeat's news
     rig.store.lost = StaleEpoch("restarted")
     rig.engine.tend()
@@ -53,7 +52,7 @@ def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
     rig = Rig()
     one = request("one", "pqcache", 0.3, max_tokens=60)
     rig.submit(one)
-    wait_for(rig, "one", Status.DECODE, 3)
+    rig.step_to("one", Status.DECODE, 3)
     rig.store.lost = StoreUnreachable("no answer to one beat")
     rig.engine.tend()
     assert not rig.engine.stats().store_reachable
@@ -67,7 +66,7 @@ def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
 
 def test_a_store_that_goes_again_while_one_attaches_is_attached_to_later() -> None:
     rig = Rig()
-    fail(rig.store)
+    rig.store.failure = StoreUnreachable("the store is gone")
     rig.engine.tend()
     rig.store.failure = StaleEpoch("answers, and goes again")
     rig.engine.tend()
