@@ -58,6 +58,6 @@ def _asked(result: CellResult) -> tuple[str, int, str]:
 
 def _families() -> dict[str, str]:
     # here, as it loads torch: tables need none
-    from gpu_worker.policies import registry
+    from gpu_worker.policies.registry import registry
 
     return {name: policy.family.value for name, policy in registry().items()}

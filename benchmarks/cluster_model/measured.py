@@ -18,8 +18,8 @@ from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.workload import Workload
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.policies import registry
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

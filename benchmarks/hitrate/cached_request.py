@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies import RecallPolicy
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.recall import RecallPolicy
 
 
 @dataclass(frozen=True)

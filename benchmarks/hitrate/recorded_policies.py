@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.policies import ClusterKV, Oracle, PQCache, RecallPolicy
-from gpu_worker.policies.recall import Candidates
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.oracle.policy import Oracle
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 
 class Kept:

@@ -23,7 +23,8 @@ from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import load_model
-from gpu_worker.policies import RecallPolicy, registry
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, ErrorEvent, Event, GenerationRequest, SamplingParams
 from gpu_worker.state.batch import Buckets
 from kv_store.client import Layout, StoreClient

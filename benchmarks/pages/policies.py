@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks import tables
 from benchmarks.tables import Column
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import registry
 from gpu_worker.policies.table import Method, methods
 
 

@@ -21,7 +21,7 @@ from gpu_worker.engine.build import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
-from gpu_worker.policies import Family, Policy
+from gpu_worker.policies.base import Family, Policy
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 

@@ -26,7 +26,9 @@ from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
 from gpu_worker.engine.engine import Engine
-from gpu_worker.policies import Family, Policy, RetainPolicy, registry
+from gpu_worker.policies.base import Family, Policy
+from gpu_worker.policies.registry import registry
+from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event
 from gpu_worker.state.sequence import Sequence, Status
 

@@ -25,7 +25,8 @@ from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.timeline import Timeline
 from benchmarks.shapes import ModelShape
 from gpu_worker.engine.engine import Engine
-from gpu_worker.policies import Family, registry
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import ErrorEvent, Event, TokenEvent
 
 NUM_NEW_TOKENS = 4

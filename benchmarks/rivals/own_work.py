@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.models import KeyShift
 from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
@@ -104,19 +103,11 @@ class TimedRecall(RecallPolicy[Any]):
     def mixes_mean(self) -> bool:  # type: ignore[override]
         return self.inner.mixes_mean
 
-    @property
-    def clamp_distance(self) -> bool:  # type: ignore[override]
-        return self.inner.clamp_distance
-
-    @property
-    def sparse_prefill(self) -> bool:  # type: ignore[override]
-        return self.inner.sparse_prefill
-
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return self.inner.plan(num_prompt_tokens, budget_tokens)
 
-    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
-        return self.inner.prompt_attention(plan, scale, key_shift)
+    def prompt_attention(self, plan: Plan) -> PromptAttention | None:
+        return self.inner.prompt_attention(plan)
 
     def num_queries(self, plan: Plan) -> int:
         return self.inner.num_queries(plan)

@@ -14,7 +14,7 @@ from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase
 from benchmarks.shapes import ModelShape
 from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
-from gpu_worker.policies import PQCache
+from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import Sequence as EngineSequence

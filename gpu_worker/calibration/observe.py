@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
-from gpu_worker.policies import Chelsea
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.infinigen.policy import gram, skew_of
 from gpu_worker.policies.outlier_heads.scan import outlier_scores
 

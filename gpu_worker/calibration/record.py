@@ -15,7 +15,9 @@ from torch import Tensor
 from gpu_worker.calibration.observe import Observation
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
-from gpu_worker.policies import Chelsea, InfiniGen, Policy
+from gpu_worker.policies.base import Policy
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.outlier_heads.scan import most_outlying
 

@@ -24,8 +24,10 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import KeyShift, LoadedModel, ModelConfig, load_model, ungrouped
-from gpu_worker.policies import ClusterKV, Policy, PQCache, registry
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, Policy
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, EngineInfo
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 from gpu_worker.store.offload import Offloader

@@ -149,7 +149,7 @@ class Engine:
         attended densely: the rows of one that is attended in part depend on its policy and budget."""
         chain, room = self._prefixes, sequence.num_prefill + 1
         try:
-            if chain is None or sequence.prefills_sparsely:
+            if chain is None or sequence.prompt_attention() is not None:
                 self.offloader.open(sequence, room)
             else:
                 hashes, num_reusable = chain.hashes(sequence), chain.num_reusable(sequence)

@@ -11,8 +11,7 @@ from torch import Tensor
 from gpu_worker.caches import Cache
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import attend_chunk
-from gpu_worker.models import Decoder, KeyShift
-from gpu_worker.policies.base import PromptAttention
+from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.layer_writer import Mark, PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -66,11 +65,7 @@ class Prefill:
         buffers = [torch.empty(shape, dtype=decoder.dtype, device=device) for _ in range(num_buffers)]
         self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
         self._queries = self._query_buffer()
-        self._sparse: PromptAttention | None = None
-        if sequence.prefills_sparsely:
-            shift = KeyShift.of(config.rope, device)
-            policy, plan = sequence.policy, sequence.plan
-            self._sparse = policy.prompt_attention(plan, decoder.attention_scale, shift)
+        self._sparse = sequence.prompt_attention()
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
         self._layer = 0
@@ -154,7 +149,7 @@ class Prefill:
             kept = max(begin, first_kept)
             self._queries[kept - first_kept : end - first_kept] = query[kept - begin :]
         if self._sparse is not None and not self._caches[layer].is_dense:
-            attention = self._sparse.attend(query, rows, begin)
+            attention = self._sparse.attend(query, rows, begin, decoder.attention_scale)
         else:
             if layer == decoder.config.num_layers - 1:
                 # Nothing reads the last layer's output but the next token.

@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.policies.registry import ablations
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget
 
@@ -35,8 +36,8 @@ class Workload:
     @property
     def likely_others(self) -> list[Policy]:
         """Policies beside the default one that requests may name; an ablation is made room for when one does."""
-        ablations = {each.name for one in self.policies.values() for each in one.ablations()}
-        return [self.policies[name] for name in self.policies.keys() - ablations - {self.default_policy}]
+        others = self.policies.keys() - ablations().keys() - {self.default_policy}
+        return [self.policies[name] for name in others]
 
     def plan(self, policy: Policy) -> Plan:
         """Of the longest prompt with the default budget."""

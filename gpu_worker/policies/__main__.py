@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import registry
 from gpu_worker.policies.table import methods
 
 

@@ -79,10 +79,11 @@ class PromptAttention(ABC):
     """How one prompt's queries attend what is before them, where that is not all."""
 
     @abstractmethod
-    def attend(self, query: Tensor, rows: Tensor, begin: int) -> Tensor:
+    def attend(self, query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
         """Attention of the tokens at `begin`, `begin` + 1, ... of one layer: query [T, H_q, d] to the same shape.
 
-        rows: [H_kv, n, 2d], K then V, of which the first begin + T are there. Asked from 0 on in order, layer by layer.
+        rows: [H_kv, n, 2d], K then V, of which the first begin + T are there. scale: of the model's attention. Asked
+        from 0 on in order, layer by layer.
         """
 
 
@@ -90,18 +91,11 @@ class Policy(ABC):
     """A method by name. Its dataclass fields are the paper's hyper-parameters with the paper's defaults."""
 
     family: ClassVar[Family]
-    # Prompts of which it selects are not attended densely (`prompt_attention`); their rows are of use to nobody else.
-    sparse_prefill: bool = False
 
     @property
     @abstractmethod
     def name(self) -> str:
         """What requests call it."""
-
-    def ablations(self) -> tuple[Policy, ...]:
-        """Its paper's ablations: the whole method with one part left out or of another kind, under names of their own.
-        An ablation's are those of its method."""
-        return ()
 
     @abstractmethod
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
@@ -111,9 +105,10 @@ class Policy(ABC):
         """How many of the prompt's last queries the policy reads of every prefilled layer."""
         return 0
 
-    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
-        """For a policy with a `sparse_prefill`. scale: of the model's attention, key_shift: by its rotation."""
-        raise NotImplementedError(f"{self.name} attends prompts densely")
+    def prompt_attention(self, plan: Plan) -> PromptAttention | None:
+        """How one prompt of which it selects is attended; None: densely. Rows that are not computed densely are of use
+        to no other request."""
+        return None
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.

@@ -86,8 +86,6 @@ class RecallPolicy(Policy, Generic[IndexT]):
     reads_early_query: ClassVar[bool] = False
     # What a step leaves out is stood for by the mean of all values (`missed`).
     mixes_mean: ClassVar[bool] = False
-    # Sinks and selected tokens are attended as if they all stood right before the window.
-    clamp_distance: bool = False
 
     @abstractmethod
     def allocate(self, shape: CacheShape) -> IndexT:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.registry import ablations
 
 SUMMARY = re.compile(r"(?P<keeps>.*?)(?: \((?P<paper>[^()]*)\))?\.")
 
@@ -43,11 +44,7 @@ class Method:
 
 def methods(policies: Mapping[str, Policy]) -> list[Method]:
     """Of each policy by name, in this order, in which a method stands before its ablations."""
-    methods_by_ablation: dict[str, str] = {}
-    for name, policy in policies.items():
-        for ablation in policy.ablations():
-            if name not in methods_by_ablation:
-                methods_by_ablation.setdefault(ablation.name, name)
+    methods_by_ablation = ablations()
     return [Method.of(policy, methods_by_ablation.get(name, "")) for name, policy in policies.items()]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gpu_worker.policies.base import Family, Plan, Policy
+from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
 from gpu_worker.records import EventSink, GenerationRequest, Usage
 from gpu_worker.sampling import SamplerState
 
@@ -108,10 +108,9 @@ class Sequence:
     def sequence_id(self) -> str:
         return self.request.request_id
 
-    @property
-    def prefills_sparsely(self) -> bool:
-        """Whether its prompt is not attended densely."""
-        return self.policy.sparse_prefill and self.plan.selects
+    def prompt_attention(self) -> PromptAttention | None:
+        """How its prompt is attended; None: densely."""
+        return self.policy.prompt_attention(self.plan) if self.plan.selects else None
 
     @property
     def can_miss(self) -> bool:

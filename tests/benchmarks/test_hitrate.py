@@ -26,7 +26,7 @@ from benchmarks.traces import RecordedTrace
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.build import EngineOptions, assemble
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore

@@ -24,9 +24,14 @@ from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
 from gpu_worker.caches.recall import index_training
-from gpu_worker.policies import Chelsea, Family, Full, PQCache, RetainPolicy, SnapKV, registry
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.full.policy import Full
+from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
-from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.registry import registry
+from gpu_worker.policies.retain import LayerRows, RetainPolicy
+from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import Budget, Event
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import Sequence, Status

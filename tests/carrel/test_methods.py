@@ -8,7 +8,7 @@ import pytest
 
 from carrel.cli import main
 from carrel.methods import ablations_of, read_methods
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import METHODS, registry
 
 
 def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,9 +29,8 @@ def test_the_table_has_methods_by_themselves(capsys: pytest.CaptureFixture[str])
 
 
 def test_ablations_are_those_that_a_method_names() -> None:
-    whole = {name: policy for name, policy in registry().items() if "+" not in name}
-    named = {name: [one.name for one in policy.ablations()] for name, policy in whole.items()}
-    assert ablations_of(read_methods()) == {name: kinds for name, kinds in named.items() if kinds}
+    named = {one.name: [f"{one.name}+{end}" for end in one.ablations] for one in METHODS if one.ablations}
+    assert ablations_of(read_methods()) == named
 
 
 def test_without_a_worker_the_remedy_is_named(

@@ -14,8 +14,8 @@ from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
 from gpu_worker.engine.workload import Workload
-from gpu_worker.policies import registry
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.registry import registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
 GIB = 2**30

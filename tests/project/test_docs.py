@@ -16,7 +16,7 @@ from gateway.rest.endpoints import create_router
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import CarrelBody, GenerationBody
 from gateway.rest.usage import CARREL_FIELDS, TIMING_FIELDS
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gpu_worker.caches.base import GroupStep
 from gpu_worker.caches.probe import Probe, Sighting
-from gpu_worker.caches.recall.clamped import attend_clamped
 from gpu_worker.caches.recall.fetch import RecallFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache
@@ -64,10 +63,6 @@ class RecallStep(GroupStep):
             self._seen.append((query, self._newest(layer)[..., : query.shape[-1]], positions))
         selected = self._resident(layer, positions)
         fixed, pool, scale = parts.fixed.at(layer, shape.num_fixed), parts.pool.rows, parts.shape.scale
-        if self._policy.clamp_distance:
-            assert parts.shape.key_shift is not None, "the engine's shape has the model's rotation"
-            own = fixed[rows.seats]
-            return attend_clamped(query, pool, own, selected, positions, rows, parts.shape.key_shift, scale)
         attended = attend_slots(query, pool, fixed, rows.seats, selected, scale)
         if not self._policy.mixes_mean:
             return attended

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 
@@ -49,9 +49,6 @@ class Chelsea(RetainPolicy):
     @property
     def name(self) -> str:
         return "chelsea" + "+unchunked" * (not self.chunked)
-
-    def ablations(self) -> tuple[Policy, ...]:
-        return (replace(self, chunked=False),)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

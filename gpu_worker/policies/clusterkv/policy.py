@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import cluster_sizes, sort_members
-from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
@@ -58,9 +58,6 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     @property
     def name(self) -> str:
         return "clusterkv" + f"+{self.metric}" * self.names_metric
-
-    def ablations(self) -> tuple[Policy, ...]:
-        return tuple(replace(self, metric=metric, names_metric=True) for metric in ("l2", "ip"))
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

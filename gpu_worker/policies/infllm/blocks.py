@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import Plan
 
 # 256 MiB of float32: a long prompt's weights are seen some queries at a time.
 MAX_WEIGHTS = 1 << 26
 
 
-def representatives(
-    received: Tensor, keys: Tensor, repr_topk: int, block_size: int, key_shift: KeyShift | None
-) -> tuple[Tensor, Tensor]:
+def representatives(received: Tensor, keys: Tensor, repr_topk: int, block_size: int) -> tuple[Tensor, Tensor]:
     """The mean key of each block's most attended tokens, float32 [H_kv, P, d], and how many they are, int64 [H_kv, P].
 
     received: float32 [H_kv, n], the weight that each of the first n tokens got; -inf for what represents nothing. keys:
-    [H_kv, >= n, d]. key_shift: to take the keys without their rotation; None: as they are.
+    [H_kv, >= n, d].
     """
     num_kv_heads, num_tokens = received.shape
     head_dim, num_blocks = keys.shape[2], -(-num_tokens // block_size)
@@ -29,8 +26,6 @@ def representatives(
     first = torch.arange(0, num_tokens, block_size, device=keys.device)[:, None]
     places = (first + best.indices).clamp(max=num_tokens - 1).flatten(1)
     chosen = keys.gather(1, places[..., None].expand(-1, -1, head_dim)).float()
-    if key_shift is not None:
-        chosen = key_shift.apply(chosen, -places)
     total = (chosen.view(*best.indices.shape, head_dim) * is_token[..., None]).sum(dim=2)
     counts = is_token.sum(dim=2)
     return total / counts.clamp(min=1)[..., None], counts

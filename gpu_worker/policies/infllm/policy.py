@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.models import KeyShift
 from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
@@ -19,13 +18,12 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 class InfLLMIndex:
     """keys: float32 [seats, L, H_kv, P, d], the mean of a block's representatives. counts: int32 [seats, L, H_kv, P],
     how many they are. num_prompt_tokens: int64 [seats]; what leaves the window before that is indexed already. scale:
-    of the model's attention. key_shift: by the model's rotation, where `keys` are without it; else None."""
+    of the model's attention."""
 
     keys: Tensor
     counts: Tensor
     num_prompt_tokens: Tensor
     scale: float
-    key_shift: KeyShift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,11 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
     else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
     no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
-    every query of the prompt attends all before it. clamp_distance: what is before the window is attended, and looked
-    up, as if it all stood right before it, as in the paper; else at true positions. The names of such policies end in
-    `+sparse` and `+clamp`; the paper's is both.
+    every query of the prompt attends all before it. The name of such a policy ends in `+sparse`.
 
-    Two differences to the paper remain. Local attention is measured among sinks and window only. Of the tokens decoded
-    later, whose attention is not measured, each represents its block. Blocks are cut as Quest's pages are.
+    There are three differences to the paper. Tokens are attended at their true positions. Local attention is measured
+    among sinks and window only. Of the tokens decoded later, whose attention is not measured, each represents its
+    block. Blocks are cut as Quest's pages are.
     """
 
     block_size: int = 128
@@ -52,12 +49,11 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     recent_ratio: float = 0.5
     per_head: bool = False
     sparse_prefill: bool = False
-    clamp_distance: bool = False
     chunk_size: int = 512
 
     @property
     def name(self) -> str:
-        return "infllm" + "+sparse" * self.sparse_prefill + "+clamp" * self.clamp_distance
+        return "infllm" + "+sparse" * self.sparse_prefill
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
@@ -73,11 +69,10 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
 
-    def prompt_attention(self, plan: Plan, scale: float, key_shift: KeyShift) -> PromptAttention:
-        clamp = key_shift if self.clamp_distance else None
-        return BlockPrefill(
-            plan, scale, self.block_size, self.repr_topk, self.chunk_size, self.per_head, clamp
-        )
+    def prompt_attention(self, plan: Plan) -> PromptAttention | None:
+        if not self.sparse_prefill:
+            return None
+        return BlockPrefill(plan, self.block_size, self.repr_topk, self.chunk_size, self.per_head)
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         return max(plan.num_sink, num_tokens - plan.num_recent)
@@ -92,7 +87,6 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
             counts=shape.seated(num_blocks, dtype=torch.int32),
             num_prompt_tokens=torch.empty(shape.max_num_seqs, dtype=torch.int64, device=shape.device),
             scale=shape.scale,
-            key_shift=shape.key_shift if self.clamp_distance else None,
         )
 
     def observe_prefill(
@@ -102,7 +96,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         num_tokens = keys.shape[1]
         received = local_attention(queries, keys, plan, index.scale)
         received[:, : plan.num_sink] = float("-inf")
-        means, counts = representatives(received, keys, self.repr_topk, self.block_size, index.key_shift)
+        means, counts = representatives(received, keys, self.repr_topk, self.block_size)
         index.keys[seat, layer, :, : means.shape[1]] = means
         index.counts[seat, layer, :, : means.shape[1]] = counts.int()
         index.num_prompt_tokens[seat] = num_tokens
@@ -113,8 +107,6 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         span, blocks = slice(layers.start, layers.stop), positions.clamp(min=0) // self.block_size
         means, counts = index.keys[:, span], index.counts[:, span]
         old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
-        if index.key_shift is not None:
-            keys = index.key_shift.apply(keys.float(), -positions.clamp(min=0)[:, None, None])
         # A block that begins here may hold an earlier request's.
         is_first = (positions % self.block_size == 0)[:, None, None]
         num_before = old_counts.masked_fill(is_first, 0)
@@ -130,9 +122,6 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         keys = index.keys[:, candidates.layer, :, :num_blocks][candidates.seats]
         batch, num_kv_heads, _, head_dim = keys.shape
         query = candidates.query.float().view(batch, num_kv_heads, -1, head_dim).mean(dim=2)
-        if index.key_shift is not None:
-            # As far from a key without rotation as from where the window begins.
-            query = index.key_shift.apply(query, -candidates.end[:, None])
         scores = (keys @ query[..., None]).squeeze(-1)
         if not self.per_head:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)

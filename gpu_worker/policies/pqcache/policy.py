@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, Policy, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
@@ -67,9 +67,6 @@ class PQCache(RecallPolicy[PQIndex]):
     @property
     def name(self) -> str:
         return "pqcache" + f"+{self.metric}" * self.names_metric
-
-    def ablations(self) -> tuple[Policy, ...]:
-        return (replace(self, metric="ip", names_metric=True),)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import Plan, Policy, attend_all
+from gpu_worker.policies.base import Plan, attend_all
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
 from gpu_worker.policies.protokv.group_means import group_means
@@ -41,12 +41,6 @@ class ProtoKV(ScoredPolicy):
     @property
     def name(self) -> str:
         return "protokv" + "+chunks" * (not self.hash_prototypes) + "+hashes" * (not self.chunk_prototypes)
-
-    def ablations(self) -> tuple[Policy, ...]:
-        return (
-            replace(self, chunk_prototypes=True, hash_prototypes=False),
-            replace(self, chunk_prototypes=False, hash_prototypes=True),
-        )
 
     def __post_init__(self) -> None:
         if not (self.chunk_prototypes or self.hash_prototypes):

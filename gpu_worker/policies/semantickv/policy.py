@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.base import Plan, Policy, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, finite
 from gpu_worker.policies.rounding import rounded
@@ -49,16 +49,6 @@ class SemanticKV(ScoredPolicy):
             "+corrected" * self.count_corrected,
         )
         return "".join(("semantickv", *parts))
-
-    def ablations(self) -> tuple[Policy, ...]:
-        whole = SemanticKV(self.num_sink, self.recent_share, self.semantic_share)
-        return (
-            replace(whole, reserve_sinks=False),
-            replace(whole, reserve_recent=False),
-            replace(whole, by_norm=False),
-            replace(whole, head_wise=False),
-            replace(whole, count_corrected=True),
-        )
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens) if self.reserve_sinks else 0

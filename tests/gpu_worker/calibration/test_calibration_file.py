@@ -12,8 +12,8 @@ from small_model import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_config
 
 from gpu_worker.calibration import ModelFacts, Observation, read_calibration, write_calibration
 from gpu_worker.errors import ConfigError
-from gpu_worker.policies import InfiniGen
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 
 FACTS = ModelFacts.of(make_config())

@@ -7,8 +7,12 @@ import torch
 from gpu_worker.calibration import Calibration, ModelFacts
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import configured_policies
-from gpu_worker.policies import Chelsea, ClusterKV, InfiniGen, PQCache, registry
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.registry import registry
 
 
 def configured(calibration: Calibration | None = None, **options: object) -> dict:

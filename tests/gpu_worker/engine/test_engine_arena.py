@@ -13,7 +13,10 @@ from offload_rig import attached
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import InvalidLogits
 from gpu_worker.models import LoadedModel
-from gpu_worker.policies import ClusterKV, Oracle, PQCache, registry
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.oracle.policy import Oracle
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import EngineStats, GenerationRequest, Usage
 from kv_store.local import LocalStore
 

@@ -10,8 +10,9 @@ from engine_rig import NUM_LAYERS, Rig, random_prompt, request, small_policies
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.recall import index_training
-from gpu_worker.policies import PQCache, registry
 from gpu_worker.policies.pqcache import policy as pqcache
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 
 ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)

@@ -15,7 +15,9 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.build import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.models import load_model
-from gpu_worker.policies import ClusterKV, PQCache, registry
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Status
 from kv_store.client import Layout, StoreClient

@@ -27,11 +27,12 @@ from gpu_worker.caches.dense import DenseCache
 from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
-from gpu_worker.policies import ClusterKV, Policy, Quest, SnapKV
-from gpu_worker.policies.base import Plan
-from gpu_worker.policies.clusterkv.policy import ClusterIndex
+from gpu_worker.policies.base import Plan, Policy
+from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
+from gpu_worker.policies.quest.policy import Quest
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import (
     Budget,
     CompleteEvent,

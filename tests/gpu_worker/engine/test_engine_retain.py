@@ -11,10 +11,10 @@ from naive_decoder import greedy
 from torch import Tensor
 
 from gpu_worker.caches.retain.cache import RetainCache
-from gpu_worker.policies import Chelsea, RetainPolicy
 from gpu_worker.policies.base import Plan, Policy, attend_all
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.retain import Gift, LayerRows, Retained, StepSlots
+from gpu_worker.policies.retain import Gift, LayerRows, Retained, RetainPolicy, StepSlots
 
 PROMPT, BUDGET, STEPS = 120, 30, 50
 

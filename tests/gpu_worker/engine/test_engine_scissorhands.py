@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import LoadedModel
-from gpu_worker.policies import Scissorhands
+from gpu_worker.policies.scissorhands.policy import Scissorhands
 
 PROMPT, BUDGET, STEPS = 120, 24, 60
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import LoadedModel
-from gpu_worker.policies import StreamingLLM
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 from gpu_worker.state.batch import Buckets
 
 PROMPT, BUDGET, STEPS = 120, 30, 50

@@ -8,8 +8,8 @@ from naive_decoder import first_best, greedy
 from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies import SparQ
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.sparq.policy import SparQ
 from gpu_worker.state.batch import Buckets
 
 PROMPT, BUDGET, STEPS, CHANNELS = 120, 30, 50, 3

@@ -6,8 +6,8 @@ import torch
 from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request, small_policies
 from naive_decoder import greedy
 
-from gpu_worker.policies import InfLLM
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.infllm.policy import InfLLM
 
 PROMPT, BUDGET, STEPS = 200, 60, 20
 

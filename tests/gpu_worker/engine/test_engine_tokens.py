@@ -9,8 +9,9 @@ from naive_decoder import first_best, greedy
 from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies import Oracle, registry
+from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.recall import Candidates
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]

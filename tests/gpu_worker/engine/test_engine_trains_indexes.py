@@ -9,7 +9,7 @@ from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies import registry
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 from kv_store.client import StoreUnreachable

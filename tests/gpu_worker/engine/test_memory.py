@@ -16,9 +16,10 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.policies import Chelsea, registry
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget
 
 GIB = 1 << 30

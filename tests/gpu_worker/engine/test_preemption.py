@@ -10,7 +10,9 @@ from engine_rig import LAYER_HEADS, LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, pool_
 from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies import PQCache, RecallPolicy, registry
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import physical_slots

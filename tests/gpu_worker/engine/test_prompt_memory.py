@@ -13,9 +13,12 @@ from live_bytes import LiveBytes
 from gpu_worker.engine.prompt_memory import layer_training_bytes, prefill_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.kmeans import reference as kmeans_reference
-from gpu_worker.policies import ClusterKV, PQCache, RecallPolicy, registry
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.pqcache.pq_score import reference as pq_reference
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget
 from gpu_worker.trainers import lloyd, pq, train_index, training_bytes
 from kv_store.client import PQParams

@@ -10,8 +10,8 @@ from device_reads import DeviceReads
 from engine_rig import NUM_KV_HEADS, NUM_LAYERS, Rig, request, small_policies
 
 from gpu_worker.caches.retain.cache import RetainCache
-from gpu_worker.policies import Chelsea
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.layerwise.policy import LayerWise
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy

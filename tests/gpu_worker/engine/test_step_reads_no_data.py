@@ -10,7 +10,7 @@ from device_reads import DeviceReads
 from engine_rig import Rig, every_small_policy, request
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies import Family, Policy
+from gpu_worker.policies.base import Family, Policy
 
 POLICIES = {name: one for name, one in every_small_policy().items() if one.family is not Family.DENSE}
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.policies import ClusterKV, Full, Oracle, PQCache, RecallPolicy, registry
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.full.policy import Full
+from gpu_worker.policies.oracle.policy import Oracle
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.registry import registry
 
 POLICIES = [
     PQCache(),

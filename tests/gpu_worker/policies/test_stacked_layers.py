@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_worker.policies import Chelsea
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.retain import LayerRows
 
 NUM_HEADS = 2

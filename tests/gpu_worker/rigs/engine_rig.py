@@ -17,30 +17,25 @@ from gpu_worker.engine.prefill import Prefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.policies import (
-    H2O,
-    NACL,
-    AdaKV,
-    CaM,
-    Chelsea,
-    ClusterKV,
-    H2OCompensated,
-    InfiniGen,
-    InfLLM,
-    LayerWise,
-    Oracle,
-    Policy,
-    PQCache,
-    ProtoKV,
-    PyramidKV,
-    Quest,
-    Scissorhands,
-    SemanticKV,
-    SnapKV,
-    SparQ,
-    registry,
-)
+from gpu_worker.policies.base import Policy
+from gpu_worker.policies.cam.policy import CaM
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.h2o.policy import H2OCompensated
+from gpu_worker.policies.infinigen.policy import InfiniGen
+from gpu_worker.policies.infllm.policy import InfLLM
+from gpu_worker.policies.nacl.policy import NACL
+from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.protokv.policy import ProtoKV
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
+from gpu_worker.policies.quest.policy import Quest
+from gpu_worker.policies.registry import registry
+from gpu_worker.policies.scissorhands.policy import Scissorhands
+from gpu_worker.policies.semantickv.policy import SemanticKV
+from gpu_worker.policies.snapkv.policy import SnapKV
+from gpu_worker.policies.sparq.policy import SparQ
 from gpu_worker.records import (
     Budget,
     CompleteEvent,
@@ -114,33 +109,22 @@ def small_policies_alone() -> tuple[Policy, ...]:
 
 def every_small_policy() -> dict[str, Policy]:
     """All policies by name, alone and in their wrappers, with hyper-parameters for prompts of some hundred tokens."""
-    scored = [
-        SnapKV(window=6, kernel=3),
-        SemanticKV(num_sink=4, recent_share=0.05, semantic_share=0.05),
-        ProtoKV(window=6, chunk_length=8, num_bits=2, num_irregular=6),
-        NACL(num_sink=4, protected_share=0.1),
-        H2O(),
-    ]
     chelsea = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
     return registry(
         *small_policies_alone(),
         Quest(page_size=4),
         SparQ(num_sink=4, num_channels=2),
-        SparQ(num_sink=4, num_channels=2, mean_value=True),
         InfiniGen(),
-        InfLLM(block_size=8, repr_topk=2, num_sink=4),
-        InfLLM(block_size=8, repr_topk=2, num_sink=4, sparse_prefill=True, chunk_size=16),
-        InfLLM(8, 2, 4, sparse_prefill=True, clamp_distance=True, chunk_size=16),
+        InfLLM(block_size=8, repr_topk=2, num_sink=4, chunk_size=16),
         H2OCompensated(num_sink=4),
         Scissorhands(window_size=30, recent_ratio=0.05),
         PyramidKV(window=6, kernel=3),
         CaM(merge_size=3, window_size=6),
         chelsea,
-        *scored,
-        *(AdaKV(policy) for policy in scored),
-        *(LayerWise(policy) for policy in scored),
-        *(LayerWise(AdaKV(policy)) for policy in scored),
-        LayerWise(chelsea),
+        SnapKV(window=6, kernel=3),
+        SemanticKV(num_sink=4, recent_share=0.05, semantic_share=0.05),
+        ProtoKV(window=6, chunk_length=8, num_bits=2, num_irregular=6),
+        NACL(num_sink=4, protected_share=0.1),
         OutlierHeads(chelsea, frozenset({(1, 0)}), NUM_KV_HEADS),
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.intake import Intake
-from gpu_worker.policies import PQCache
+from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Sequence
 from kv_store.client import Layout, StoreClient

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.policies import RecallPolicy
 from gpu_worker.policies.base import CacheShape, Plan
-from gpu_worker.policies.recall import Candidates
+from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 SHAPE = CacheShape(
     max_num_seqs=3,

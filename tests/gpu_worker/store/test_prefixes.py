@@ -11,7 +11,7 @@ from engine_rig import Rig, every_small_policy, make_model, random_prompt, reque
 from offload_rig import make_sequence
 
 from gpu_worker.models import load_model
-from gpu_worker.policies import Family
+from gpu_worker.policies.base import Family
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 from gpu_worker.store.prefixes import PrefixChain, model_root

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches.retain.kept_slots import KeptSlots
-from gpu_worker.policies import H2O, Chelsea, SnapKV
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.h2o.policy import H2O
 from gpu_worker.policies.retain import Retained, RetainPolicy
+from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.state.row_inputs import RowInputs
 
 SHAPE = CacheShape(4, 3, 2, 1, 4, 64, 0.5, torch.device("cpu"))

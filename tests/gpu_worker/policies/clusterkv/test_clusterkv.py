@@ -7,8 +7,7 @@ import torch
 from policy_index import SHAPE, kmeans_segment, poison, select
 from torch import Tensor
 
-from gpu_worker.policies import ClusterKV
-from gpu_worker.policies.clusterkv.policy import ClusterIndex
+from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.recall import IndexJob
 from kv_store.client import KMeansParams
 

@@ -8,19 +8,17 @@ from policy_index import SHAPE
 from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
-from gpu_worker.models import KeyShift, RopeConfig
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.infllm.policy import InfLLM
 
 SIZE, CHUNK, SCALE = 4, 8, SHAPE.scale
-SHIFT = KeyShift.of(RopeConfig("default", 100.0, 8), torch.device("cpu"))
 HEADS, DIM = 2, 8
 # 3 sinks, a window of 5, two blocks.
 PLAN = Plan(100, 16, num_sink=3, num_recent=5, num_selected=8)
 
 
-def policy(per_head: bool = False, clamp: bool = False) -> InfLLM:
-    return InfLLM(SIZE, 2, 3, per_head=per_head, sparse_prefill=True, clamp_distance=clamp, chunk_size=CHUNK)
+def policy(per_head: bool = False) -> InfLLM:
+    return InfLLM(SIZE, 2, 3, per_head=per_head, sparse_prefill=True, chunk_size=CHUNK)
 
 
 def prompt(num_tokens: int, group: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -32,26 +30,23 @@ def prompt(num_tokens: int, group: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def attend(one: InfLLM, queries: Tensor, rows: Tensor, ends: list[int], plan: Plan = PLAN) -> Tensor:
     """As the engine asks: quanta that end here."""
-    sparse = one.prompt_attention(plan, SCALE, SHIFT)
+    sparse = one.prompt_attention(plan)
+    assert sparse is not None
     parts = []
     for begin, end in zip([0, *ends], [*ends, len(queries)], strict=True):
         # What is not computed yet is no one's to read.
         there = torch.full_like(rows, float("nan"))
         there[:, :end] = rows[:, :end]
-        parts.append(sparse.attend(queries[begin:end], there, begin))
+        parts.append(sparse.attend(queries[begin:end], there, begin, SCALE))
     return torch.cat(parts)
 
 
-def attended(queries: Tensor, rows: Tensor, per_head: bool, clamp: bool) -> list[list[set[int]]]:
-    """What each query of each KV head sees, less what comes after it. clamp: blocks are looked up as if all of
-    their tokens were a window away."""
+def attended(queries: Tensor, rows: Tensor, per_head: bool) -> list[list[set[int]]]:
+    """What each query of each KV head sees, less what comes after it."""
     num_tokens, group = len(queries), queries.shape[1] // HEADS
     received = torch.zeros(HEADS, num_tokens, dtype=torch.float64)
     keys, seen = rows[..., :DIM].double(), []
-    asking, asked = queries.double(), keys
-    if clamp:
-        every = torch.arange(num_tokens)
-        asking, asked = SHIFT.apply(asking, (5 - every)[:, None]), SHIFT.apply(keys, -every)
+    asking = queries.double()
     for begin in range(0, num_tokens, CHUNK):
         end = min(begin + CHUNK, num_tokens)
         # The first block has sinks, and is always there.
@@ -62,7 +57,7 @@ def attended(queries: Tensor, rows: Tensor, per_head: bool, clamp: bool) -> list
             for place, block in enumerate(blocks):
                 tokens = range(block * SIZE, (block + 1) * SIZE)
                 best = sorted(tokens, key=lambda token: -float(received[head, token]))[:2]
-                scores[head, place] = asked[head, best].mean(0) @ mean
+                scores[head, place] = keys[head, best].mean(0) @ mean
         if not per_head:
             scores = scores.mean(0).expand(HEADS, -1)
         near = set(range(blocks.stop * SIZE, end)) | set(range(SIZE))
@@ -82,30 +77,25 @@ def attended(queries: Tensor, rows: Tensor, per_head: bool, clamp: bool) -> list
     return seen
 
 
-@pytest.mark.parametrize("clamp", [False, True])
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("num_tokens", [61, 64])
 def test_queries_attend_sinks_the_best_blocks_and_what_is_near(
-    num_tokens: int, group: int, per_head: bool, clamp: bool
+    num_tokens: int, group: int, per_head: bool
 ) -> None:
     queries, rows = prompt(num_tokens, group)
-    found = attend(policy(per_head, clamp), queries, rows, [])
-    for query, heads in enumerate(attended(queries, rows, per_head, clamp)):
+    found = attend(policy(per_head), queries, rows, [])
+    for query, heads in enumerate(attended(queries, rows, per_head)):
         for head, seen in enumerate(heads):
             positions = torch.tensor(sorted(seen))
             taken = rows[head, positions].double()
             one = queries[query, head * group : (head + 1) * group].double()
-            # What is farther away than 5 tokens comes as near.
-            nearer = (query - positions - 5).clamp(min=0) if clamp else 0 * positions
-            keys = SHIFT.apply(taken[:, :DIM], nearer)
-            expected = (one @ keys.T * SCALE).softmax(-1) @ taken[:, DIM:]
+            expected = (one @ taken[:, :DIM].T * SCALE).softmax(-1) @ taken[:, DIM:]
             torch.testing.assert_close(
                 found[query, head * group : (head + 1) * group].double(), expected, atol=1e-5, rtol=1e-4
             )
     dense = attend_chunk_naive(queries, rows, 0, SCALE)
-    same = 6 if clamp else 20
-    assert torch.allclose(found[:same], dense[:same], atol=1e-5)
+    assert torch.allclose(found[:20], dense[:20], atol=1e-5)
     assert not torch.allclose(found[40:], dense[40:], atol=1e-2)
 
 
@@ -119,10 +109,11 @@ def test_quanta_of_whole_chunks_change_nothing(ends: list[int]) -> None:
 
 def test_layers_know_nothing_of_each_other() -> None:
     queries, rows = prompt(60, 2)
-    sparse = policy().prompt_attention(PLAN, SCALE, SHIFT)
-    first = sparse.attend(queries, rows, 0)
-    sparse.attend(*prompt(60, 2, seed=1), 0)
-    assert torch.equal(sparse.attend(queries, rows, 0), first)
+    sparse = policy().prompt_attention(PLAN)
+    assert sparse is not None
+    first = sparse.attend(queries, rows, 0, SCALE)
+    sparse.attend(*prompt(60, 2, seed=1), 0, SCALE)
+    assert torch.equal(sparse.attend(queries, rows, 0, SCALE), first)
 
 
 def test_the_block_that_a_chunk_asks_for_is_found() -> None:

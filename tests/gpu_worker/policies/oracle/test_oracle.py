@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.policies import Oracle
+from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.recall import Candidates
 
 POLICY = Oracle(num_sink=4)

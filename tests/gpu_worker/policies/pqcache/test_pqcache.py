@@ -8,8 +8,7 @@ from policy_index import SHAPE, poison, pq_segment, select
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies import PQCache
-from gpu_worker.policies.pqcache.policy import PQIndex
+from gpu_worker.policies.pqcache.policy import PQCache, PQIndex
 from gpu_worker.policies.recall import Candidates, IndexJob
 from gpu_worker.trainers import train_index
 from kv_store.client import PQParams
