@@ -25,6 +25,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "nodes": others.nodes,
     "cluster": others.cluster,
     "cpu": others.cpu_rivals,
+    "compose-faults": others.faults,
+    "compose-images": others.images,
     "quality": quality.main,
     "quality-small": quality.small,
     "quality-4k": quality.every_method(4096),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from benchmarks import tables
 from benchmarks.cluster_model.figures import ClusterRow
@@ -148,3 +149,29 @@ def cluster() -> str:
 
 def cpu_rivals() -> str:
     return cpu_table(content("cpu_vs_transformers"))
+
+
+def faults() -> str:
+    """What `make compose-test` saw when a container's process was killed."""
+    columns = (
+        Column[dict[str, Any]]("killed", lambda fault: fault["name"].removesuffix("-cpu"), False),
+        Column("a running stream ended after", lambda fault: f"{fault['stream_ended_s']:.1f} s"),
+        Column("with", lambda fault: f"`{fault['stream_error']}`", False),
+        Column(
+            "`/ready` in the meantime",
+            lambda fault: ", ".join(str(status) if status else "no answer" for status in fault["statuses"]),
+            False,
+        ),
+        Column("ready again after", lambda fault: f"{fault['ready_s']:.1f} s"),
+    )
+    return tables.markdown(columns, content("compose_cpu")["faults"])
+
+
+def images() -> str:
+    """Sizes of the images that `make compose-test` built."""
+    built = content("compose_cpu")["images"]
+    columns = (
+        Column[dict[str, Any]]("image", lambda image: f"`{image['name']}`", False),
+        Column("MB", lambda image: f"{image['bytes'] / 1e6:,.0f}"),
+    )
+    return tables.markdown(columns, sorted(built, key=lambda image: image["bytes"]))
