@@ -4,7 +4,6 @@ WorkerError
 ├── ConfigError            start-up: a flag, a path or a device that cannot be used
 ├── ModelError             start-up: a model directory that is missing, corrupt or of an unknown family
 ├── RequestError           the caller's fault: `param` names the field
-│   └── PromptTooLong      more tokens than the model's maximum length
 ├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
@@ -29,23 +28,12 @@ class ModelError(WorkerError):
 
 
 class RequestError(WorkerError):
-    """A request field that is out of range; `param` is the field's name in the API."""
+    """A request field that is out of range; `param` is its name in the API, `code` a word for programs."""
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-
-
-class PromptTooLong(RequestError):
-    """The prompt, or prompt and completion together, exceed the model's maximum length."""
-
-    def __init__(self, num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
-        super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{max_tokens} output tokens and your prompt contains {num_prompt_tokens} input tokens. "
-            "Please reduce the length of the input prompt or the number of requested output tokens.",
-            param="prompt",
-        )
+        self.code = code
 
 
 class VersionMismatch(WorkerError):

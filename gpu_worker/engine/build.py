@@ -194,7 +194,6 @@ def assemble(
     intake = Intake(
         options.policies,
         config.vocab_size,
-        options.max_model_len,
         config.eos_token_ids,
         options.seed,
         options.max_full_tokens,

@@ -43,7 +43,7 @@ MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Pr
 
 
 class Engine:
-    """Owns every running request. Single-threaded: only `validate` may be called from another thread.
+    """Owns every running request. Single-threaded.
 
     `step` is the main loop's body: admit, one prefill quantum, one decode step. Benchmarks and tests read its parts:
     `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefill`, the prompt in work.
@@ -81,14 +81,12 @@ class Engine:
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
 
-    def validate(self, request: GenerationRequest) -> None:
-        """Check a request without queueing it. Raises RequestError."""
-        self._intake.validate(request)
-
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
-        """Queue a request; `sink` gets its events from within `step`. Raises RequestError."""
+        """Queue a checked request; `sink` gets its events from within `step`. Raises RequestError where its id runs."""
         if self.scheduler.find(request.request_id):
-            self._intake.refuse_duplicate(request)
+            raise RequestError(
+                f"request_id {request.request_id!r} belongs to a running request", "request_id"
+            )
         self.scheduler.add(self._intake.sequence(request, sink))
 
     def abort(self, request_id: str) -> None:

@@ -16,7 +16,7 @@ class EnginePort(Protocol):
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         """Queue a request. Its last event is a CompleteEvent or an ErrorEvent.
 
-        Raises RequestError, PromptTooLong, CapacityError or EngineStopped at once; `sink` is then not called.
+        Raises RequestError, CapacityError or EngineStopped at once; `sink` is then not called.
         """
 
     def abort(self, request_id: str) -> None:
@@ -32,16 +32,13 @@ class EnginePort(Protocol):
 
 
 class Engine(Protocol):
-    """A single-threaded engine: all calls but `validate` and `info` come from one thread."""
+    """A single-threaded engine: all calls but `info` come from one thread."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
     def has_work(self) -> bool: ...
-
-    def validate(self, request: GenerationRequest) -> None:
-        """Pure and thread-safe. Raises RequestError, PromptTooLong or CapacityError."""
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None: ...
 

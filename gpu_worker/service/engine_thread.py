@@ -71,7 +71,6 @@ class EngineThread:
             return self._is_dead
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
-        self._engine.validate(request)
         request_id = request.request_id
         with self._condition:
             if self._is_dead:

@@ -9,7 +9,6 @@ import grpc
 from gpu_worker.errors import (
     CapacityError,
     EngineStopped,
-    PromptTooLong,
     RequestError,
     SlowConsumer,
     StoreUnavailable,
@@ -42,16 +41,10 @@ class Status:
 
 def status_of(error: Exception) -> Status:
     """The status for an error. Only a WorkerError's text reaches the caller."""
+    metadata: tuple[tuple[str, str], ...] = ()
     match error:
-        case PromptTooLong(param=param):
-            metadata: tuple[tuple[str, str], ...] = (
-                (PARAM_KEY, param),
-                (CODE_KEY, "context_length_exceeded"),
-            )
-        case RequestError(param=param):
-            metadata = ((PARAM_KEY, param),)
-        case _:
-            metadata = ()
+        case RequestError(param=param, code=code):
+            metadata = ((PARAM_KEY, param), *([(CODE_KEY, code)] if code else []))
     for kind in type(error).__mro__:
         if kind in _CODES:
             return Status(_CODES[kind], str(error), metadata)

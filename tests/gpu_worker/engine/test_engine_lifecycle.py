@@ -26,7 +26,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, PromptTooLong, RequestError
+from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
@@ -105,12 +105,10 @@ def test_a_request_that_only_waits_holds_nothing() -> None:
 @pytest.mark.parametrize("policy", ALL)
 def test_max_tokens_bounds_the_output(policy: str) -> None:
     rig = Rig(max_model_len=140)
-    one, some, rest = rig.run(
-        request("one", policy, 0.5, max_tokens=1),
-        request("some", policy, 0.5, max_tokens=20),
-        request("rest", policy, 0.5, max_tokens=0),
+    one, some = rig.run(
+        request("one", policy, 0.5, max_tokens=1), request("some", policy, 0.5, max_tokens=20)
     )
-    assert [len(record.tokens) for record in (one, some, rest)] == [1, 20, 20]
+    assert [len(record.tokens) for record in (one, some)] == [1, 20]
     assert one.usage.attended_tokens == 0
     rig.check_empty()
 
@@ -145,37 +143,6 @@ def test_a_stop_at_the_very_first_token_leaves_nothing() -> None:
         assert record.tokens == []
         assert record.complete.finish_reason is FinishReason.STOP
     rig.check_empty()
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"prompt": ()}, "prompt"),
-        ({"prompt": (1, 97)}, "prompt"),
-        ({"prompt": (1, -1)}, "prompt"),
-        ({"prompt": 1020, "max_tokens": 5}, "prompt"),
-        ({"prompt": 1024, "max_tokens": 0}, "prompt"),
-        ({"num_prefill": -1}, "num_prefill_tokens"),
-        ({"num_prefill": 121}, "num_prefill_tokens"),
-        ({"policy": "nothing"}, "carrel.policy"),
-        ({"budget": Budget()}, "carrel.budget"),
-        ({"budget": Budget(share=0.5, tokens=5)}, "carrel.budget"),
-        ({"budget": 0.0}, "carrel.budget"),
-        ({"budget": 1.5}, "carrel.budget"),
-        ({"budget": float("nan")}, "carrel.budget"),
-        ({"budget": 1}, "carrel.budget"),
-        ({"budget": -5}, "carrel.budget"),
-    ],
-)
-def test_a_bad_request_is_refused_and_names_its_field(change: dict, param: str) -> None:
-    rig = Rig()
-    bad = request("bad", **{"policy": "pqcache", **change})
-    for call in (rig.engine.validate, lambda one: rig.engine.submit(one, print)):
-        with pytest.raises(RequestError) as caught:
-            call(bad)
-        assert caught.value.param == param
-    assert not rig.engine.has_work
-    assert isinstance(caught.value, PromptTooLong) == (change.get("prompt") in (1020, 1024))
 
 
 def test_a_request_id_in_use_is_refused_until_it_is_free() -> None:

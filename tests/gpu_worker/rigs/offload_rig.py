@@ -46,7 +46,7 @@ def attached(
 def make_sequence(name: str, seat: int, num_tokens: int) -> Sequence:
     """A prompt of this length that selects from half of it."""
     policies = {"pqcache": PQCache(num_bits=2, num_sink=4)}
-    intake = Intake(policies, VOCAB_SIZE, MAX_MODEL_LEN, (), None)
+    intake = Intake(policies, VOCAB_SIZE, (), None)
     sampling = SamplingParams(max_tokens=MAX_MODEL_LEN - num_tokens, temperature=0.0, seed=1)
     prompt = tuple(position % VOCAB_SIZE for position in range(num_tokens))
     request = GenerationRequest(name, prompt, sampling, "pqcache", Budget(share=0.5))

@@ -60,9 +60,6 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._running)
 
-    def validate(self, request: GenerationRequest) -> None:
-        pass
-
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         self.requests.append(request)
         if self.failure is not None:

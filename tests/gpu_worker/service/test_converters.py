@@ -4,7 +4,7 @@ import math
 import pytest
 from fake_engine import INFO
 
-from gpu_worker.errors import PromptTooLong, RequestError
+from gpu_worker.errors import RequestError
 from gpu_worker.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
 from gpu_worker.service import converters
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -25,13 +25,14 @@ NAN, INF = math.nan, math.inf
     ("param", "sampling"),
     [(name, {name: value}) for name, values in {
         "temperature": (-0.1, 2.1, NAN, INF),
-        "top_p": (-0.5, 1.1, NAN, -INF),
+        "max_tokens": (0,),
+        "top_p": (0.0, -0.5, 1.1, NAN, -INF),
         "min_p": (-0.1, 1.0, NAN),
-        "repetition_penalty": (-1.0, 2.5, NAN, INF),
+        "repetition_penalty": (0.0, -1.0, 2.5, NAN, INF),
         "presence_penalty": (-2.1, 2.1, NAN),
         "frequency_penalty": (-2.1, 2.1, INF),
         "logprobs": (21, 2**32 - 1),
-        "stop_token_ids": ([100], [2**32 - 1], [1] * 1025),
+        "stop_token_ids": ([100], [2**32 - 1], [1] * 65),
         "logit_bias": ({100: 1.0}, {1: 101.0}, {1: -101.0}, {1: NAN}),
         "min_tokens": (5, 2**32 - 1),
     }.items() for value in values],
@@ -49,6 +50,8 @@ def test_a_bad_sampling_field_is_named(param, sampling):
         ("prompt", {"prompt_token_ids": [1, 100]}),
         ("num_prefill_tokens", {"num_prefill_tokens": 3}),
         ("carrel.policy", {"policy": "nonsense"}),
+        ("session_id", {"session_id": "x" * 129}),
+        ("prefix_salt", {"prefix_salt": b"x" * 65}),
         ("carrel.budget", {"budget": {"share": 0.0}}),
         ("carrel.budget", {"budget": {"share": 1.5}}),
         ("carrel.budget", {"budget": {"share": NAN}}),
@@ -96,10 +99,13 @@ def test_an_unknown_policy_lists_the_valid_ones():
         converters.read_request(message(policy="x"), INFO)
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(2, 63), (64, 0), (64, 1), (200, 0), (2, 2**32 - 1)])
-def test_too_long_a_request_is_a_prompt_too_long(num_prompt, max_tokens):
-    with pytest.raises(PromptTooLong, match="maximum context length is 64 tokens"):
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens"), [(2, 63), (64, None), (64, 1), (200, None), (2, 2**32 - 1)]
+)
+def test_too_long_a_request_says_so(num_prompt, max_tokens):
+    with pytest.raises(RequestError, match="maximum context length is 64 tokens") as error:
         converters.read_request(message({"max_tokens": max_tokens}, prompt_token_ids=[1] * num_prompt), INFO)
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
 
 
 def test_every_usage_field_arrives():

@@ -42,11 +42,6 @@ class Sink:
         return self.events[-1]
 
 
-class DoubtfulEngine(FakeEngine):
-    def validate(self, request):
-        raise RequestError("no", "prompt")
-
-
 @pytest.fixture
 def engine():
     return FakeEngine()
@@ -71,15 +66,6 @@ def test_events_come_in_order_from_the_engines_thread(port):
     assert sink.last().finish_reason is FinishReason.LENGTH
     assert [event.token_id for event in sink.events if isinstance(event, TokenEvent)] == [4, 5, 4]
     assert sink.threads == {"engine"}
-
-
-def test_validation_speaks_in_the_callers_thread():
-    port = EngineThread(DoubtfulEngine(), max_queue=1, on_death=lambda: None)
-    sink = Sink()
-    with pytest.raises(RequestError):
-        port.submit(request(), sink)
-    port.close()
-    assert sink.events == []
 
 
 def test_an_error_of_submit_ends_only_that_request(engine, port):

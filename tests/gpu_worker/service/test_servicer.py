@@ -13,12 +13,12 @@ from waiting import PATIENCE, eventually
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
-    PromptTooLong,
     RequestError,
     SlowConsumer,
     StoreUnavailable,
     WorkerError,
 )
+from gpu_worker.records import SamplingParams
 from gpu_worker.service.converters import own_edition
 from gpu_worker.service.server import SERVICE
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -89,7 +89,7 @@ async def test_requests_run_side_by_side(worker):
 
 
 async def test_request_fields_and_defaults_reach_the_engine(worker):
-    message = request("a", max_tokens=0, temperature=0.5, seed=0, logit_bias={3: -1.0}, stop_token_ids=[4])
+    message = request("a", max_tokens=None, seed=0, logit_bias={3: -1.0}, stop_token_ids=[4])
     await collect(worker.stub.Generate(message, timeout=PATIENCE))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
@@ -97,10 +97,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     await collect(worker.stub.Generate(message, timeout=PATIENCE))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
-    assert (first.sampling.top_p, first.sampling.repetition_penalty) == (1.0, 1.0)
-    assert (first.sampling.seed, first.sampling.logprobs) == (0, None)
-    assert first.sampling.logit_bias == ((3, -1.0),)
-    assert first.sampling.stop_token_ids == (4,)
+    assert first.sampling == SamplingParams(61, seed=0, logit_bias=((3, -1.0),), stop_token_ids=(4,))
     assert (first.policy, first.budget.share) == ("pqcache", 0.1)
     assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
     assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
@@ -168,7 +165,7 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
     [
         (RequestError("bad x", "x"), grpc.StatusCode.INVALID_ARGUMENT, {"carrel-param": "x"}),
         (
-            PromptTooLong(9, 1, 8),
+            RequestError("long", "prompt", "context_length_exceeded"),
             grpc.StatusCode.INVALID_ARGUMENT,
             {"carrel-param": "prompt", "carrel-code": "context_length_exceeded"},
         ),
