@@ -2,8 +2,7 @@
 
 `python examples/ask_a_document.py book.txt "What is the secret number?" --policy full pqcache clusterkv`
 
-Needs a running server (`make serve`) and the official `openai` client. Nothing is hidden in the file: what the answer
-says must stand in it.
+Needs a running server (`make serve`) and the official `openai` client. The answer must stand in the file.
 """
 
 from __future__ import annotations
