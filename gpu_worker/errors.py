@@ -8,7 +8,7 @@ WorkerError
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
 ├── SlowConsumer           the reader of a stream fell too far behind
-├── InvalidLogits          the model gave NaN or infinity; names the requests
+├── InvalidLogits          the model gave NaN or infinity; names the request
 └── EngineStopped          the engine drains, or has died of an unexpected error
 """
 
@@ -53,11 +53,10 @@ class SlowConsumer(WorkerError):
 
 
 class InvalidLogits(WorkerError):
-    """Logits without a finite greatest value; `request_ids` are the requests they belong to."""
+    """Logits without a finite greatest value."""
 
-    def __init__(self, request_ids: tuple[str, ...]) -> None:
-        super().__init__(f"The model produced invalid logits (NaN or infinity) for {', '.join(request_ids)}.")
-        self.request_ids = request_ids
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"The model produced invalid logits (NaN or infinity) for {request_id}.")
 
 
 class EngineStopped(WorkerError):

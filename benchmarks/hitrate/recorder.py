@@ -17,7 +17,7 @@ from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.recorded_policies import RECORDED, Kept
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
-from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import ModelError

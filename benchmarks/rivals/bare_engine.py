@@ -17,7 +17,7 @@ from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
-from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model

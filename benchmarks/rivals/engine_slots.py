@@ -8,7 +8,6 @@ from typing import cast
 import torch
 
 from benchmarks.errors import NotMeasurable
-from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
@@ -18,6 +17,7 @@ from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget
+from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import blocks_of_heads, num_blocks
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from gpu_worker.caches import Cache, CacheSet
+from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
@@ -72,9 +73,9 @@ class Engine:
         self.decode = decode
         self._prefill_chunk = prefill_chunk
         self._make_prefill = make_prefill
-        self._prefixes = prefixes
         self._sampler = Sampler()
         self.scheduler = Scheduler(info.max_num_seqs)
+        self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes)
         self.prefill: Prefill | None = None
         self.indexing = Indexing(caches.recall)
         # Since somebody was last given what others left.
@@ -110,28 +111,26 @@ class Engine:
 
     def _admit(self) -> bool:
         if (sequence := self.scheduler.next_waiting()) is None:
-            if self._has_freed and not self.scheduler.num_waiting:
-                self.caches.spread()
-                self._has_freed = False
+            self._spread_freed()
             return False
-        self._intake.choose(sequence, self.caches.num_free_slots)
         try:
-            if not self.caches.admit(sequence):
-                return False
-        except (CapacityError, RequestError) as error:
+            is_admitted = self._admission.admit(sequence)
+        except (CapacityError, RequestError, StoreUnavailable) as error:
+            self._end_lost()
             self._fail(sequence, error)
             return True
-        try:
-            if sequence.offloads:
-                self._open(sequence)
-        except (CapacityError, StoreUnavailable) as error:
-            self.caches.release(sequence)
-            if isinstance(error, CapacityError) and self.scheduler.offloading():
-                # Room comes back when one of them ends.
-                return False
-            self._fail(sequence, error)
-            return True
-        self.scheduler.admit(sequence)
+        self._end_lost()
+        if is_admitted:
+            self._begin_prefill(sequence)
+        return is_admitted
+
+    def _spread_freed(self) -> None:
+        """Let running sequences have the slots that others left, where nobody waits for them."""
+        if self._has_freed and not self.scheduler.num_waiting:
+            self.caches.spread()
+            self._has_freed = False
+
+    def _begin_prefill(self, sequence: Sequence) -> None:
         sequence.clock.admitted = time.monotonic()
         caches = self.caches.of(sequence)
         try:
@@ -140,20 +139,6 @@ class Engine:
             )
         except torch.OutOfMemoryError as error:
             self._fail(sequence, no_room("the prompt", error))
-        return True
-
-    def _open(self, sequence: Sequence) -> None:
-        """Start the sequence in the store; whose rows went with an earlier store ends now. What a prompt shares was
-        attended densely: the rows of one that is attended in part depend on its policy and budget."""
-        chain, room = self._prefixes, sequence.num_prefill + 1
-        try:
-            if chain is None or sequence.prompt_attention() is not None:
-                self.offloader.open(sequence, room)
-            else:
-                hashes, num_reusable = chain.hashes(sequence), chain.num_reusable(sequence)
-                sequence.num_cached = self.offloader.open(sequence, room, hashes, num_reusable)
-        finally:
-            self._end_lost()
 
     def tend(self) -> None:
         """See that the store is there; for now and then, between steps, with or without work."""
@@ -161,6 +146,7 @@ class Engine:
             self._end_lost()
 
     def _end_lost(self) -> None:
+        """End the sequences whose rows went with an earlier store."""
         for sequence in self.scheduler.offloading():
             if not self.offloader.holds(sequence):
                 self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
@@ -230,22 +216,12 @@ class Engine:
             sequences, logits = [sequences[place] for place in places], logits[places]
         if not sequences:
             return
-        try:
-            events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
-        except InvalidLogits as error:
-            self._sample_valid(sequences, logits, set(error.request_ids))
-            return
+        events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
         for sequence, event in zip(sequences, events, strict=True):
-            self._accept(sequence, event)
-
-    def _sample_valid(self, sequences: list[Sequence], logits: torch.Tensor, invalid: set[str]) -> None:
-        """End the requests whose logits are invalid; the others of the batch go on."""
-        valid = [place for place, sequence in enumerate(sequences) if sequence.sequence_id not in invalid]
-        for sequence in sequences:
-            if sequence.sequence_id in invalid:
-                self._fail(sequence, InvalidLogits((sequence.sequence_id,)))
-        if valid:
-            self._sample([sequences[place] for place in valid], logits[valid])
+            if event is None:
+                self._fail(sequence, InvalidLogits(sequence.sequence_id))
+            else:
+                self._accept(sequence, event)
 
     def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
         sequence.num_output += 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
-from gpu_worker.policies.base import Family, Plan, Policy
-from gpu_worker.records import Budget, EventSink, GenerationRequest
+from gpu_worker.policies.base import Policy
+from gpu_worker.records import EventSink, GenerationRequest
 from gpu_worker.sampling import SamplerState
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.sequence import Sequence, ring_size
 
 
 class Intake:
@@ -74,17 +74,3 @@ class Intake:
         sequence.plan = policy.plan(num_prefill, budget.resolve(num_prefill))
         sequence.window_begin = policy.window_begin(sequence.plan, num_prefill)
         sequence.ring_size = ring_size(policy, sequence.plan)
-
-
-def ring_size(policy: Policy, plan: Plan) -> int:
-    """Window tokens and the new one, at most, where a sequence selects."""
-    return policy.max_window(plan) + 1 if plan.selects else 0
-
-
-def usual_fixed(policies: dict[str, Policy], name: str, budget: Budget, length: int) -> int:
-    """Sinks, window and new token of a prompt of this length under this policy; 0 where it does not recall."""
-    policy = policies.get(name)
-    if policy is None or policy.family is not Family.RECALL:
-        return 0
-    plan = policy.plan(length, budget.resolve(length))
-    return plan.num_sink + ring_size(policy, plan) if plan.selects else 0

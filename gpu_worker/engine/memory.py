@@ -17,7 +17,6 @@ from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.engine.graphs import MAX_GRAPHS
-from gpu_worker.engine.intake import ring_size
 from gpu_worker.engine.prompt_memory import prefill_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
@@ -26,6 +25,7 @@ from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.state.batch import Buckets
+from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 
 # A CUDA context and its code, at most, where it cannot be told from what other processes hold.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from gpu_worker.errors import InvalidLogits
 from gpu_worker.records import TokenEvent
 from gpu_worker.sampling.filters import keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.logprobs import gather_logprobs
@@ -29,10 +28,10 @@ class Sampler:
     """
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[TokenEvent]:
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[TokenEvent | None]:
         """Choose from logits [B, V] float32 for B states; changes neither (`append` is the caller's).
 
-        Raises InvalidLogits, naming the requests, when a row holds NaN, +inf or nothing finite.
+        None for a row that holds NaN, +inf or nothing finite.
         """
         greatest, token_ids = logits.max(dim=-1)
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
@@ -42,12 +41,10 @@ class Sampler:
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
         both = torch.cat([token_ids, greatest.view(torch.int32)]).tolist()
         ids, bits = both[: len(states)], both[len(states) :]
-        is_finite = [one & INFINITE_BITS != INFINITE_BITS for one in bits]
-        if not all(is_finite):
-            raise InvalidLogits(
-                tuple(state.request_id for state, good in zip(states, is_finite, strict=True) if not good)
-            )
-        events = [TokenEvent(token_id) for token_id in ids]
+        events = [
+            TokenEvent(token_id) if one & INFINITE_BITS != INFINITE_BITS else None
+            for token_id, one in zip(ids, bits, strict=True)
+        ]
         _add_logprobs(events, logits, token_ids, states)
         return events
 
@@ -105,15 +102,24 @@ def _filter_rows(
 
 
 def _add_logprobs(
-    events: list[TokenEvent], logits: torch.Tensor, token_ids: torch.Tensor, states: Sequence[SamplerState]
+    events: list[TokenEvent | None],
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    states: Sequence[SamplerState],
 ) -> None:
-    wanted = {row: s.params.logprobs for row, s in enumerate(states) if s.params.logprobs is not None}
+    asked = zip(events, (state.params.logprobs for state in states), strict=True)
+    wanted = {
+        row: (event.token_id, num_top)
+        for row, (event, num_top) in enumerate(asked)
+        if event is not None and num_top is not None
+    }
     if not wanted:
         return
     index = _index(list(wanted), logits)
-    chosen, tops = gather_logprobs(logits[index], token_ids[index], max(wanted.values()))
-    for (row, num_top), logprob, top in zip(wanted.items(), chosen, tops, strict=True):
-        events[row] = TokenEvent(events[row].token_id, logprob, tuple(top[:num_top]))
+    most = max(num_top for _, num_top in wanted.values())
+    chosen, tops = gather_logprobs(logits[index], token_ids[index], most)
+    for (row, (token_id, num_top)), logprob, top in zip(wanted.items(), chosen, tops, strict=True):
+        events[row] = TokenEvent(token_id, logprob, tuple(top[:num_top]))
 
 
 def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,6 @@ class SamplerState:
         default_seed: int | None = None,
     ) -> None:
         self.params = params
-        self.request_id = request_id
         self.seed = _resolve_seed(params.seed, default_seed, request_id)
         self.num_output_tokens = 0
         self.end_token_ids = frozenset(params.stop_token_ids) | (

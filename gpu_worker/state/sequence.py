@@ -165,3 +165,8 @@ class Sequence:
             device_bytes=device_bytes,
             host_bytes=host_bytes,
         )
+
+
+def ring_size(policy: Policy, plan: Plan) -> int:
+    """Window tokens and the new one, at most, where a sequence selects."""
+    return policy.max_window(plan) + 1 if plan.selects else 0

@@ -25,7 +25,7 @@ from benchmarks.report import render
 from benchmarks.traces import RecordedTrace
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
-from gpu_worker.engine.build import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient

@@ -56,6 +56,28 @@ RULES = (
     ),
 )
 
+# The rooms of gpu_worker, each a file or a folder, from the ground up: a room imports those before it only. Programs
+# (`__main__`) are one room, wherever they lie.
+FLOORS = (
+    "errors",
+    "v1",
+    "kernels",
+    "records",
+    "config",
+    "models",
+    "sampling",
+    "policies",
+    "trainers",
+    "state",
+    "store",
+    "caches",
+    "calibration",
+    "engine",
+    "service",
+    "arguments",
+    "__main__",
+)
+
 
 def python_files(folder: str) -> Iterator[Path]:
     yield from (file for file in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in file.parts)
@@ -89,6 +111,40 @@ def broken_imports(rule: Rule, source: str, package: str) -> list[str]:
     return broken
 
 
+def room_of(module: str) -> str:
+    """The room of a dotted name: `engine` of `gpu_worker.engine.build`; "" of the package itself."""
+    _, *parts = module.split(".")
+    return "__main__" if "__main__" in parts else "".join(parts[:1])
+
+
+def room_of_file(file: Path) -> str:
+    *parts, _ = module = [*file.relative_to(ROOT).with_suffix("").parts]
+    return room_of(".".join(parts if module[-1] == "__init__" else module))
+
+
+def other_rooms(source: str, package: str, room: str) -> set[str]:
+    """Rooms of the package that a file of `room` imports; `package`: the dotted name of the file's folder."""
+    top = package.partition(".")[0]
+    modules = imported_modules(ast.parse(source), package)
+    return {room_of(module) for module in modules if is_within(module, top)} - {"", room}
+
+
+def imports_upwards(source: str, package: str, room: str) -> list[str]:
+    """Rooms that a file of gpu_worker may not import: those that do not stand before its own."""
+    assert room in FLOORS, f"{room} is a new room of gpu_worker: give it a floor in FLOORS"
+    below = FLOORS[: FLOORS.index(room)]
+    return sorted(other for other in other_rooms(source, package, room) if other not in below)
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """What is left when again and again those are taken away that import nothing of what is left."""
+    left = dict(arrows)
+    while free := [room for room, others in left.items() if not others & left.keys()]:
+        for room in free:
+            del left[room]
+    return sorted(left)
+
+
 def loads_code(source: str) -> list[str]:
     """Uses of pickle and its like in one file."""
     tree = ast.parse(source)
@@ -114,6 +170,52 @@ def test_imports_run_one_way(rule: Rule) -> None:
         if modules := broken_imports(rule, file.read_text(), ".".join(name.parent.parts)):
             broken[str(name)] = modules
     assert broken == {}
+
+
+def test_inside_gpu_worker_imports_run_downwards() -> None:
+    broken = {
+        str(file.relative_to(ROOT)): upwards
+        for file in python_files("gpu_worker")
+        if (room := room_of_file(file))
+        and (
+            upwards := imports_upwards(file.read_text(), ".".join(file.relative_to(ROOT).parent.parts), room)
+        )
+    }
+    assert broken == {}
+
+
+@pytest.mark.parametrize("package", ["gateway", "gpu_worker", "kv_store"])
+def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    arrows: dict[str, set[str]] = {}
+    for file in python_files(package):
+        room, folder = room_of_file(file), ".".join(file.relative_to(ROOT).parent.parts)
+        arrows.setdefault(room, set()).update(other_rooms(file.read_text(), folder, room))
+    assert circles(arrows) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "room", "source"),
+    [
+        ("gpu_worker/state", "state", "from gpu_worker.store.offload import Offloader"),
+        ("gpu_worker", "records", "from gpu_worker.engine import Engine"),
+        ("gpu_worker/store", "store", "def f():\n    from gpu_worker import caches"),
+        ("gpu_worker/kernels", "kernels", "from ..policies.base import Plan"),
+        ("gpu_worker/service", "service", "import gpu_worker.calibration.__main__"),
+        ("gpu_worker/engine", "engine", "from gpu_worker.somewhere import anything"),
+    ],
+)
+def test_an_upward_import_is_seen(folder: str, room: str, source: str) -> None:
+    assert imports_upwards(source, folder.replace("/", "."), room) != []
+
+
+def test_downward_imports_and_those_within_a_room_pass() -> None:
+    source = "from gpu_worker.store.link import StoreLink\nfrom gpu_worker.engine.prefill import Prefill\nimport torch"
+    assert imports_upwards(source, "gpu_worker.engine", "engine") == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set()}) == ["a", "b", "c", "d"]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_nothing_loads_code_from_data() -> None:

@@ -10,8 +10,8 @@ import torch
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.auto_policy import FEW_TOKENS
-from gpu_worker.engine.build import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE

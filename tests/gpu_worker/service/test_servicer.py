@@ -172,7 +172,7 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
         (CapacityError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, {}),
         (StoreUnavailable("gone"), grpc.StatusCode.UNAVAILABLE, {}),
         (SlowConsumer("slow"), grpc.StatusCode.ABORTED, {}),
-        (InvalidLogits(("r",)), grpc.StatusCode.INTERNAL, {}),
+        (InvalidLogits("r"), grpc.StatusCode.INTERNAL, {}),
         (WorkerError("odd"), grpc.StatusCode.INTERNAL, {}),
     ],
 )

@@ -1,0 +1,62 @@
+"""What a waiting sequence gets before it runs: its policy, slots in every layer, and a place in the store."""
+
+from __future__ import annotations
+
+from gpu_worker.caches import CacheSet
+from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.prefixes import PrefixChain
+
+
+class Admission:
+    """Takes all of it or nothing."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        intake: Intake,
+        caches: CacheSet,
+        offloader: Offloader,
+        prefixes: PrefixChain | None,
+    ) -> None:
+        """prefixes: names what requests may share of their prompts; None: nothing."""
+        self._scheduler = scheduler
+        self._intake = intake
+        self._caches = caches
+        self._offloader = offloader
+        self._prefixes = prefixes
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Whether the sequence runs now; False where it must wait until others end.
+
+        Raises CapacityError, RequestError or StoreUnavailable where it never can. The store may have been attached
+        anew: see `Offloader.holds`.
+        """
+        self._intake.choose(sequence, self._caches.num_free_slots)
+        if not self._caches.admit(sequence):
+            return False
+        try:
+            if sequence.offloads:
+                sequence.num_cached = self._open(sequence)
+        except CapacityError:
+            self._caches.release(sequence)
+            if any(self._offloader.holds(other) for other in self._scheduler.offloading()):
+                return False
+            raise
+        except StoreUnavailable:
+            self._caches.release(sequence)
+            raise
+        self._scheduler.admit(sequence)
+        return True
+
+    def _open(self, sequence: Sequence) -> int:
+        """Start the sequence in the store; how many of its tokens that has already."""
+        room = sequence.num_prefill + 1
+        # Rows of a prompt that is attended in part depend on the policy and the budget: nobody shares them.
+        if self._prefixes is None or sequence.prompt_attention() is not None:
+            return self._offloader.open(sequence, room)
+        hashes, num_reusable = self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)
+        return self._offloader.open(sequence, room, hashes, num_reusable)

@@ -1,0 +1,161 @@
+"""Puts an engine's parts together: the one place where they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
+from gpu_worker.caches.probe import Probe
+from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG
+from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.engine import Engine, MakePrefill
+from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.errors import ConfigError
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.models import KeyShift, LoadedModel
+from gpu_worker.policies.base import CacheShape, Family, Policy
+from gpu_worker.policies.registry import registry
+from gpu_worker.records import Budget, EngineInfo
+from gpu_worker.state.sequence import ring_size
+from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.prefixes import PrefixChain, model_root
+from kv_store.client import StoreClient
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is told beside its model and its store.
+
+    slot_bytes: the slot pool's size. max_full_tokens: longest context that the policy `auto` attends whole.
+    """
+
+    max_model_len: int
+    slot_bytes: int
+    max_num_seqs: int = 8
+    prefill_chunk: int = 2048
+    hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
+    full_layers: int = 0
+    default_policy: str = "pqcache"
+    default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
+    policies: dict[str, Policy] = field(default_factory=registry)
+    # On the model's device; else the store trains them.
+    trains_indexes: bool = False
+    max_full_tokens: int = FEW_TOKENS
+    # Of the store's rows, for prompts that begin alike.
+    reuses_prefixes: bool = False
+    seed: int | None = None
+
+
+def assemble(
+    model: LoadedModel, client: StoreClient, options: EngineOptions, make_prefill: MakePrefill = Prefill
+) -> Engine:
+    """An engine over a loaded model and an attached store, which it owns from then on.
+
+    make_prefill: who computes prompts; a benchmark of decoding fills caches at random instead.
+    """
+    decoder, config = model.decoder, model.config
+    device, dtype = decoder.device, decoder.dtype
+    shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
+    block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
+    num_blocks = options.slot_bytes // block_bytes
+    if num_blocks < config.num_layers * config.num_kv_heads:
+        raise ConfigError(
+            f"--slot-memory {options.slot_bytes} holds {num_blocks} blocks; one for each of "
+            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
+        )
+    pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
+    max_slots = options.max_model_len + BLOCK_SIZE
+    tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
+    offloader = Offloader(
+        client,
+        config.num_layers,
+        dtype,
+        device,
+        num_seats=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        # On a CPU training hides under nothing, and results must not depend on time.
+        hides_training=device.type == "cuda",
+    )
+    default = LONG if options.default_policy == AUTO else options.default_policy
+    probe = Probe(offloader, shape.scale)
+    recall = RecallCache(
+        shape,
+        pool,
+        tables,
+        offloader,
+        probe,
+        options.hot_cache,
+        options.trains_indexes,
+        _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
+    )
+    retain = RetainCache(shape, pool, tables, probe, options.full_layers)
+    dense = DenseCache(pool, tables, shape.scale)
+    caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
+    info = _info(model, options, num_blocks, client.transport)
+    intake = Intake(
+        options.policies,
+        config.vocab_size,
+        config.eos_token_ids,
+        options.seed,
+        options.max_full_tokens,
+    )
+    prefixes = PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None
+    return Engine(
+        info=info,
+        intake=intake,
+        decoder=decoder,
+        pool=pool,
+        caches=caches,
+        offloader=offloader,
+        decode=DecodeStep(decoder, caches, offloader, pool),
+        prefill_chunk=options.prefill_chunk,
+        make_prefill=make_prefill,
+        prefixes=prefixes,
+    )
+
+
+def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
+    decoder, config = model.decoder, model.config
+    return CacheShape(
+        max_num_seqs=max_num_seqs,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        group_size=config.group_size,
+        head_dim=config.head_dim,
+        max_model_len=max_model_len,
+        scale=decoder.attention_scale,
+        device=decoder.device,
+        dtype=decoder.dtype,
+        key_shift=KeyShift.of(config.rope, decoder.device),
+    )
+
+
+def _usual_fixed(policies: dict[str, Policy], name: str, budget: Budget, length: int) -> int:
+    """Sinks, window and new token of a prompt of this length under this policy; 0 where it does not recall."""
+    policy = policies.get(name)
+    if policy is None or policy.family is not Family.RECALL:
+        return 0
+    plan = policy.plan(length, budget.resolve(length))
+    return plan.num_sink + ring_size(policy, plan) if plan.selects else 0
+
+
+def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:
+    config = model.config
+    return EngineInfo(
+        model=model.source,
+        model_type=config.model_type,
+        device=str(model.decoder.device),
+        dtype=str(model.decoder.dtype).removeprefix("torch."),
+        vocab_size=config.vocab_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        eos_token_ids=config.eos_token_ids,
+        policies=tuple(sorted((AUTO, *options.policies))),
+        default_policy=options.default_policy,
+        default_budget=options.default_budget,
+        num_parameters=model.num_parameters,
+        slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
+        transport=transport,
+    )
