@@ -1,4 +1,4 @@
-"""What some policies must know of a model beforehand: measured on texts, kept in a file."""
+"""Calibration: what some policies need to know of a model, measured on texts and kept in a file."""
 
 from gpu_worker.calibration.observe import Observation, observe
 from gpu_worker.calibration.record import Calibration, ModelFacts, read_calibration, write_calibration

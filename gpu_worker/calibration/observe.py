@@ -1,4 +1,4 @@
-"""Prefills sample texts and sums up what policies ask of each KV head's queries and keys."""
+"""Prefills sample texts and collects what policies need of each KV head's queries and keys."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def observe(
 
 
 def _layer(decoder: Decoder, layer: int, hidden: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [H_q, n, d] and keys [H_kv, n, d], rotated, of one layer, and the next one's input [n, hidden]; the last
-    layer's own is handed back, as nobody reads its output."""
+    """Queries [H_q, n, d] and keys [H_kv, n, d], rotated, of one layer, and the next one's input [n, hidden]; of the
+    last layer its own input, since its output is not read."""
     config, num_tokens = decoder.config, hidden.shape[0]
     positions = torch.arange(num_tokens, device=hidden.device)
     queries = hidden.new_empty(num_tokens, config.num_heads, config.head_dim)

@@ -1,4 +1,4 @@
-"""The file of a calibration: two tensors, and of which model they are."""
+"""The file of a calibration: two tensors, and the model they belong to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEDY = "make it anew with `carrel calibrate`"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What must be the same of the model that was calibrated and the one that is served."""
+    """What the calibrated and the served model must have in common."""
 
     model_type: str
     num_layers: int
@@ -56,7 +56,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A file that was read. model: the name it bore when it was calibrated. outlier_scores: float32 [L, H_kv]."""
+    """The content of a file. model: its name when it was calibrated. outlier_scores: float32 [L, H_kv]."""
 
     path: str
     model: str
@@ -92,7 +92,7 @@ class Calibration:
 def write_calibration(
     path: Path, facts: ModelFacts, observation: Observation, about: Mapping[str, str]
 ) -> None:
-    """Write the file, or replace it at once. about: for the reader. Raises ConfigError where that cannot be."""
+    """Write the file, or replace it in one step. about: for the reader. Raises ConfigError if it cannot be written."""
     tensors = {"outlier_scores": observation.outlier_scores, "skew": observation.skew}
     metadata = {**about, "format": FORMAT, **{name: str(value) for name, value in asdict(facts).items()}}
     # beside it, so that no reader ever sees half a file
@@ -109,7 +109,7 @@ def write_calibration(
 
 
 def read_calibration(path: str) -> Calibration:
-    """Raises ConfigError for a file that is missing, damaged or none of ours."""
+    """Raises ConfigError for a file that is missing, damaged or not a calibration."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -1,4 +1,4 @@
-"""Typed, range-checked access to a JSON file of a model directory, whose values nobody vouches for."""
+"""Typed, range-checked access to a JSON file of a model directory, whose values are not trusted."""
 
 from __future__ import annotations
 

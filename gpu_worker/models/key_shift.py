@@ -1,4 +1,4 @@
-"""Moves rotated keys to other positions: turns compose, so that no key without rotation is needed."""
+"""Moves rotated keys to other positions: rotations compose, so no unrotated key is needed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from gpu_worker.models.config import ModelConfig
 
 
 def frozen(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.nn.Parameter:
-    """An uninitialised weight without gradient; whoever builds the decoder fills it."""
+    """An uninitialised weight without gradient, to be filled by the loader."""
     return torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 

@@ -1,7 +1,7 @@
 """Truncation of the distribution: each filter sets the logits of the tokens it removes to -inf.
 
 All take [B, V] float32 logits already divided by the temperature and return new logits of that shape. In
-top-k and top-p ties fall to the smaller token id. Every filter keeps each row's greatest logit.
+top-k and top-p ties fall to the smaller token id. Every filter keeps each request's greatest logit.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Filter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Sampler:
-    """Chooses one token a request; requests of one batch may differ in every parameter.
+    """Chooses one token for each request; requests of one batch may differ in every parameter.
 
     The order is: penalties, logit bias, mask of the end tokens below min_tokens, then greedy, or temperature,
     top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits. Holds

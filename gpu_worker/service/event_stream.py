@@ -1,4 +1,4 @@
-"""A bounded hand-over of one request's events from the engine's thread to the event loop."""
+"""A bounded queue of one request's events, from the engine's thread to the event loop."""
 
 from __future__ import annotations
 

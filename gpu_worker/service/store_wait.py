@@ -15,7 +15,7 @@ CALL_SECONDS = 2.0
 
 
 def wait_for_store(store: str, timeout_seconds: float) -> None:
-    """Return once the store at `store` reports SERVING and is of our version, before a model is loaded in vain.
+    """Return once the store at `store` reports SERVING and is of our version, before a model is loaded for nothing.
 
     Raises StoreUnavailable when it does not in time, or is of another version.
     """

@@ -1,4 +1,4 @@
-"""Indexes trained where the model runs, from keys that need not leave the device."""
+"""Index training on the model's device."""
 
 from gpu_worker.trainers.device import train_index, training_bytes
 

@@ -1,4 +1,4 @@
-"""The arrays of an index job, by its parameters: what the store's trainers make of the same rows on a CPU."""
+"""Trains an index on the model's device: the arrays that the store's trainers make of the same keys on a CPU."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def assign(points: Tensor, centroids: Centroids, metric: str, sizes: Tensor | No
 def spread(num_points: int, num_chosen: int, seed: int, device: torch.device) -> Tensor:
     """Different places among the points, int64 [num_chosen], any first of them spread evenly over all.
 
-    Multiples of the golden ratio (Weyl's sequence), in whole numbers: no table must come from the host, and all devices
-    choose alike.
+    Multiples of the golden ratio (Weyl's sequence), in whole numbers, so that no table comes from the host and all
+    devices choose the same.
     """
     step = max(1, round(GOLDEN_RATIO * num_points))
     while math.gcd(step, num_points) > 1:

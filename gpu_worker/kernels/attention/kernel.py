@@ -7,7 +7,7 @@ splits of one query head.
 
 Without splits a batch of one would keep 8 of 132 processors busy. How many there are follows from shapes alone, so
 that a captured graph holds for any lengths; how long they are follows from the length on the device, so that all
-programs share a short sequence in a wide table. Nearly all traffic is the rows: what the splits leave is a few percent.
+programs share a short sequence in a wide table. Nearly all traffic is the rows; the splits' results are a few percent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def attend_slots(
 
     query: bf16, fp16 or fp32 [B, H_q, d] with d contiguous. pool: [num_slots, 2d] of the query's dtype, a row is K
     then V. fixed: int32 [seats, H_kv, F], pool rows of what every step attends (sinks and window); seats: int64 [B],
-    which of its rows belongs to which row of the query. selected: int32 [B, H_kv, K], pool rows of what this step
+    the seat of each lane. selected: int32 [B, H_kv, K], pool rows of what this step
     selected. -1 pads anywhere, and pads only give zeros. All on one CUDA device. Returns [B, H_q, d] in the query's
     dtype. Raises ValueError where the dtypes or layouts differ from these.
     """

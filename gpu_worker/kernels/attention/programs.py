@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: one split of a row's slots, and the joining of a query head's splits."""
+"""The programs of `kernel.py`: one split of a lane's slots, and the joining of a query head's splits."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def join_splits(
 
 @triton.jit
 def row_length(lengths: tl.tensor, place: tl.tensor, capacity: tl.tensor) -> tl.tensor:
-    """Slots of this row: as many as are listed, or as its block table holds."""
+    """Slots of this lane: as many as are listed, or as its block table holds."""
     length = capacity
     if lengths is not None:
         length = tl.minimum(tl.load(lengths + place), capacity).to(tl.int32)

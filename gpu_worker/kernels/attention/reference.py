@@ -14,9 +14,9 @@ def attend_slots(
     """Attention of one new token over two lists of slots, for sequences and KV heads of unequal length.
 
     query: [B, H_q, d]. pool: [num_slots, 2d], a row is K then V. fixed: int32 [seats, H_kv, F], pool rows of what
-    every step attends (sinks and window); seats: int64 [B], which of its rows belongs to which row of the query.
-    selected: int32 [B, H_kv, K], pool rows of what this step selected. -1 pads anywhere; who has nothing but pads
-    gets zeros. Returns [B, H_q, d] in the query's dtype. Softmax and sums are float32.
+    every step attends (sinks and window); seats: int64 [B], the seat of each lane. selected: int32 [B, H_kv, K], pool
+    rows of what this step selected. -1 pads anywhere; a head with nothing but padding gets zeros. Returns [B, H_q, d]
+    in the query's dtype. Softmax and sums are float32.
     """
     slots = torch.cat([fixed[seats], selected], dim=-1)
     batch, num_kv_heads, width = slots.shape
@@ -40,7 +40,7 @@ def attend_blocks(
 
     query, pool, seats: as in `attend_slots`; the pool is cut in blocks of 64. block_tables: int64 or int32
     [seats, H_kv, M], entries beyond a head's length are not read. lengths: int64 or int32 [B, H_kv]; a length of 0
-    gives zeros. longest: at least the largest of them, from who knows it. bias: float32 [seats, H_kv, >= longest],
+    gives zeros. longest: at least the largest of them, known to the caller. bias: float32 [seats, H_kv, >= longest],
     added to the scaled scores (log-degree), or None. Returns [B, H_q, d] in the query's dtype.
     """
     num_blocks = min(block_tables.shape[2], -(-longest // BLOCK_SIZE))

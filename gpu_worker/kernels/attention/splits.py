@@ -16,9 +16,10 @@ START_TILES = 1
 def num_splits(
     num_rows: int, num_tiles: int, num_processors: int, per_processor: int = PROGRAMS_PER_PROCESSOR
 ) -> int:
-    """Splits with which `num_rows` rows of `num_tiles` tiles each are done soonest, the fewest of equals.
+    """The number of splits with which `num_rows` (lane, KV head) pairs of `num_tiles` tiles each end soonest, the
+    fewest of equals.
 
-    The host knows all three without asking the device, so that a captured step keeps its grid.
+    The host knows all three without waiting for the device, so that a captured step keeps its grid.
     """
 
     def time(splits: int) -> int:

@@ -3,13 +3,13 @@
 Nothing is sorted. The two scores of a row are the digits of one number, the first score's above the second's.
 
 1. `count_digit`, grid (H, chunks), once for each of four digits of `first` and four of `second`: of the rows that begin
-   with the digits found so far, how many have which next digit. Which digits are found follows from the counts that
-   the launch before has left, for each program by itself.
+   with the digits found so far, how many have which next digit. Each program finds
+   the digits so far from the counts that the launch before has left.
 2. `tally`, grid (H, chunks): how many rows of a chunk are above the number that is found, and how many at it.
 3. `write_best`, grid (H, chunks): a chunk's rows at their ranks, after those of the chunks before it. Of the rows at
    the number the last ones are taken.
 
-The scores, 8 bytes a row, are read ten times, from L2 but for the first. What is taken does not depend on the order in
+The scores, 8 bytes a row, are read ten times, from L2 but for the first. The result does not depend on the order in
 which programs run: they add whole numbers.
 """
 

@@ -1,4 +1,4 @@
-"""The two halves of a K-means round over many problems: whose point, and where centroids move."""
+"""The two halves of a K-means round over many problems: assign points, and move centroids."""
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.kmeans import reference

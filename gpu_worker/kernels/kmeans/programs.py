@@ -1,7 +1,7 @@
 """K-means rounds in Triton.
 
-Assigning: a program keeps a tile of points and meets every target once, a tile of them at a time; no table of scores is
-written. Each column of the tile keeps the best of the targets that it has met, and columns are joined at the end only:
+Assigning: a program keeps a tile of points and reads every target once, a tile of them at a time; no table of scores is
+written. Each column of the tile keeps the best target it has seen, and columns are joined at the end only:
 the tensor cores wait for three plain operations a score, not for a reduction. Products of float32 are made of three of
 TF32 each, which is as good as float32. Moving: a program adds up the members of one cluster where they lie, in order,
 so that two runs agree and no ordered copy of the points is made.
@@ -117,7 +117,7 @@ def _donor(ends, problem, cluster, num_points, num_clusters, num_steps, SIZES: t
 
 @triton.jit
 def _sizes(ends, problem, num_clusters, first, SIZES: tl.constexpr):
-    """Names and sizes of some clusters of one problem; -1 for what is none."""
+    """Names and sizes of some clusters of one problem; -1 where there is none."""
     names = first + tl.arange(0, SIZES)
     rows = problem * num_clusters + names
     is_name = names < num_clusters

@@ -49,8 +49,8 @@ def move_centroids(points: Tensor, order: Tensor, ends: Tensor, is_unit: bool) -
     """Every centroid at the mean of its members; an empty cluster's beside that of a large one.
 
     points: [P, n, d]. order: int64 [P n], ends: int64 [P, C], as `sort_members` gives them. is_unit: targets are the
-    means' directions. The i-th empty cluster of a problem splits the i-th largest, ties by number, and from the largest
-    on again after the last that has members. A problem has at least one point.
+    means' directions. The i-th empty cluster of a problem splits the i-th largest, ties by number, and starting again
+    with the largest after the last that has members. A problem has at least one point.
     """
     width = points.shape[2]
     sizes = cluster_sizes(ends)

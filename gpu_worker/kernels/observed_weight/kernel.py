@@ -1,9 +1,9 @@
-"""The same in Triton, in three launches: sums of a softmax first, weights by them after, none of which is kept.
+"""Observed weights in Triton, in three launches: softmax sums first, then weights by them, which are never stored.
 
 `split_log_sums`, grid (tiles of queries, H_kv, splits): a program keeps a tile of the queries of a KV head's group and
-meets the tokens that any of them sees, or a split of these, once; of a query it leaves the log2 of its softmax sum.
+reads the tokens that any of them sees, or a split of these, once; of each query it leaves the log2 of its softmax sum.
 `join_log_sums` joins the splits, and notes which tokens each tile of queries sees. `sum_weights`, grid (tiles of
-tokens, H_kv): a program keeps a tile of keys and meets the queries that see any of them, whose scores it computes anew.
+tokens, H_kv): a program keeps a tile of keys, and computes the scores of the queries that see any of them once more.
 
 Keys are read twice where the queries are few, and cached in the L2 cache where they are many; scores take as many
 products as attention, and as many powers of two, which cost as much. No sum is atomic: two runs agree.
@@ -30,8 +30,8 @@ REACH_TILE = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """kept: rows (queries or tokens) that a program has from beginning to end. met: those it meets at a time. stages:
-    tiles under way."""
+    """kept: queries or tokens that a program holds throughout. met: those it reads at a time. stages: tiles in
+    flight."""
 
     kept: int
     met: int

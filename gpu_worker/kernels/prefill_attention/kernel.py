@@ -1,9 +1,9 @@
-"""The same on a GPU, through PyTorch's fused attention, which reads K and V where they lie, side by side in a row.
+"""Prefill attention on a GPU, through PyTorch's fused attention, which reads K and V in place, side by side in a row.
 
 cuDNN's is much the fastest, but has no mask for a chunk behind its past, and plans every shape that it has not seen for
 tens of milliseconds. So it gets 2 ** i units of queries at a time, by themselves and then 2 ** j units of their past,
-all weighed by their softmax sums. What is left of queries goes through flash attention with a mask; what that does not
-take (float32, large heads, old GPUs) is attended in pieces of queries.
+all weighed by their softmax sums. The remaining queries go through flash attention with a mask; what that does not
+support (float32, large heads, old GPUs) is attended some queries at a time.
 """
 
 from __future__ import annotations

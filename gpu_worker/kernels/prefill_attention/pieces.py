@@ -1,5 +1,5 @@
-"""The same with plain matrix products in float32, a few queries at a time, so that the scores of a long prompt need no
-more than a given number of elements.
+"""Prefill attention by plain matrix products in float32, a few queries at a time, so that the scores of a long prompt
+never exceed a given number of elements.
 """
 
 from __future__ import annotations

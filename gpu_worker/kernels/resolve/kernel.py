@@ -1,9 +1,9 @@
-"""The hot cache's clock on the GPU, in one launch and with no word from the host.
+"""The hot cache's clock on the GPU, in one launch and without the host.
 
-`resolve_head`, a program for each (row, head): looks up its positions; where some miss, it walks the ring from the hand
-on, tile by tile, until enough victims are found, commonly in the first or second tile; then it writes the new entries.
-A head's ring is its own, so programs share nothing. What a program needs is time for a handful of dependent reads: the
-threads are as many as there are columns for, and a tile of the ring is eight slots of each.
+`resolve_head`, a program for each (lane, head), looks up its positions. Where some miss, it walks the ring from the
+hand on, tile by tile, until enough victims are found, commonly in the first or second tile; then it writes the new
+entries. A head's ring is its own, so programs share nothing. A program is bound by the latency of a few dependent
+reads: it has as many threads as there are columns, and a tile of the ring is eight slots of each.
 
 A new token's slots in all layers are one column of many heads: thousands of programs of one warp.
 """

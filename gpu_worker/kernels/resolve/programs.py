@@ -27,7 +27,7 @@ def _evict(
 ):
     """Write down the slots to evict, and clear the bits that the hand passes. How many it found, and the new hand.
 
-    Two rounds at most: who finds too few clear bits in the first has cleared all others by its end. It may find more
+    Two rounds at most: a first round that finds too few clear bits has cleared all others by its end. It may find more
     than are wanted; those stay.
     """
     num_tiles = tl.cdiv(capacity, TILE)

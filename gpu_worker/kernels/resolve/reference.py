@@ -38,7 +38,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class SeatRows:
-    """Whose slots are resolved: row b of a call's tensors is seat `seats[b]`. int64 [B] each, on the device.
+    """The seats whose slots are resolved: lane b of a call's tensors is seat `seats[b]`. int64 [B] each, on the device.
 
     capacities: slots in use of each seat. protected_below, protected_from: see `resolve`.
     """
@@ -59,8 +59,8 @@ def resolve(residency: Residency, rows: SeatRows, required: Tensor) -> tuple[Ten
     slots do not move it. In the end the bit of every required slot is set.
 
     required: int64 [B, H, R], no position twice in a head, -1 pads anywhere. Returns (slots int64 [B, H, R], -1 pads;
-    missed bool [B, H, R]). A miss for which there is no room keeps -1. No seat may stand in two rows, unless all that
-    the rows require is pads: those change nothing.
+    missed bool [B, H, R]). A miss for which there is no room keeps -1. No seat may be in two lanes, unless these
+    require only padding, which changes nothing.
     """
     seats, heads = rows.seats[:, None, None], torch.arange(required.shape[1], device=required.device)[:, None]
     is_position = required >= 0
@@ -139,9 +139,9 @@ def _evict(
 
 
 def _sweep(residency: Residency, rings: _Rings, turns: Tensor, span: int, is_whole: bool) -> Tensor:
-    """Evict within `span` slots from the hand on. Returns whose clear slots there do not suffice: bool [n].
+    """Evict within `span` slots from the hand on. Returns the heads whose clear slots there do not suffice: bool [n].
 
-    Of those nothing is done, unless the span is the whole ring; then nobody is returned.
+    Nothing is done for those, unless the span is the whole ring; then none is returned.
     """
     distance = torch.arange(span, device=turns.device)
     slot = (rings.hand + distance) % rings.capacity

@@ -1,7 +1,7 @@
-"""A program for each token: its row is read once and stays in registers between sum and norms.
+"""A program for each token: its hidden state is read once and stays in registers between sum and norms.
 
-Decode has few rows of 8 KiB, so the launch is what costs; the fusion saves two of three. A prefill chunk of 8192 rows
-moves 4 rows each way a token, 256 MiB, bound by memory.
+Decode has few tokens of 8 KiB, so the launch is what costs; the fusion saves two of three. A prefill chunk of 8192
+tokens moves 256 MiB and is bound by memory.
 """
 
 # The launched functions take what no annotation names.

@@ -1,9 +1,9 @@
-"""RoPE in one launch: a program for some 1024 elements of a token's queries and keys, values not touched.
+"""RoPE in one launch: a program for some 1024 elements of a token's queries and keys; values are not touched.
 
-Result goes to a new buffer. In place would move as many bytes, and the kernels that score and attend would have to
-copy the queries first, which they want contiguous. A decode batch of 32 tokens of 40 heads is 160 programs; a prefill
-chunk of 8192 tokens moves 160 MiB, bound by memory. Each element is read once: halves that turn together are two tiles
-of a program, neighbours that turn together are split from one.
+The result goes to a new buffer. In place would move as many bytes, and the kernels that score and attend would first
+have to copy the queries, which they need contiguous. A decode batch of 32 tokens of 40 heads is 160 programs; a prefill
+chunk of 8192 tokens moves 160 MiB, bound by memory. Each element is read once: halves that rotate together are two
+tiles of a program, neighbours that rotate together are split from one.
 """
 
 # The launched functions take what no annotation names.

@@ -18,17 +18,17 @@ def rope(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [T, H_q, d], keys and values [T, H_kv, d]: queries and keys normed and turned, values as they are.
+    """Queries [T, H_q, d], keys and values [T, H_kv, d]: queries and keys normed and rotated, values as they are.
 
     qkv: [T, (H_q + 2 H_kv) * d] with contiguous rows, heads of queries, then of keys, then of values; it is only
     read, and the values are a view of it. table: [num_positions, 2, rotary_dim] of qkv's type, contiguous, cosines
     and signed sines: element i of a head becomes `x[i] * cos[i] + x[partner of i] * sin[i]`, those from rotary_dim on
     stay. interleaved: partners are neighbours (0, 1), (2, 3), ...; else i and i + rotary_dim / 2. positions: int64
-    [T], each a row of the table. q_norm, k_norm: [d], weights of the RMSNorm of each head before it turns, both or
+    [T], each a row of the table. q_norm, k_norm: [d], weights of the RMSNorm of each head before its rotation, both or
     none.
 
     In 16-bit types the kernel computes in float32 and rounds once: its result is this function's for float32 copies of
-    its arguments, rounded. Here, where conversions would cost a CPU more than the turn, each operation rounds.
+    its arguments, rounded. Here, where conversions would cost a CPU more than the rotation, each operation rounds.
     """
     num_all = num_heads + 2 * num_kv_heads
     heads = qkv.view(qkv.shape[0], num_all, qkv.shape[1] // num_all)

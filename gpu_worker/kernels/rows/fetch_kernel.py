@@ -1,10 +1,10 @@
 """What follows `resolve` on the GPU: pool rows of the slots, and the misses' rows out of the arena.
 
-`list_misses`, a program a (row, KV head), translates the slots and lists the misses. `copy_misses`, PROGRAMS programs,
-copies what is listed, in the order of the lists: the bus needs some hundred rows under way, and reads that are spread
-over gigabytes of host memory are less than half as fast, so that more programs would be slower.
+`list_misses`, a program for each (lane, KV head), translates the slots and lists the misses. `copy_misses`, PROGRAMS
+programs, copies what is listed, in the order of the lists: the bus needs some hundred rows in flight, and reads that
+are spread over gigabytes of host memory are less than half as fast, so more programs would be slower.
 
-`find_rows` and `find_offsets` do the one or the other half of it for callers that need no more.
+`find_rows` and `find_offsets` do one half of it each, for callers that need no more.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def list_misses(
     ROW_UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program a (row, head): pool rows of its slots, and a list of what must be copied from where to where."""
+    """A program for each (lane, head): pool rows of its slots, and a list of the rows to copy, from where to where."""
     place = tl.program_id(0).to(tl.int64)
     row, head = place // num_heads, place % num_heads
     seat = tl.load(seats + row)

@@ -1,4 +1,4 @@
-"""The same in Triton: a pass over the keys, split like decode attention's, and one over the scores that it leaves.
+"""Slot weights in Triton: a pass over the keys, split like decode attention's, and one over the scores that it leaves.
 
 `score_split`, grid (B * H_kv, splits): a program scores one split of the slots of a (sequence, KV head) for the whole
 group, which stands in one tile of at least 16 for `tl.dot`, and leaves the scores and, by query head, the log2 of the

@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: the scores of one split of a row's slots, and the weights of some of its slots."""
+"""The programs of `kernel.py`: the scores of one split of a lane's slots, and the weights of some of its slots."""
 
 from __future__ import annotations
 
