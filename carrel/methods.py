@@ -1,4 +1,4 @@
-"""The policies that the worker's package has, as its own process tells them: this one imports no worker."""
+"""The policies of the worker's package, read from a process of it: this one may not import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a request from the accounts of its choices."""
+"""The usage of a request from the usages of its choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The white space that a chat template writes before an answer, and that is no part of it."""
+"""The white space that a chat template writes before an answer and that is not part of it."""
 
 from __future__ import annotations
 

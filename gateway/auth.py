@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 
 class KeyRing:
-    """Holds digests of the accepted keys, never the keys. Empty: everyone may pass."""
+    """Holds digests of the accepted keys, never the keys. Empty: the API is open."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key) for key in keys)
 
     def caller(self, authorization: str | None) -> bytes | None:
-        """Who sends an `Authorization` value: 32 bytes that stand for its key and do not tell it, none where everyone
-        may pass; None without a key that is accepted. Every key is compared, in constant time."""
+        """The caller behind an `Authorization` value: 32 bytes that do not reveal its key, empty if the API is open;
+        None without an accepted key. Every key is compared, in constant time."""
         if not self._digests:
             return b""
         scheme, _, key = (authorization or "").partition(" ")

@@ -1,4 +1,4 @@
-"""Runs `python -m gpu_worker.calibration` and shows how far it is."""
+"""Runs `python -m gpu_worker.calibration` and shows its progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def calibrate(
     environment: Mapping[str, str],
     notes: Console,
 ) -> list[str]:
-    """What the process says of the file that it wrote. Main thread only.
+    """The process's message about the file it wrote. Main thread only.
 
     flags: of `python -m gpu_worker.calibration`; those that are None are left out. SIGTERM ends it as Ctrl-C does.
     Raises ChildError with the process's own words.

@@ -1,4 +1,4 @@
-"""Who is there: the replicas' own reports, asked for every so often."""
+"""Which replicas there are: their own reports, collected regularly."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Census:
         self._suspects.add(replica)
 
     def stats(self) -> WorkerStats | None:
-        """All replicas together, as one worker; None when none has told any."""
+        """All replicas together, as one worker; None when none has reported any."""
         known = [report.stats for report in self._reports.values() if report.stats is not None]
         if not known:
             return None
@@ -59,7 +59,7 @@ class Census:
         return replace(total, store_reachable=any(each.store_reachable for each in known))
 
     async def take(self) -> None:
-        """Ask all replicas once. While they cannot be asked, what they said last counts."""
+        """Ask all replicas once. While they cannot be asked, their last reports count."""
         try:
             reports = {report.replica: report for report in await self._fleet.reports()}
         except (ReplicaLost, ServiceError) as exc:

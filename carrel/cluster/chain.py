@@ -15,7 +15,7 @@ MAX_BLOCKS = 4096
 
 
 def prompt_chain(caller: bytes, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """The links of a prompt's whole blocks. `caller` salts them: who may not share a cache shares no link."""
+    """The links of a prompt's whole blocks. `caller` salts them: callers that may not share a cache share no link."""
     ids = array("I", token_ids[: BLOCK_TOKENS * MAX_BLOCKS])
     link, links = b"", []
     for begin in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -26,7 +26,7 @@ def prompt_chain(caller: bytes, token_ids: Sequence[int]) -> tuple[bytes, ...]:
 
 
 def session_link(caller: bytes, session_id: str) -> bytes:
-    """What routing calls a conversation of `caller`, without telling either; b"" for none."""
+    """A session's name in routing: it reveals neither the session nor `caller`; b"" for none."""
     if not session_id:
         return b""
     return hashlib.blake2b(session_id.encode(), key=caller[:64], digest_size=16, person=b"session").digest()

@@ -6,7 +6,7 @@ from carrel.errors import CarrelError
 
 
 class ReplicaStartError(CarrelError):
-    """A replica's store or worker did not come to serve; the text has the last lines it wrote."""
+    """A replica's store or worker did not start serving; the text has the last lines it wrote."""
 
 
 class ReplicaLost(Exception):

@@ -25,16 +25,16 @@ class Fleet(Protocol):
     def generate(
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
     ) -> AsyncGenerator[Frame, None]:
-        """The frames of one request: `wanted` takes it if it is there, and who is in `lost` only if nobody else can.
+        """The frames of one request: `wanted` takes it if it is there, and a replica in `lost` only if no other can.
 
         Closing it ends the request. Raises Overloaded when Serve itself has no room.
         """
 
     async def abort(self, replica: str, request_id: str) -> None:
-        """End a request on a replica; its stream still brings its account."""
+        """End a request on a replica; its stream still ends with its usage."""
 
     async def reports(self) -> tuple[Report, ...]:
-        """What each replica that answers says. Raises ReplicaLost when that is not to be had in time."""
+        """The report of each replica that answers. Raises ReplicaLost when they do not arrive in time."""
 
 
 class ServeFleet:

@@ -1,4 +1,4 @@
-"""The gateway of a cluster: the application of `gateway/`, before replicas instead of one worker."""
+"""The gateway of a cluster: the application of `gateway/` in front of replicas instead of one worker."""
 
 from __future__ import annotations
 

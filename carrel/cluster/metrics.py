@@ -1,4 +1,4 @@
-"""Prometheus text about the cluster: who is there, and how requests found their way."""
+"""Prometheus text about the cluster: its replicas, and how requests were routed."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ def gateway_config(
 ) -> GatewayConfig:
     """The gateway's configuration; keys come from CARREL_API_KEY of its node's `environment`.
 
-    Raises OptionError when there is no key and nobody said that everyone may come in: Serve's proxies decide where
-    they listen, so no address makes that safe here.
+    Raises OptionError when there is no key and the API was not opened explicitly: Serve's proxies decide where they
+    listen, so no address makes that safe here.
     """
     arguments = [
         *("--model", find_model(options.model), "--worker", "cluster", "--host", cluster.grpc_host),

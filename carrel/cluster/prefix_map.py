@@ -1,4 +1,4 @@
-"""Which replica was given which beginning of a prompt."""
+"""Which replica was given which prefix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holder:
 class PrefixMap:
     """The last replica of each link, for the `capacity` links used last.
 
-    A memory of decisions, not of caches: a replica may have given a prefix up meanwhile, and then computes it again.
+    It remembers decisions, not caches: a replica may have evicted a prefix, and then computes it again.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""What a gateway and its replicas say to each other."""
+"""The records between a gateway and its replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A piece of a stream: serialised `GenerateResponse` messages of one worker, none in a sign of life.
+    """A piece of a stream: serialised `GenerateResponse` messages of one worker, none in a heartbeat.
 
     `failure` comes with the last frame of a stream that ended badly.
     """

@@ -1,4 +1,4 @@
-"""A worker's stream, cut into frames: what has gathered goes together, and silence is broken by signs of life."""
+"""A worker's stream, cut into frames: messages that have gathered go together, with heartbeats when there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_WAITING = 256
 async def relay(
     events: AsyncIterable[bytes], replica: str, beat_s: float = BEAT_S
 ) -> AsyncGenerator[Frame, None]:
-    """Frames of `events`; the first is empty and comes at once, to say who took the request."""
+    """Frames of `events`; the first is empty and comes at once, to name the replica that took the request."""
     waiting: asyncio.Queue[bytes | Failure | None] = asyncio.Queue(MAX_WAITING)
     reader = asyncio.create_task(_read(events, waiting))
     try:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Replica:
-    """A Serve deployment. It ends itself when its worker ends: Serve then starts another, and nothing half works."""
+    """A Serve deployment. It ends itself when its worker ends; Serve then starts another."""
 
     async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         options, cluster = read_arguments(arguments)

@@ -1,4 +1,4 @@
-"""How a gateway's handle picks a replica: the gateway has decided, Serve sees that there is room."""
+"""How a gateway's handle picks a replica: the gateway chooses, Serve checks that there is room."""
 
 from __future__ import annotations
 

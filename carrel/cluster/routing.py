@@ -1,4 +1,5 @@
-"""Where a request goes: to its session's replica, else to that which was given most of its prompt, else by load."""
+"""Where a request goes: to its session's replica, else to the one with the longest prefix of its prompt, else by
+load."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteCounts:
-    """Requests since the start by what decided their way, and tokens of prompts sent where they had been before."""
+    """Requests since the start by what routed them, and prompt tokens sent where they had been before."""
 
     by_session: int = 0
     by_prefix: int = 0
@@ -59,7 +60,7 @@ class Routing:
         self._counts: Counter[str] = Counter()
 
     def choose(self, links: Sequence[bytes], replicas: Sequence[str], session: bytes = b"") -> Route | None:
-        """The best of `replicas`, which has the request from now on until `ended`; None when all have their most.
+        """The best of `replicas`, which has the request from now on until `ended`; None when all are full.
 
         session: as `session_link` names it.
         """
@@ -95,7 +96,7 @@ class Routing:
         return self._running[replica]
 
     def forget(self, replica: str) -> None:
-        """A replica is gone: nobody holds what it held."""
+        """A replica is gone, with its prefixes and sessions."""
         self._prefixes.forget(replica)
         self._sessions.forget(replica)
 
@@ -103,7 +104,7 @@ class Routing:
         return RouteCounts(**self._counts)
 
     def _by_session(self, links: Sequence[bytes], session: bytes, free: Collection[str]) -> Route | None:
-        """However busy it is: its user waits for the turn before anyhow, and others are sent elsewhere."""
+        """However busy it is: its user waits for the previous turn anyway, and other requests go elsewhere."""
         if not (self._has_affinity and session) or (last := self._sessions.find([session], free)) is None:
             return None
         return Route(last.replica, self._known(links, last.replica) * BLOCK_TOKENS, by_session=True)

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: versions, machine, and hashes of what was measured."""
+"""The provenance of a measurement: versions, machine, and hashes of what was measured."""
 
 from __future__ import annotations
 

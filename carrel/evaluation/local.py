@@ -1,4 +1,4 @@
-"""A store and a worker of this run's own, as processes on Unix sockets in a private folder."""
+"""A store and a worker for this run only, as processes on Unix sockets in a private folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STORE_RUNTIMES = ("process", "ray")
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """How to start the two. None leaves a choice to the process. reuses_prefixes: a prompt that begins as an earlier
-    one need not be prefilled whole."""
+    """How to start the two. None leaves a choice to the process. reuses_prefixes: prompts share the
+    prefixes of earlier ones."""
 
     model: str
     device: str

@@ -1,4 +1,4 @@
-"""What an evaluation run leaves: outcomes of single documents, the cells' results, and where they come from."""
+"""The records of an evaluation run: outcomes of single documents, the cells' results, and their provenance."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Report:
                 self.add(cell, outcome)
 
     def write(self, path: Path) -> None:
-        """As JSON, in one step: whoever is interrupted leaves the old file."""
+        """As JSON, in one step: an interrupted write leaves the old file."""
         cells = []
         for result in self.results():
             rows = [_row(outcome) for outcome in self.outcomes(result.cell)]

@@ -39,7 +39,7 @@ class Questions(Protocol):
 
 
 class Progress(Protocol):
-    """Is told how far the run is."""
+    """Receives the progress of the run."""
 
     def cell(self, cell: Cell, done: int, total: int) -> None: ...
 
@@ -77,8 +77,8 @@ class Runner:
     def run(self, order: Order) -> None:
         """Ask every question that has no outcome yet.
 
-        A cell whose budget the policy refuses is passed over, and so is one of which an answer failed.
-        Raises EvaluationError where there were any of the latter, or the worker is gone; what is done is saved.
+        A cell whose budget the policy refuses is left out, and so is one with a failed answer.
+        Raises EvaluationError if there was any of the latter, or the worker is gone; what is done is saved.
         """
         pool = ThreadPoolExecutor(self._concurrency)
         num_asked = len(order.indexes)

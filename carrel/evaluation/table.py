@@ -61,7 +61,7 @@ TARGETS = (Target("oracle", "full", 0.03), Target("pqcache", "oracle", 0.05))
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a target fared on one task and length; `loss` is negative where the policy did better."""
+    """Whether a target was met on one task and length; `loss` is negative where the policy did better."""
 
     target: Target
     task: str
@@ -132,7 +132,8 @@ def _asked(result: CellResult) -> tuple[str, int, str]:
 
 
 def _recalls(result: CellResult) -> bool:
-    """Whether it attended rows out of the store. Older reports do not tell those that lay there only to measure by."""
+    """Whether it attended rows from the store. Older reports do not tell apart rows that were there for measuring
+    only."""
     return bool(result.offloaded_tokens if result.host_bytes is None else result.host_bytes)
 
 

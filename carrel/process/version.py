@@ -1,4 +1,4 @@
-"""What a process is made of: its version, commit and edition. Processes of different editions refuse each other."""
+"""Version, commit and edition of a process. Processes of different editions refuse each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a server that has just become ready."""
+"""The banner of a server that has just become ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: s
 
 
 def ready_lines(facts: Facts, endpoints: Endpoints, needs_key: bool) -> list[str]:
-    """Where the server is, and a request to paste. To be printed without line breaks of the printer's own."""
+    """Where the server is, and a request to paste. To be printed without added line breaks."""
     where = f"ready  {endpoints.url}   docs {endpoints.url}/docs"
     if endpoints.grpc_port:
         where += f"   gRPC {endpoints.host}:{endpoints.grpc_port}"

@@ -124,7 +124,7 @@ def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> Chi
 
 
 def remove_ray_folders(run: Path) -> None:
-    """Remove what a killed store's Ray leaves; stale sockets are taken over by who listens there next."""
+    """Remove what a killed store's Ray leaves; stale sockets are replaced by the next process that listens there."""
     for folder in run.glob("ray-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -140,7 +140,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_gateway(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> None:
-    """Let the gateway read its options now: it starts last, minutes after a mistake could have been told.
+    """Let the gateway read its options now: it starts last, minutes after a mistake could have been reported.
 
     Raises OptionError.
     """

@@ -1,4 +1,4 @@
-"""What the running processes say about themselves, for the banner."""
+"""Facts about the running processes, for the banner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Facts:
-    """Empty fields were not to be had; the banner leaves them out."""
+    """Empty fields are unknown; the banner leaves them out."""
 
     served_name: str = ""
     routes: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Facts:
 
 
 def gather_facts(endpoints: Endpoints, api_key: str | None) -> Facts:
-    """Ask all three. A process that does not answer leaves its fields empty: a banner never ends a server."""
+    """Ask all three. A process that does not answer leaves its fields empty: a banner must not end a server."""
     empty = Facts()
     with grpc.insecure_channel(f"unix:{endpoints.worker_socket}") as channel:
         worker_stub = gpu_worker_pb2_grpc.GPUWorkerStub(channel)

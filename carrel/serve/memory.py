@@ -1,4 +1,4 @@
-"""How much host memory the KV cache may take when nobody says."""
+"""The default size of the KV cache in host memory."""
 
 from __future__ import annotations
 

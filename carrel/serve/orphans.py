@@ -1,4 +1,5 @@
-"""Processes whose parent was killed: they become our children, whatever their session and environment, and end."""
+"""Processes whose parent was killed: they become our children, whatever their session and environment, and are
+ended."""
 
 from __future__ import annotations
 

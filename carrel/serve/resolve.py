@@ -19,7 +19,7 @@ CONFIG_KEY = "config"
 
 @dataclass(frozen=True)
 class Resolved:
-    """The options and, for each that somebody named, the layer it came from."""
+    """The options and, for each that was given, the layer it came from."""
 
     options: ServeOptions
     sources: Mapping[str, str]
@@ -116,7 +116,7 @@ def _by_field(entries: Mapping[str, str], where: str, spell: Any) -> dict[str, t
 
 
 def parse_option(item: Flag, spelled: str, text: str, layer: str = "") -> Any:
-    """An option's value from text. Raises OptionError that names it as `spelled`, and never tells a secret."""
+    """An option's value from text. Raises OptionError that names it as `spelled` and never shows a secret."""
     try:
         return item.parse(text)
     except ValueError as exc:

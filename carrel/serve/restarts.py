@@ -37,7 +37,7 @@ class Restarts:
         self._deaths: dict[str, deque[float]] = defaultdict(deque)
 
     def grant(self, child: str) -> Restart | None:
-        """What follows a death that happened now; None when no restart is left."""
+        """The restart after a death that happened now; None when no restart is left."""
         deaths, now = self._deaths[child], self._clock()
         while deaths and now - deaths[0] >= self.policy.window_s:
             deaths.popleft()

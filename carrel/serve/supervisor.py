@@ -1,4 +1,4 @@
-"""Starts the processes in order, starts again who dies, and ends them in the reverse order."""
+"""Starts the processes in order, restarts those that die, and ends them in the reverse order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HardStop(Exception):
 class Supervisor:
     """Runs processes until a signal comes. Holds no process when `run` returns or raises.
 
-    Who dies once all have served is started again as `restarts` allows, after those that come before it in order.
+    A process that dies once all have served is restarted as `restarts` allows, after those before it in order.
     `run_mark` is put into each child's environment, by which grandchildren are found at the end.
     """
 
@@ -116,7 +116,7 @@ class Supervisor:
                 self._lose(child, f"{child.name} ended with {describe_exit(code)}", 2 if code == 2 else 1)
 
     def _lose(self, child: Child, reason: str, exit_code: int = 1) -> None:
-        """Plan the restart of a child that has ended. Raises ChildError when it is not to be."""
+        """Plan the restart of a child that has ended. Raises ChildError when there is none left."""
         lines = child.last_lines()
         # what it wrote last belongs before the news of its death
         for _ in range(self._inbox.qsize()):
@@ -142,7 +142,7 @@ class Supervisor:
         self._due[child.name] = time.monotonic() + restart.delay_s
 
     def _restart(self) -> None:
-        """Start whose time has come, and look whether those that were started serve."""
+        """Start the children whose pause is over, and check whether those that were started serve."""
         for child in list(self._children):
             if child.name not in self._restarting:
                 continue

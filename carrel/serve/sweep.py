@@ -1,4 +1,4 @@
-"""Find and end what a run left behind: grandchildren such as Ray's, whoever their parent is by now."""
+"""Find and end what a run left behind: grandchildren such as Ray's, whatever their parent is by now."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from carrel.serve.events import Progress
 
 
 class Display(ABC):
-    """Shows how the processes fare. Lines of a process that is still starting are held back until it serves,
-    unless `is_verbose`: should it die, its error is shown once, with the last lines. That a process died goes to
+    """Shows the state of the processes. Lines of a process that is still starting are held back until it serves,
+    unless `is_verbose`: if it dies, its error is shown once, with the last lines. That a process died goes to
     `errors`; without it, to `console` too."""
 
     def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
@@ -38,7 +38,7 @@ class Display(ABC):
 
     @abstractmethod
     def status(self, child: str, text: str) -> None:
-        """A process under load told how it goes."""
+        """A process under load reported its state."""
 
     def line(self, child: str, text: str) -> None:
         """A process wrote a line."""
