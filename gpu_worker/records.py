@@ -49,8 +49,8 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt may share what is computed of equal beginnings. `session_id`: of the
-    conversation whose turn it is; "" for none.
+    `prefix_salt`: requests of equal salt may share the KV of common prefixes. `session_id`: of the
+    conversation; "" for none.
     """
 
     request_id: str
@@ -91,7 +91,7 @@ class Usage:
     """What a request cost; filled while it runs, complete in its CompleteEvent.
 
     device_bytes: of the slots that it held at its end, in all layers. host_bytes: of its rows in the arena then; 0
-    where they lay there only to measure by.
+    where they were there for measuring only.
     """
 
     prompt_tokens: int = 0

@@ -1,1 +1,1 @@
-"""What the engine knows of running sequences: requests, batches, slots."""
+"""The state of running sequences: requests, batches, slots."""

@@ -1,4 +1,4 @@
-"""A decode batch: sequences that are served alike side by side, and the sizes its kernels are launched with."""
+"""A decode batch: sequences that are served alike are neighbours, and its sizes decide the kernels' launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_worker.state.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Rounds a batch's sizes up, so that few captured steps serve many batches; exact where nothing is captured."""
+    """Rounds a batch's sizes up, so that few captured steps serve many batches; exact where steps are not captured."""
 
     is_exact: bool
 
@@ -27,7 +27,7 @@ class Buckets:
         return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
 
     def positions(self, count: int) -> int:
-        """At most an eighth more; captured anew every so often as sequences grow."""
+        """At most an eighth more, so that steps are captured again only now and then as sequences grow."""
         if self.is_exact or count == 0:
             return count
         unit = max(1024, (1 << (count.bit_length() - 1)) // 8)
@@ -45,8 +45,8 @@ Kind = tuple[str, bool]
 class GroupShape:
     """What the host knows of a group: groups of equal shape run the same kernels on the same grids.
 
-    policy: "" where all is attended. can_miss: whether a selected token may lie in the arena only. num_rows: of the
-    batch, padding included. num_positions: no position that is scored, or attended where all are, is as large.
+    policy: "" where all is attended. can_miss: whether a selected token may be in the arena only. num_rows: lanes of
+    the group, padding included. num_positions: no position that is scored, or attended where all are, is as large.
     num_selected, K, and num_fixed, F: at least what one of them selects, and the sinks, window and new token that it
     attends anyway.
     """
@@ -61,10 +61,10 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Neighbouring rows of a decode batch that are served alike.
+    """Neighbouring lanes of a decode batch that are served alike.
 
-    first_row: in the batch. rows: its part of the batch's inputs. sequences: of its first rows; the others are
-    padding. A step that is captured knows shape and rows only; `sequences` are for who works with the host.
+    first_row: its first lane in the batch. rows: its part of the batch's inputs. sequences: of its first lanes; the
+    others are padding. A captured step sees shape and rows only; `sequences` are for work on the host.
     """
 
     shape: GroupShape
@@ -73,7 +73,7 @@ class Group:
     sequences: tuple[Sequence, ...]
 
     def part_of(self, batch: Tensor) -> Tensor:
-        """The group's rows of a tensor of the whole batch."""
+        """The group's lanes of a tensor of the whole batch."""
         return batch[self.first_row : self.first_row + self.shape.num_rows]
 
 
@@ -88,7 +88,7 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column a row."""
+    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column for each lane."""
 
     shape: BatchShape
     members: list[list[Sequence]]
@@ -96,7 +96,7 @@ class Batch:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """In the order of their rows."""
+        """In the order of their lanes."""
         return [sequence for members in self.members for sequence in members]
 
     @classmethod
@@ -145,7 +145,7 @@ class Batch:
         return groups
 
     def without_padding(self, tensor: Tensor) -> Tensor:
-        """What belongs to sequences of a tensor [rows, ...]; a view where there is one group."""
+        """The sequences' part of a tensor [lanes, ...]; a view where there is one group."""
         parts, first = [], 0
         for shape, members in zip(self.shape.groups, self.members, strict=True):
             parts.append(tensor[first : first + len(members)])

@@ -1,4 +1,4 @@
-"""What a decode step is told of each row of its batch: numbers only, in one tensor."""
+"""The inputs of a decode step for each lane of its batch: numbers only, in one tensor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NUM_FIELDS = 10
 class RowInputs:
     """int64 [B] each, on the device.
 
-    token_ids: the inputs. positions: theirs; -1 for a row of padding, which writes nothing and attends nothing.
-    seats: rows of the seated tensors. begin, end: candidates are the positions [begin, end), sinks before, window
+    token_ids: the inputs. positions: theirs; -1 for a padding lane, which writes nothing and attends nothing.
+    seats: of the lanes. begin, end: candidates are the positions [begin, end), sinks before, window
     behind. counts: how many of them are selected. capacities: slots of each (layer, KV head). leaving: the position
     that leaves the window at this step, -1 for none. ring: the column of the fixed slots that the new token takes, -1
-    for none. marks: what a retain policy says of the step to itself.
+    for none. marks: numbers that a retain policy passes to its own `observe`.
     """
 
     token_ids: Tensor
@@ -42,7 +42,7 @@ class RowInputs:
 
 
 def fields_of(sequence: Sequence) -> tuple[int, ...]:
-    """What describes a sequence's next token: NUM_FIELDS numbers, a column of a table."""
+    """The fields of a sequence's next token: NUM_FIELDS numbers, a column of a table."""
     plan = sequence.plan
     return (
         sequence.next_token,
@@ -59,7 +59,7 @@ def fields_of(sequence: Sequence) -> tuple[int, ...]:
 
 
 def padding(seat: int) -> tuple[int, ...]:
-    """The column of a row of padding, on a seat that no sequence of the batch has."""
+    """The column of a padding lane, on a seat that no sequence of the batch has."""
     return 0, -1, seat, 0, 0, 0, 1, -1, -1, 0
 
 

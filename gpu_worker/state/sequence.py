@@ -1,4 +1,4 @@
-"""A running request: its tokens, its place, and what it has cost so far."""
+"""A running request: its tokens, its place, and its cost so far."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """counts: rows that each KV head kept when the layer was last compressed. room: slots of a head for what is decoded
-    since. rounds, history: what the policy said of the layer then."""
+    """counts: rows that each KV head kept when the layer was last compressed. room: slots of a head for tokens
+    decoded since. rounds, history: of the policy's last `Retained` of the layer."""
 
     counts: tuple[int, ...]
     room: int
@@ -64,15 +64,15 @@ class KeptLayer:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """One request in the engine. `seat` is its row in every batched tensor, -1 before admission.
+    """One request in the engine. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is there. num_cached: of the prompt, whose rows the store had already. next_token: the
-    input of the next decode step. forced: prompt tokens that go through decode steps before anything is sampled
+    num_tokens: tokens whose KV is computed. num_cached: tokens of the prompt that the store had already. next_token:
+    the input of the next decode step. forced: prompt tokens that go through decode steps before anything is sampled
     (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
     selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
     store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
     num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_layers: more of
-    each layer. mark: what its policy says of the next step.
+    each layer. mark: its policy's number for the next step.
     """
 
     request: GenerationRequest
@@ -130,13 +130,13 @@ class Sequence:
 
     @property
     def ring_column(self) -> int:
-        """Where the new token stands among the fixed slots; -1 where nothing is selected."""
+        """The new token's place among the fixed slots; -1 where nothing is selected."""
         return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1
 
     def usage(self, device_bytes: int = 0, host_bytes: int = 0) -> Usage:
-        """The account of the request. Means are over KV heads, layers and decode steps.
+        """The usage of the request. Means are over KV heads, layers and decode steps.
 
-        device_bytes, host_bytes: that it holds, as its caches know.
+        device_bytes, host_bytes: that it holds now.
         """
         meter, now = self.meter, time.monotonic()
         steps = max(1, meter.num_layer_steps)

@@ -1,4 +1,4 @@
-"""The pool of slots: everything that is attended lies here, one K|V row of one (layer, KV head) a slot."""
+"""The pool of slots. Everything that is attended is here; a slot holds one K|V row of one (layer, KV head)."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class BlockTables:
         self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
 
     def reserve(self, seat: int, layer: int, num_blocks: int) -> None:
-        """Take so many blocks for a layer, to be dealt to its heads later. Raises CapacityError."""
+        """Reserve so many blocks for a layer, to be divided among its heads later. Raises CapacityError."""
         self._held[seat, layer] = self._pool.allocate(num_blocks)
 
     def deal(self, seat: int, layer: int, num_blocks: list[int], frees_rest: bool = True) -> None:
-        """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to deal it anew. Then
-        heads that all have as many already keep what they have, and the device is told nothing."""
+        """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to divide it again.
+        In the latter case heads that all have as many already keep them, and nothing is sent to the device."""
         held, num_dealt, most = self._held[seat, layer], sum(num_blocks), max(num_blocks)
         assert num_dealt <= len(held), f"{num_dealt} blocks dealt of {len(held)}"
         before = self._dealt.get((seat, layer))

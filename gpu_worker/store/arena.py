@@ -1,4 +1,4 @@
-"""The store's arena as kernels see it: its bytes, and where every seat's slabs lie in it."""
+"""The store's arena as kernels see it: its bytes, and the slabs of every seat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kv_store.client import StoreClient
 
 
 class ArenaView:
-    """One attachment's arena; the next one has another view, and what was captured over this one is void.
+    """One attachment's arena; the next one has another view, and steps captured over this one are void.
 
     bytes: uint8 [arena bytes], of the host's memory but on the device. slab_tables: int32 [seats, L, I], the slabs
     that hold a seat's tokens, -1 for none; written in place, on the current stream. A device may touch the bytes of
@@ -83,7 +83,7 @@ class ArenaView:
         return found.view(-1, num_layers, self.num_kv_heads)
 
     def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> None:
-        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d] of the arena's type, whose heads lie any whole
+        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d] of the arena's type; its heads may be any whole
         number of rows apart."""
         num_heads, width = rows.shape[0], rows.stride(0) // rows.stride(1)
         # All that lies between the first head's first row and the last one's last.
@@ -95,7 +95,7 @@ class ArenaView:
         gather_rows(self.bytes, offsets.flatten(), every, slots.flatten())
 
     def close(self) -> None:
-        """Let go of the bytes; call it before the client unmaps them."""
+        """Release the bytes; call it before the client unmaps them."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         if self._registration:

@@ -1,4 +1,4 @@
-"""The arena of a store that comes and goes, for as long as the device reaches it by itself."""
+"""The arena of a store that may be restarted, as long as the device can reach it directly."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MEMLOCK_REMEDY = (
 
 class DeviceArena:
     """view: None where rows must go through the host: another transport than zero_copy, no seats, or memory that CUDA
-    does not take, which is said once. What is asked of it then does nothing.
+    does not register, which is logged once. Without a view every method does nothing.
 
-    Made at the start, where it raises ConfigError if memory is refused and the memlock limit is too low for it."""
+    At the start it raises ConfigError if memory is refused because the memlock limit is too low."""
 
     def __init__(self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device) -> None:
         self._client = client
@@ -48,7 +48,7 @@ class DeviceArena:
         return self._writer is not None
 
     def map(self) -> None:
-        """Take a view of what the client is attached to."""
+        """Take a view of the arena that the client is attached to."""
         if self._is_refused or self._client.transport != "zero_copy":
             return
         allow_locking(self._client.arena.nbytes)
@@ -71,13 +71,13 @@ class DeviceArena:
         self.close()
 
     def close(self) -> None:
-        """Let go of the view once the device is done with it; before the client unmaps the arena."""
+        """Release the view once the device is done with it; before the client unmaps the arena."""
         if self.view is not None:
             self.view.close()
         self.view = self._writer = None
 
     def adopt(self, seat: int, slabs: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
-        """See `ArenaView.adopt`; there is no view any more where CUDA does not take the memory."""
+        """See `ArenaView.adopt`; the view is dropped if CUDA does not register the memory."""
         if self.view is None:
             return
         try:
@@ -111,7 +111,7 @@ class DeviceArena:
 
 
 def allow_locking(num_bytes: int) -> None:
-    """Raise the soft limit as far as needed and as the hard one lets us."""
+    """Raise the soft limit as far as needed and as the hard one allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if _covers(soft, num_bytes) or soft == hard:
         return
@@ -120,7 +120,7 @@ def allow_locking(num_bytes: int) -> None:
 
 
 def too_low(num_bytes: int) -> str | None:
-    """What the limit is and how to raise it, where it is below so many bytes; else None."""
+    """The limit and how to raise it, if it is below so many bytes; else None."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if _covers(soft, num_bytes):
         return None

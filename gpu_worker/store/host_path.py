@@ -1,4 +1,4 @@
-"""Rows that the host carries between the device and the store, where the device does not reach the arena itself."""
+"""Moves rows between device and store through the host, where the device cannot reach the arena itself."""
 
 from __future__ import annotations
 

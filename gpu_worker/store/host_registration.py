@@ -1,4 +1,4 @@
-"""Host memory that a GPU may read and write itself: registered with CUDA a granule at a time."""
+"""Host memory that a GPU may read and write itself, registered with CUDA a granule at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRANULE_BYTES = 1 << 30
 
 
 class RegistrationFailed(Exception):
-    """CUDA does not take the memory; the text says why."""
+    """CUDA does not register the memory; the text says why."""
 
 
 class HostRegistration:
@@ -47,7 +47,7 @@ class HostRegistration:
                 self._registered.add(granule)
 
     def close(self) -> None:
-        """Take everything back; the device must be done with it, and the mapping still be there."""
+        """Unregister everything; the device must be done with it, and the mapping must still exist."""
         for granule in self._registered:
             self._unregister(self._mapping.ctypes.data + granule * self.granule_bytes)
         self._registered.clear()
@@ -72,7 +72,7 @@ def register_with_cuda(mapping: npt.NDArray[np.uint8], granule_bytes: int) -> Ho
 
 
 def _forget_error() -> None:
-    """CUDA keeps an error until something asks: the next launch, whose it is not."""
+    """CUDA keeps an error until something asks for it: otherwise the next launch would report it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 
@@ -90,7 +90,7 @@ def device_tensor(mapping: npt.NDArray[np.uint8], device: torch.device) -> Tenso
 
 
 class _DeviceMemory:
-    """What PyTorch takes for an array on a CUDA device."""
+    """An object that PyTorch reads as an array on a CUDA device."""
 
     def __init__(self, mapping: npt.NDArray[np.uint8]) -> None:
         self._mapping = mapping

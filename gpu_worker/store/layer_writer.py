@@ -1,4 +1,4 @@
-"""Prefilled layers into the arena's slabs, beside the computing of the next."""
+"""Writes prefilled layers into the arena's slabs while the next layer is computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGE_BYTES = 64 << 20
 
 
 class Mark:
-    """Everything queued on the device's current stream so far. On a CPU that is done when the mark is made."""
+    """Everything queued on the device's current stream so far. On a CPU that is finished when the mark is made."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,12 +40,12 @@ class Mark:
             self._event.synchronize()
 
     def hold(self) -> None:
-        """Let what is queued on the current stream from here on wait until it is reached; the host does not."""
+        """Let the current stream wait from here on until it is reached; the host does not wait."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Between two marks that are reached."""
+        """Seconds between two reached marks."""
         if self._event is not None and earlier._event is not None:
             return earlier._event.elapsed_time(self._event) / 1e3
         return self._time - earlier._time
@@ -53,7 +53,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PendingLayer:
-    """A prefilled layer on its way to the arena: it is there at `copied`, and may be overwritten on the device."""
+    """A prefilled layer on its way to the arena: at `copied` it is there, and may be overwritten on the device."""
 
     layer: int
     num_tokens: int
@@ -63,7 +63,7 @@ class PendingLayer:
 class LayerWriter:
     """Puts rows into the order of slabs on the device, then copies runs of slabs, all on a stream of its own.
 
-    The copies need the bus only, and the reordering a few microseconds for every millisecond of them.
+    The copies need only the bus, and reordering takes a few microseconds for every millisecond of copying.
     """
 
     def __init__(self, arena: ArenaView, device: torch.device, stage_bytes: int = STAGE_BYTES) -> None:
@@ -78,7 +78,7 @@ class LayerWriter:
     def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark:
         """Start to copy rows [H_kv, n, 2d] into the layer's slabs; they must be in `slab_tables`.
 
-        At the mark all of it is in the arena. Until then nothing may write to `rows` or read from the slabs.
+        At the mark all of it is in the arena; until then nothing may write to `rows` or read from the slabs.
         """
         num_slabs = -(-rows.shape[1] // self._arena.layout.tokens_per_slab)
         per_granule = self._arena.granule_bytes // self._arena.layout.slab_bytes
@@ -94,7 +94,7 @@ class LayerWriter:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """What is queued within runs beside what is queued later outside."""
+        """Work queued within runs beside work that is queued later outside."""
         if self._stream is None:
             yield
             return

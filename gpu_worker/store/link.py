@@ -1,4 +1,4 @@
-"""Whether the store is there, and attaching anew to one that came back."""
+"""The connection to the store, and attaching again to one that was restarted."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
 
 @dataclass(slots=True)
 class Extent:
-    """Tokens that a sequence may write to the store, those that it surely wrote, and those that it may read.
+    """How many tokens a sequence may write to the store, has surely written, and may read.
 
-    shared: the first so many tokens are in slabs of others, and never written. hashes: names of the slabs that its
+    shared: so many first tokens are in shared slabs and never written. hashes: names of the slabs that its
     prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them.
     """
 
@@ -44,7 +44,7 @@ class Extent:
 
 
 class StoreLink:
-    """Calls the store and knows what its failures cost: `extents` is emptied when what it describes is gone.
+    """Calls the store; `extents` is emptied when the rows it describes are lost.
 
     is_attached: whether the next sequence can be opened without attaching anew.
     """
@@ -58,7 +58,7 @@ class StoreLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether a sequence that is opened now is likely to be served; asks nobody."""
+        """Whether a sequence that is opened now is likely to be served; makes no call."""
         return self.is_attached and self._client.is_answering
 
     def open(self, sequence_id: str) -> None:
@@ -74,9 +74,9 @@ class StoreLink:
         self._client.open_sequence(sequence_id)
 
     def renew(self) -> bool:
-        """Attach anew when a store that was lost answers again; then what sequences held is gone, and this is True.
+        """Attach again when a lost store answers; True if so, and then the sequences' rows are gone.
 
-        Never waits for a store that is silent: its arena is let go, once nobody reads there, to make room for the next.
+        Never waits for a silent store: its arena is released once nothing reads from it, to make room for the next.
         """
         if not self._client.is_answering:
             if not self._extents and self._is_mapped:

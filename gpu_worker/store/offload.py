@@ -1,4 +1,4 @@
-"""The worker's side of the arena: rows out, rows back, indexes trained; store errors become the worker's."""
+"""The worker's side of the arena: offload rows, fetch rows, train indexes. Store errors become the worker's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Offloader:
         hides_training: bool = False,
     ) -> None:
         """num_seats, max_model_len: of `arena`; without seats there is none. hides_training: let the store bound the
-        training of an index by the layer's prefill time; else the time that a prompt takes changes no result."""
+        training of an index by the layer's prefill time; else results do not depend on time."""
         self._client = client
         self._num_layers = num_layers
         self._device = device
@@ -71,12 +71,12 @@ class Offloader:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered when last asked, as the one that holds our sequences."""
+        """Whether the store that holds our sequences answered when last asked."""
         return self._link.is_reachable
 
     @property
     def num_sequences(self) -> int:
-        """That hold room in the store."""
+        """Sequences that hold room in the store."""
         return len(self._extents)
 
     @property
@@ -87,12 +87,12 @@ class Offloader:
     def open(
         self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
     ) -> int:
-        """Start a sequence with room for `num_tokens`; how many of its first tokens the store has already. Raises
+        """Start a sequence with room for `num_tokens`; returns how many of its first tokens the store has. Raises
         CapacityError that names the missing bytes.
 
-        hashes: names of the slabs that its prompt fills, under which others may find them; of the first `num_reusable`
-        it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a failure or a
-        restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
+        hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
+        `num_reusable` it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a
+        failure or a restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
         """
         self._call(lambda: self._link.open(sequence.sequence_id))
         extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
@@ -108,15 +108,15 @@ class Offloader:
         return extent.shared
 
     def renew(self) -> bool:
-        """See that the store is there, without waiting for it; true when it was attached anew (`holds`)."""
+        """Check the store without waiting for it; true when this attached again (`holds`)."""
         return self._link.renew()
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether the store has the sequence's rows; false once it was attached anew."""
+        """Whether the store has the sequence's rows; false once this attached again."""
         return sequence.sequence_id in self._extents
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
-        """Have room for `num_tokens` in all, in `arena` too. Asks the store for slabs that are missing only.
+        """Reserve room for `num_tokens` in all, in `arena` too. Asks the store only for missing slabs.
 
         Raises CapacityError.
         """
@@ -130,7 +130,7 @@ class Offloader:
         extent.reserved = -(-num_tokens // per_slab) * per_slab
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Fill the first rows of a layer [H_kv, n, 2d] with what the sequence shares."""
+        """Fill the first rows of a layer [H_kv, n, 2d] with the shared ones."""
         self.check()
         extent = self._extents[sequence.sequence_id]
         self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
@@ -140,8 +140,8 @@ class Offloader:
             rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
-        """Start to write a prefilled layer, but what is shared; `seal_layer` follows at the mark. rows: [H_kv, n, 2d],
-        left alone until."""
+        """Start to write a prefilled layer, except the shared rows; `seal_layer` follows at the mark. rows:
+        [H_kv, n, 2d], not to be changed until then."""
         self.check()
         extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
         self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
@@ -153,7 +153,7 @@ class Offloader:
         return PendingLayer(layer, rows.shape[1], copied)
 
     def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
-        """Let a layer be read that is copied."""
+        """Make a copied layer readable."""
         layer, num_tokens = pending.layer, pending.num_tokens
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
@@ -183,7 +183,7 @@ class Offloader:
         self.offloaded_bytes += data.nbytes
 
     def wrote(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that the device itself writes the tokens below `num_tokens` in every layer; it may be at it still.
+        """Note that the device writes the tokens below `num_tokens` in every layer itself, and may not be done yet.
 
         Seals at every full slab, for which the host waits.
         """
@@ -193,7 +193,7 @@ class Offloader:
         self.seal(sequence, num_tokens // per_slab * per_slab)
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the tokens below `num_tokens` be read, when all are there; nothing is asked where they already may."""
+        """Make the tokens below `num_tokens` readable once all are written; no call if they already are."""
         extent = self._extents[sequence.sequence_id]
         if num_tokens > extent.sealed:
             self._arena.wait()
@@ -255,11 +255,11 @@ class Offloader:
         return self._host.gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
 
     def check(self) -> None:
-        """Raises StoreUnavailable once the slabs that sequences hold may be others'. Asks nobody."""
+        """Raises StoreUnavailable once the slabs of our sequences may be given to others. Makes no call."""
         self._call(self._client.check)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slabs at once; a store that is gone holds nothing any more."""
+        """Free the sequence's slabs at once; nothing is left to free in a store that is gone."""
         if self._extents.pop(sequence.sequence_id, None) is None:
             return
         self._arena.forget(sequence.seat)

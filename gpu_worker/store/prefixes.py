@@ -1,7 +1,7 @@
-"""Names of what the store keeps for later: of prompt prefixes, and of conversations.
+"""Names under which the store keeps prompt prefixes and sessions.
 
-A prefix has a chain of hashes, one for each slab that it fills. A hash covers all that decides a slab's rows:
-the model, who may share them, and every token up to the slab's last.
+A prefix has a chain of hashes, one for each slab that it fills. A hash covers everything that decides a slab's rows:
+the model, the caller, and every token up to the slab's last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONTENT_NAME = re.compile("[0-9a-f]{64}")
 
 
 class PrefixChain:
-    """root: of the model. tokens_per_slab: that one hash more covers."""
+    """root: of the model. tokens_per_slab: tokens that each further hash covers."""
 
     def __init__(self, root: bytes, tokens_per_slab: int) -> None:
         self._root = root
@@ -37,7 +37,7 @@ class PrefixChain:
         return tuple(chain)
 
     def num_reusable(self, sequence: Sequence) -> int:
-        """How many of its hashes a sequence may look up: the last token is always computed, and so are those whose
+        """How many of its hashes a sequence may look up: the last token is always computed, and so are the tokens whose
         queries the policy reads."""
         plan, policy = sequence.plan, sequence.policy
         num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
@@ -45,7 +45,7 @@ class PrefixChain:
 
 
 def model_root(model: LoadedModel) -> bytes:
-    """Equal for the same files of weights computed in the same type; a directory that was written to is another.
+    """Equal for the same weight files computed in the same type; writing to the directory changes it.
 
     On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes
     and times.
@@ -64,7 +64,8 @@ def model_root(model: LoadedModel) -> bytes:
 
 
 def session_name(request: GenerationRequest) -> str:
-    """Of the caller's own session; "" for a request of none. It tells neither the caller nor what they call it."""
+    """The name of the caller's session; "" for a request without one. It reveals neither the caller nor their name
+    for it."""
     if not request.session_id:
         return ""
     name = request.session_id.encode("utf-8", "surrogateescape")
