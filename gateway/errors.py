@@ -4,7 +4,6 @@ GatewayError
 ├── ConfigError                start-up: an option, a path or a port that cannot be used
 └── ServiceError               while serving; `param` names the field, `code` is a stable word for programs
     ├── InvalidRequest         a field that is missing, of the wrong type or out of range
-    │   └── ContextOverflow    prompt and completion exceed the model's maximum length
     ├── Unauthorized           no key, or a wrong one
     ├── UnknownModel           a model that is not served
     ├── TooLarge               a body over the limit
@@ -18,6 +17,11 @@ GatewayError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from carrel.process.request_limits import LimitError
 
 
 class GatewayError(Exception):
@@ -49,28 +53,13 @@ class InvalidRequest(ServiceError):
     """A request field that is missing, of the wrong type or out of range."""
 
 
-class ContextOverflow(InvalidRequest):
-    """Prompt and completion together exceed the model's maximum length.
-
-    `is_lower_bound`: the prompt was too long to be tokenized at all, so its count is the least it can be.
-    """
-
-    def __init__(
-        self,
-        max_model_len: int,
-        max_tokens: int,
-        num_prompt_tokens: int,
-        param: str,
-        is_lower_bound: bool = False,
-    ) -> None:
-        at_least = "at least " if is_lower_bound else ""
-        super().__init__(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{max_tokens} output tokens and your prompt contains {at_least}{num_prompt_tokens} input tokens. "
-            "Please reduce the length of the input prompt or the number of requested output tokens.",
-            param,
-            "context_length_exceeded",
-        )
+@contextmanager
+def invalid_requests() -> Iterator[None]:
+    """A LimitError within is raised as an InvalidRequest."""
+    try:
+        yield
+    except LimitError as error:
+        raise InvalidRequest(str(error), error.param, error.code) from error
 
 
 class Unauthorized(ServiceError):

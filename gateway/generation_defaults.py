@@ -1,33 +1,32 @@
-"""Sampling defaults of a model: user's value first, then `generation_config.json`, then OpenAI's default."""
+"""Sampling defaults of a model: what a request leaves out comes from here, then from the worker's own defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+from pathlib import Path
 
+from carrel.process.request_limits import RANGES
 from gateway.errors import ConfigError
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-def read_defaults(generation_config: Mapping[str, Any]) -> GenerationDefaults:
-    """Defaults from a model's generation config; `do_sample: false` means greedy. Raises ConfigError."""
-    known: dict[str, Any] = {}
-    for name in GenerationDefaults.__dataclass_fields__:
-        value = generation_config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number from 0 up")
-        known[name] = value
-    if generation_config.get("do_sample") is False:
+def load_defaults(model_dir: Path) -> pb.SamplingParams:
+    """From `generation_config.json`, where the model has one; `do_sample: false` means greedy. Raises ConfigError."""
+    path = model_dir / "generation_config.json"
+    if not path.is_file():
+        return pb.SamplingParams()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    known = {name: values[name] for name in FIELDS if values.get(name) is not None}
+    if values.get("do_sample") is False:
         known["temperature"] = 0.0
-    return GenerationDefaults(**known)
+    for name, value in known.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in RANGES[name]:
+            raise ConfigError(f"{path}: {name} is {value!r}; it must be a number in {RANGES[name]}")
+    return pb.SamplingParams(**{**known, **({"top_k": int(known["top_k"])} if "top_k" in known else {})})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.records import WorkerStats
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -49,7 +48,7 @@ class Metrics:
     def count_request(self, endpoint: str, outcome: str) -> None:
         self._requests.labels(self._model_name, endpoint, outcome).inc()
 
-    def render(self, worker: WorkerStats | None) -> bytes:
+    def render(self, worker: pb.StatsResponse | None) -> bytes:
         """Prometheus text: ours, and the worker's counters when it answered."""
         text = generate_latest(self._registry)
         if worker is None:
@@ -70,12 +69,12 @@ class Metrics:
 class _WorkerCollector(Collector):
     """The worker's counters under `carrel_worker_`."""
 
-    def __init__(self, stats: WorkerStats, model_name: str) -> None:
+    def __init__(self, stats: pb.StatsResponse, model_name: str) -> None:
         self._stats = stats
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        for field in fields(self._stats):
+        for field in self._stats.DESCRIPTOR.fields:
             name = f"carrel_worker_{field.name}"
             help = f"The worker's {field.name.removesuffix('_total').replace('_', ' ')}."
             kind = CounterMetricFamily if field.name.endswith("_total") else GaugeMetricFamily

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from gateway.errors import ContextOverflow, InvalidRequest
-from gateway.records import Message, Scalar, WorkerInfo
-from gateway.sampling import check_text, check_token_ids
+from carrel.process.request_limits import context_overflow
+from gateway.errors import InvalidRequest, invalid_requests
+from gateway.records import Message, Scalar, TokenIds
 from gateway.tokenizer import Tokenizer
 
 MAX_ROLE_CHARS = 64
+
+
+def check_text(text: str, param: str) -> None:
+    """Raises InvalidRequest for text that no tokenizer should see."""
+    if "\x00" in text:
+        raise InvalidRequest("The text holds a NUL character; remove it.", param)
 
 
 class PromptEncoder:
@@ -20,8 +26,12 @@ class PromptEncoder:
         self._tokenizer = tokenizer
 
     async def chat(
-        self, messages: Sequence[Message], arguments: Mapping[str, Scalar], info: WorkerInfo, max_tokens: int
-    ) -> tuple[int, ...]:
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Scalar],
+        max_model_len: int,
+        max_tokens: int,
+    ) -> TokenIds:
         """The token ids of a chat by the model's template. Raises InvalidRequest about `messages`."""
         if not messages:
             raise InvalidRequest("messages is empty: give at least one message.", "messages")
@@ -31,29 +41,22 @@ class PromptEncoder:
             check_text(message.role, "messages")
             check_text(message.content, "messages")
         num_chars = sum(len(message.content) for message in messages)
-        self._check_chars(num_chars, info, max_tokens, "messages")
+        self._check_chars(num_chars, max_model_len, max_tokens, "messages")
         text = await asyncio.to_thread(self._tokenizer.render_chat, messages, arguments)
         # the template writes the special tokens itself
-        return await self.text(text, False, info, max_tokens, "messages")
+        return await self.text(text, False, max_model_len, max_tokens, "messages")
 
     async def text(
-        self, text: str, add_special_tokens: bool, info: WorkerInfo, max_tokens: int, param: str
-    ) -> tuple[int, ...]:
+        self, text: str, add_special_tokens: bool, max_model_len: int, max_tokens: int, param: str
+    ) -> TokenIds:
         """The token ids of a text. Raises InvalidRequest about `param`."""
         check_text(text, param)
-        self._check_chars(len(text), info, max_tokens, param)
-        token_ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
-        return self.ids(token_ids, info, param)
+        self._check_chars(len(text), max_model_len, max_tokens, param)
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
 
-    def ids(self, token_ids: tuple[int, ...], info: WorkerInfo, param: str) -> tuple[int, ...]:
-        """Token ids as they are, when the model knows all of them."""
-        if not token_ids:
-            raise InvalidRequest("The prompt is empty: give at least one token.", param)
-        check_token_ids(token_ids, info.vocab_size, param)
-        return token_ids
-
-    def _check_chars(self, num_chars: int, info: WorkerInfo, max_tokens: int, param: str) -> None:
+    def _check_chars(self, num_chars: int, max_model_len: int, max_tokens: int, param: str) -> None:
         """Refuse what cannot fit whatever its tokens are, before any is made: tokenizing it would cost seconds."""
         num_tokens = num_chars // self._tokenizer.max_chars_per_token
-        if num_tokens > info.max_model_len:
-            raise ContextOverflow(info.max_model_len, max_tokens, num_tokens, param, is_lower_bound=True)
+        if num_tokens > max_model_len:
+            with invalid_requests():
+                raise context_overflow(max_model_len, max_tokens, f"at least {num_tokens}", param)

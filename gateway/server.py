@@ -15,12 +15,13 @@ import uvicorn
 from carrel.process.events import ProcessEvents
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
-from gateway.generation_defaults import GenerationDefaults, read_defaults
+from gateway.generation_defaults import load_defaults
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
-from gateway.tokenizer import Tokenizer, load_generation_config, load_tokenizer, resolve_model_dir
+from gateway.tokenizer import Tokenizer, load_tokenizer, resolve_model_dir
 from gateway.worker_client import GRPCWorkerClient
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 PARENT_INTERVAL_S = 0.5
 # after draining, what is left is cancelled and its connections get this long
@@ -94,13 +95,13 @@ async def _run(
             await chat.stop(0)
 
 
-def load(config: GatewayConfig) -> tuple[Tokenizer, GenerationDefaults]:
+def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
     """The tokenizer and the model's sampling defaults. Raises ConfigError."""
     model_dir = resolve_model_dir(config.model, config.revision)
     tokenizer = load_tokenizer(model_dir, config.chat_template)
     # computed on first use otherwise, inside a request
     _ = tokenizer.max_chars_per_token
-    return tokenizer, read_defaults(load_generation_config(model_dir))
+    return tokenizer, load_defaults(model_dir)
 
 
 def bind(config: GatewayConfig) -> socket.socket:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gateway.accounting import total_usage
+from carrel.process.request_limits import (
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    RANGES,
+    check_request,
+    check_token_ids,
+    num_output_tokens,
+)
 from gateway.admission import Admission
-from gateway.carrel_options import check_policy
-from gateway.choice import Choice
+from gateway.choice import Choice, merge, total_usage
 from gateway.config import GatewayConfig
-from gateway.errors import InvalidRequest, RequestTimeout, UnknownModel, WorkerUnavailable
-from gateway.generation_defaults import GenerationDefaults
-from gateway.merge import merge
+from gateway.errors import InvalidRequest, RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
 from gateway.metrics import Metrics
-from gateway.prompts import PromptEncoder
+from gateway.prompts import PromptEncoder, check_text
 from gateway.records import (
     ChatRequest,
     ChoiceFinished,
@@ -28,16 +35,13 @@ from gateway.records import (
     Generation,
     GenerationOptions,
     Message,
-    WorkerInfo,
-    WorkerRequest,
+    TokenIds,
 )
-from gateway.request_ids import internal_id, public_id
-from gateway.sampling import check_options, check_token_ids, resolve_sampling
 from gateway.tokenizer import Tokenizer
-from gateway.worker_client import WorkerClient
+from gateway.worker_client import WorkerClient, own_edition
 from gateway.worker_status import WorkerStatus
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-MAX_CHOICES = 64
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
 BODY_BYTES_PER_TOKEN = 8
@@ -45,28 +49,33 @@ MIN_BODY_BYTES = 2**20
 # while the worker's maximum length is not known
 UNKNOWN_BODY_BYTES = 64 * 2**20
 
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
 log = logging.getLogger(__name__)
 
-TokenIds = tuple[int, ...]
+
+def public_id(asked: str | None) -> str:
+    """The client's own request id if it is short and plain, else a new one: an id goes into headers and logs."""
+    return asked if asked and _PLAIN_ID.fullmatch(asked) else uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A request on its way; `encode` makes the prompts, `default_max_tokens` None fills the context."""
+    """A request on its way; `encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0
+    fills."""
 
     request_id: str
     endpoint: str
     prompt_param: str
     num_prompts: int
-    encode: Callable[[WorkerInfo], Awaitable[tuple[TokenIds, ...]]]
-    default_max_tokens: int | None
+    encode: Callable[[int], Awaitable[tuple[TokenIds, ...]]]
+    default_max_tokens: int
     options: GenerationOptions
     lead: str
-    caller: bytes
 
     @property
     def num_choices(self) -> int:
-        return self.num_prompts * max(self.options.n, 0)
+        return self.num_prompts * self.options.n
 
 
 class ChatService:
@@ -81,7 +90,7 @@ class ChatService:
         config: GatewayConfig,
         worker: WorkerClient,
         tokenizer: Tokenizer,
-        defaults: GenerationDefaults,
+        defaults: pb.SamplingParams,
         more_metrics: Callable[[], bytes] = bytes,
     ) -> None:
         self._config = config
@@ -102,57 +111,38 @@ class ChatService:
         """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them."""
         options = request.options
 
-        async def encode(info: WorkerInfo) -> tuple[TokenIds, ...]:
-            arguments, max_tokens = request.template_arguments, options.max_tokens or 1
-            return (await self._prompts.chat(request.messages, arguments, info, max_tokens),)
+        async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
+            arguments, max_tokens = request.template_arguments, options.draft.sampling.max_tokens or 1
+            return (await self._prompts.chat(request.messages, arguments, max_model_len, max_tokens),)
 
-        return self._generation(
-            _Plan(
-                public_id(request.request_id),
-                "chat",
-                "messages",
-                1,
-                encode,
-                None,
-                options,
-                self._tokenizer.answer_lead,
-                request.caller,
-            )
-        )
+        lead, request_id = self._tokenizer.answer_lead, public_id(request.request_id)
+        return self._generation(_Plan(request_id, "chat", "messages", 1, encode, 0, options, lead))
 
     def completion(self, request: CompletionRequest) -> Generation:
         """Continue each prompt, as `chat` does; choice `i * n + j` is the j-th continuation of prompt i."""
         options = request.options
 
-        async def encode(info: WorkerInfo) -> tuple[TokenIds, ...]:
-            return tuple([await self._encode(prompt, info, options) for prompt in request.prompts])
+        async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
+            return tuple([await self._encode(prompt, max_model_len, options) for prompt in request.prompts])
 
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
         return self._generation(
-            _Plan(
-                request_id,
-                "completion",
-                "prompt",
-                num_prompts,
-                encode,
-                COMPLETION_MAX_TOKENS,
-                options,
-                "",
-                request.caller,
-            )
+            _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options, "")
         )
 
     async def tokenize_text(self, text: str, add_special_tokens: bool) -> TokenIds:
         with self.admission.place():
-            return await self._prompts.text(text, add_special_tokens, await self.status.info(), 1, "prompt")
+            max_model_len = (await self.status.info()).max_model_len
+            return await self._prompts.text(text, add_special_tokens, max_model_len, 1, "prompt")
 
     async def tokenize_chat(self, messages: tuple[Message, ...]) -> TokenIds:
         with self.admission.place():
-            return await self._prompts.chat(messages, {}, await self.status.info(), 1)
+            return await self._prompts.chat(messages, {}, (await self.status.info()).max_model_len, 1)
 
     async def detokenize(self, token_ids: TokenIds) -> str:
         with self.admission.place():
-            check_token_ids(token_ids, (await self.status.info()).vocab_size, "tokens")
+            with invalid_requests():
+                check_token_ids("tokens", token_ids, (await self.status.info()).vocab_size)
             return await asyncio.to_thread(self._tokenizer.decode, token_ids)
 
     async def max_body_bytes(self) -> int:
@@ -187,7 +177,7 @@ class ChatService:
                     async for event in events:
                         match event:
                             case ChoiceFinished(finish_reason=reason):
-                                outcome = reason.value
+                                outcome = reason
                         yield event
         except WorkerUnavailable:
             outcome = WorkerUnavailable.__name__
@@ -205,14 +195,8 @@ class ChatService:
     async def _run(self, plan: _Plan, started_at: float) -> AsyncGenerator[Event, None]:
         self.check_model(plan.options.model)
         info = await self.status.info()
-        check_options(plan.options, info)
-        check_policy(plan.options.carrel, info)
-        if not 0 < plan.num_choices <= MAX_CHOICES:
-            raise InvalidRequest(
-                f"{plan.num_prompts} prompts with n={plan.options.n}: a request may have 1 to {MAX_CHOICES} choices.",
-                plan.prompt_param,
-            )
-        prompts = await plan.encode(info)
+        _check(plan, info)
+        prompts = await plan.encode(info.max_model_len)
         deadline = started_at + self._config.request_timeout_s
         choices = [
             self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline)
@@ -231,32 +215,77 @@ class ChatService:
         yield Completed(total_usage(choices, num_prompt_tokens, started_at))
 
     def _choice(
-        self, plan: _Plan, info: WorkerInfo, number: int, seed_offset: int, prompt: TokenIds, deadline: float
+        self,
+        plan: _Plan,
+        info: pb.GetInfoResponse,
+        number: int,
+        seed_offset: int,
+        prompt: TokenIds,
+        deadline: float,
     ) -> Choice:
-        options = plan.options
-        if options.seed is not None:
-            # equal seeds would make equal choices
-            options = replace(options, seed=(options.seed + seed_offset) % 2**63)
-        sampling = resolve_sampling(
-            options, self._defaults, info, len(prompt), plan.default_max_tokens, plan.prompt_param
-        )
+        if not prompt:
+            raise InvalidRequest("The prompt is empty: give at least one token.", plan.prompt_param)
         timeout_s = deadline - time.monotonic()
         if timeout_s <= 0:
             raise RequestTimeout(self._config.request_timeout_s)
-        request = WorkerRequest(
-            internal_id(plan.request_id, number),
-            prompt,
-            sampling,
-            options.carrel,
-            timeout_s,
-            plan.caller,
-            options.session_id or "",
+        edition = own_edition()
+        request = pb.GenerateRequest(
+            # no client can guess another's
+            request_id=f"{plan.request_id}-{number}-{uuid.uuid4().hex[:16]}",
+            prompt_token_ids=prompt,
+            sampling=self._defaults,
+            edition=pb.Edition(version=edition.version, messages=edition.messages),
         )
-        return Choice(number, request, options.stop, plan.lead, self._tokenizer, self._worker, self._metrics)
+        request.MergeFrom(plan.options.draft)
+        sampling, room = request.sampling, info.max_model_len - len(prompt)
+        if sampling.HasField("seed"):
+            # equal seeds would make equal choices
+            sampling.seed = (sampling.seed + seed_offset) % 2**63
+        if not sampling.HasField("max_tokens") and 0 < plan.default_max_tokens < room:
+            sampling.max_tokens = plan.default_max_tokens
+        with invalid_requests():
+            sampling.max_tokens = num_output_tokens(
+                sampling, len(prompt), info.max_model_len, plan.prompt_param
+            )
+        return Choice(
+            number,
+            request,
+            timeout_s,
+            plan.options.stop,
+            plan.lead,
+            self._tokenizer,
+            self._worker,
+            self._metrics,
+        )
 
-    async def _encode(self, prompt: str | TokenIds, info: WorkerInfo, options: GenerationOptions) -> TokenIds:
+    async def _encode(
+        self, prompt: str | TokenIds, max_model_len: int, options: GenerationOptions
+    ) -> TokenIds:
         match prompt:
             case str():
-                return await self._prompts.text(prompt, True, info, options.max_tokens or 1, "prompt")
+                max_tokens = options.draft.sampling.max_tokens or 1
+                return await self._prompts.text(prompt, True, max_model_len, max_tokens, "prompt")
             case _:
-                return self._prompts.ids(prompt, info, "prompt")
+                # the worker knows which ids there are
+                return prompt
+
+
+def _check(plan: _Plan, info: pb.GetInfoResponse) -> None:
+    """All that needs no prompt. Raises InvalidRequest that names the field."""
+    options = plan.options
+    with invalid_requests():
+        check_request(options.draft, info)
+    check_text(options.draft.session_id, "session_id")
+    if options.n not in RANGES["n"]:
+        raise InvalidRequest(f"n must be in {RANGES['n']}.", "n")
+    if not 0 < plan.num_choices <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"{plan.num_prompts} prompts with n={options.n}: a request may have 1 to {MAX_CHOICES} choices.",
+            plan.prompt_param,
+        )
+    if len(options.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"{len(options.stop)} stop strings: give at most {MAX_STOP_STRINGS}.", "stop")
+    for stop in options.stop:
+        check_text(stop, "stop")
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise InvalidRequest(f"A stop string must have 1 to {MAX_STOP_CHARS} characters.", "stop")

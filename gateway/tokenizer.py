@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -144,17 +143,3 @@ def load_tokenizer(model_dir: Path, chat_template_file: Path | None) -> Tokenize
 def _own_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
-
-
-def load_generation_config(model_dir: Path) -> Mapping[str, Any]:
-    """`generation_config.json`, or nothing where the model has none. Raises ConfigError when it is no JSON object."""
-    path = model_dir / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return values

@@ -19,17 +19,6 @@ from gateway.errors import (
     VersionMismatch,
     WorkerUnavailable,
 )
-from gateway.records import (
-    FinishReason,
-    WorkerComplete,
-    WorkerEvent,
-    WorkerInfo,
-    WorkerProgress,
-    WorkerRequest,
-    WorkerStats,
-    WorkerToken,
-    WorkerUsage,
-)
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
@@ -38,12 +27,6 @@ HEALTH_TIMEOUT_S = 1.0
 PARAM_KEY = "carrel-param"
 CODE_KEY = "carrel-code"
 
-_FINISH_REASONS = {
-    pb.FINISH_REASON_STOP: FinishReason.STOP,
-    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    pb.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
-
 
 def own_edition() -> Edition:
     """Of this gateway, which works only with a worker of the same."""
@@ -51,18 +34,20 @@ def own_edition() -> Edition:
 
 
 class WorkerClient(Protocol):
-    """Token ids in, token ids out. Every method raises ServiceErrors only."""
+    """Token ids in, token ids out, by the worker's own messages. Every method raises ServiceErrors only."""
 
-    def generate(self, request: WorkerRequest) -> AsyncGenerator[WorkerEvent, None]:
-        """The events of one request, a WorkerComplete last. Closing the iterator frees the worker's room."""
+    def generate(
+        self, request: pb.GenerateRequest, timeout_s: float
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The events of one request, a `complete` last. Closing the iterator frees the worker's room."""
 
     async def abort(self, request_id: str) -> None:
-        """End a request, which then still sends its WorkerComplete."""
+        """End a request, which then still sends its `complete`."""
 
-    async def info(self) -> WorkerInfo:
-        """What it is. Raises VersionMismatch for a worker of another version."""
+    async def info(self) -> pb.GetInfoResponse:
+        """What it is, constant while it lives. Raises VersionMismatch for a worker of another version."""
 
-    async def stats(self) -> WorkerStats: ...
+    async def stats(self) -> pb.StatsResponse: ...
 
     async def is_serving(self) -> bool:
         """Whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
@@ -84,15 +69,15 @@ class GRPCWorkerClient:
         self._worker = pb_grpc.GPUWorkerStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
-    async def generate(self, request: WorkerRequest) -> AsyncGenerator[WorkerEvent, None]:
-        call = self._worker.Generate(write_request(request), timeout=request.timeout_s)
+    async def generate(
+        self, request: pb.GenerateRequest, timeout_s: float
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        call = self._worker.Generate(request, timeout=timeout_s)
         try:
             async for response in call:
-                event = read_event(response)
-                if event is not None:
-                    yield event
+                yield response
         except grpc.aio.AioRpcError as exc:
-            raise error_of(exc, request.timeout_s) from exc
+            raise error_of(exc, timeout_s) from exc
         finally:
             call.cancel()
 
@@ -100,25 +85,17 @@ class GRPCWorkerClient:
         async with _translated(CONTROL_TIMEOUT_S):
             await self._worker.Abort(pb.AbortRequest(request_id=request_id), timeout=CONTROL_TIMEOUT_S)
 
-    async def info(self) -> WorkerInfo:
+    async def info(self) -> pb.GetInfoResponse:
         async with _translated(CONTROL_TIMEOUT_S):
             info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
         other = Edition(info.version, info.messages)
         if reason := own_edition().refusal("The gateway", "the model worker", other):
             raise VersionMismatch(f"{reason}.")
-        return WorkerInfo(
-            version=info.version,
-            model=info.model,
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
-            policies=tuple(info.policies),
-            default_policy=info.default_policy,
-        )
+        return info
 
-    async def stats(self) -> WorkerStats:
+    async def stats(self) -> pb.StatsResponse:
         async with _translated(CONTROL_TIMEOUT_S):
-            stats = await self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S)
-        return WorkerStats(**{name: getattr(stats, name) for name in WorkerStats.__dataclass_fields__})
+            return await self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S)
 
     async def is_serving(self) -> bool:
         async with _translated(HEALTH_TIMEOUT_S):
@@ -138,57 +115,6 @@ async def _translated(timeout_s: float) -> AsyncGenerator[None, None]:
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             raise WorkerUnavailable("The model worker does not answer.") from exc
         raise error_of(exc, timeout_s) from exc
-
-
-def write_request(request: WorkerRequest) -> pb.GenerateRequest:
-    sampling, carrel = request.sampling, request.carrel
-    message = pb.GenerateRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling=pb.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=sampling.min_tokens,
-            logprobs=sampling.logprobs,
-            logit_bias=dict(sampling.logit_bias),
-        ),
-        policy=carrel.policy or "",
-        prefix_salt=request.caller,
-        edition=pb.Edition(version=own_edition().version, messages=own_edition().messages),
-        session_id=request.session_id,
-    )
-    if carrel.budget is not None:
-        message.budget.CopyFrom(pb.Budget(share=carrel.budget.share, tokens=carrel.budget.tokens))
-    return message
-
-
-def read_event(response: pb.GenerateResponse) -> WorkerEvent | None:
-    """The event in a message; None for a kind that this version does not know."""
-    match response.WhichOneof("event"):
-        case "token":
-            token = response.token
-            return WorkerToken(
-                token.token_id, token.logprob, tuple((top.token_id, top.logprob) for top in token.top)
-            )
-        case "progress":
-            return WorkerProgress(response.progress.prefilled_tokens)
-        case "complete":
-            usage = response.complete.usage
-            return WorkerComplete(
-                _FINISH_REASONS.get(response.complete.finish_reason, FinishReason.ABORT),
-                WorkerUsage(**{name: getattr(usage, name) for name in WorkerUsage.__dataclass_fields__}),
-            )
-        case _:
-            return None
 
 
 def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:

@@ -6,8 +6,8 @@ import logging
 
 from gateway.admission import Admission
 from gateway.errors import ServiceError, VersionMismatch
-from gateway.records import WorkerInfo, WorkerStats
 from gateway.worker_client import WorkerClient
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ class WorkerStatus:
     def __init__(self, worker: WorkerClient, admission: Admission) -> None:
         self._worker = worker
         self._admission = admission
-        self._info: WorkerInfo | None = None
+        self._info: pb.GetInfoResponse | None = None
         self._logged = ""
 
-    async def info(self) -> WorkerInfo:
+    async def info(self) -> pb.GetInfoResponse:
         """What the worker says of itself. Raises WorkerUnavailable, VersionMismatch, which is logged."""
         if self._info is None:
             try:
@@ -60,7 +60,7 @@ class WorkerStatus:
             return error.message
         return None
 
-    async def stats(self) -> WorkerStats | None:
+    async def stats(self) -> pb.StatsResponse | None:
         """The worker's counters; None when it does not answer."""
         try:
             return await self._worker.stats()

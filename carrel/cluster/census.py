@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Report
 from gateway.errors import ServiceError
-from gateway.records import WorkerStats
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 INTERVAL_S = 2.0
 # while nobody serves, and clients wait for the first who does
@@ -29,7 +29,7 @@ class Census:
         self._reports: dict[str, Report] = {}
         self._suspects: set[str] = set()
         # what each replica told last, also those that are gone: a counter of all of them never falls
-        self._told: dict[str, WorkerStats] = {}
+        self._told: dict[str, pb.StatsResponse] = {}
 
     def reports(self) -> tuple[Report, ...]:
         return tuple(self._reports.values())
@@ -44,19 +44,17 @@ class Census:
         """A replica lost a request: it gets none until it has reported again."""
         self._suspects.add(replica)
 
-    def stats(self) -> WorkerStats | None:
+    def stats(self) -> pb.StatsResponse | None:
         """All replicas together, as one worker; None when none has reported any."""
         known = [report.stats for report in self._reports.values() if report.stats is not None]
         if not known:
             return None
-        sums = {
-            name: sum(
-                getattr(each, name) for each in (self._told.values() if name.endswith("_total") else known)
-            )
-            for name in (field.name for field in fields(WorkerStats))
-        }
-        total = WorkerStats(**sums)
-        return replace(total, store_reachable=any(each.store_reachable for each in known))
+        total = pb.StatsResponse()
+        for name in (field.name for field in total.DESCRIPTOR.fields):
+            told = self._told.values() if name.endswith("_total") else known
+            setattr(total, name, sum(getattr(each, name) for each in told))
+        total.store_reachable = any(each.store_reachable for each in known)
+        return total
 
     async def take(self) -> None:
         """Ask all replicas once. While they cannot be asked, their last reports count."""

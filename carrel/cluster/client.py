@@ -14,9 +14,8 @@ from carrel.cluster.fleet import Fleet
 from carrel.cluster.records import Failure, Frame
 from carrel.cluster.routing import Routing
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
-from gateway.records import WorkerComplete, WorkerEvent, WorkerInfo, WorkerRequest, WorkerStats, WorkerToken
 from gateway.rest.feed import Feed
-from gateway.worker_client import read_event, status_error, write_request
+from gateway.worker_client import status_error
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # a replica gives a sign of life every second; one that is silent for longer has lost what it ran
@@ -35,18 +34,18 @@ class ClusterWorkerClient:
         self._silence_s = silence_s
         self._replica_of: dict[str, str] = {}
 
-    async def generate(self, request: WorkerRequest) -> AsyncGenerator[WorkerEvent, None]:
-        links = prompt_chain(request.caller, request.prompt_token_ids)
-        deadline = time.monotonic() + request.timeout_s
+    async def generate(
+        self, request: pb.GenerateRequest, timeout_s: float
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        links = prompt_chain(request.prefix_salt, request.prompt_token_ids)
+        deadline = time.monotonic() + timeout_s
         lost: tuple[str, ...] = ()
         while True:
             has_token = False
             attempt = self._attempt(request, links, deadline, lost)
             try:
                 async for event in attempt:
-                    match event:
-                        case WorkerToken():
-                            has_token = True
+                    has_token = has_token or event.HasField("token")
                     yield event
                 return
             except ReplicaLost as error:
@@ -64,13 +63,13 @@ class ClusterWorkerClient:
             except ReplicaLost as exc:
                 raise WorkerUnavailable() from exc
 
-    async def info(self) -> WorkerInfo:
+    async def info(self) -> pb.GetInfoResponse:
         for report in self._census.reports():
             if report.info is not None:
                 return report.info
         raise WorkerUnavailable("No replica is ready yet.")
 
-    async def stats(self) -> WorkerStats:
+    async def stats(self) -> pb.StatsResponse:
         if (stats := self._census.stats()) is None:
             raise WorkerUnavailable("No replica is ready yet.")
         return stats
@@ -81,40 +80,35 @@ class ClusterWorkerClient:
         return bool(self._census.serving())
 
     async def _attempt(
-        self, request: WorkerRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]
-    ) -> AsyncGenerator[WorkerEvent, None]:
+        self, request: pb.GenerateRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """One try. Raises ReplicaLost with the name of the replica that has, or was to have, the request."""
         replicas = [name for name in self._census.serving() if name not in lost]
         if not replicas:
             raise WorkerUnavailable("No replica serves now.")
-        session = session_link(request.caller, request.session_id)
+        session = session_link(request.prefix_salt, request.session_id)
         route = self._routing.choose(links, replicas, session)
         if route is None:
             raise Overloaded("All replicas have as many requests as they take.")
         timeout_s = deadline - time.monotonic()
-        frames = Feed(
-            self._fleet.generate(write_request(request).SerializeToString(), timeout_s, route.replica, lost)
-        )
+        frames = Feed(self._fleet.generate(request.SerializeToString(), timeout_s, route.replica, lost))
         replica = route.replica
         try:
             first = await _next(frames, self._silence_s)
             self._routing.taken(route, links, first.replica, session)
             replica = first.replica
             self._replica_of[request.request_id] = replica
-            complete: WorkerComplete | None = None
+            complete: pb.GenerateResponse | None = None
             while True:
                 frame = await _next(frames, self._silence_s)
-                for event in frame.events:
-                    match read_event(pb.GenerateResponse.FromString(event)):
-                        case WorkerComplete() as complete:
-                            # told at the end of the stream: who hears it stops reading
-                            pass
-                        case None:
-                            pass
-                        case other:
-                            yield other
+                for event in map(pb.GenerateResponse.FromString, frame.events):
+                    if event.HasField("complete"):
+                        # told at the end of the stream: who hears it stops reading
+                        complete = event
+                    else:
+                        yield event
                 if frame.failure is not None and complete is None:
-                    raise _error_of(frame.failure, replica, request.timeout_s)
+                    raise _error_of(frame.failure, replica, timeout_s)
                 if frame.is_last:
                     if complete is not None:
                         yield complete

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.records import WorkerInfo, WorkerStats
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +37,5 @@ class Report:
     replica: str
     node: str
     is_serving: bool
-    info: WorkerInfo | None = None
-    stats: WorkerStats | None = None
+    info: pb.GetInfoResponse | None = None
+    stats: pb.StatsResponse | None = None

@@ -9,6 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+# of one request, all prompts together
+MAX_CHOICES = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 512
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
@@ -51,6 +55,7 @@ class Range:
 
 
 RANGES: Mapping[str, Range] = {
+    "n": Range(ge=1, le=8),
     "max_tokens": Range(ge=1, le=MAX_UINT32),
     "min_tokens": Range(ge=0, le=MAX_UINT32),
     "temperature": Range(ge=0, le=2),
@@ -60,6 +65,8 @@ RANGES: Mapping[str, Range] = {
     "repetition_penalty": Range(gt=0, le=2),
     "presence_penalty": Range(ge=-2, le=2),
     "frequency_penalty": Range(ge=-2, le=2),
+    # of REST; the worker takes all of uint64
+    "seed": Range(ge=-(2**63), lt=2**63),
     "logprobs": Range(ge=0, le=MAX_LOGPROBS),
     "logit_bias": Range(ge=-100, le=100),
     "budget_share": Range(gt=0, le=1),

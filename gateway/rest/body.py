@@ -19,7 +19,7 @@ MAX_ERROR_CHARS = 200
 B = TypeVar("B", bound=Body)
 
 # pydantic names the branch of a union in an error's place; a client knows only its own fields
-_BRANCHES = ("str", "int", "float", "list[", "dict[", "bool")
+_BRANCHES = ("str", "int", "float", "list[", "dict[", "bool", "constrained-", "[key]")
 
 
 async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:

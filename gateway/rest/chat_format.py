@@ -14,8 +14,7 @@ from gateway.records import (
     TextDelta,
     TokenLogprob,
 )
-from gateway.rest.collect import Answer
-from gateway.rest.usage import usage_json
+from gateway.rest.answer import Answer, json_float, usage_json
 
 
 def chat_json(generation: Generation, answer: Answer, has_logprobs: bool) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def chat_json(generation: Generation, answer: Answer, has_logprobs: bool) -> dic
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": _logprobs(choice.logprobs) if has_logprobs else None,
-            "finish_reason": choice.finish_reason.value,
+            "finish_reason": choice.finish_reason,
         }
         for choice in answer.choices
     ]
@@ -47,7 +46,7 @@ class ChatChunks:
                     yield self._chunk(index, {"content": text}, None, logprobs)
             case ChoiceFinished(index=index, finish_reason=reason):
                 yield from self._greet(index)
-                yield self._chunk(index, {}, reason.value)
+                yield self._chunk(index, {}, reason)
             case Completed(usage=usage) if self._include_usage:
                 yield {**self._head, "choices": [], "usage": usage_json(usage)}
             case Completed() | Prefilling():
@@ -97,8 +96,3 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 def _logprob(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": json_float(logprob), "bytes": list(token.encode())}
-
-
-def json_float(value: float) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for an impossible token."""
-    return max(value, -9999.0)

@@ -14,9 +14,7 @@ from gateway.records import (
     TextDelta,
     TokenLogprob,
 )
-from gateway.rest.chat_format import json_float
-from gateway.rest.collect import Answer
-from gateway.rest.usage import usage_json
+from gateway.rest.answer import Answer, json_float, usage_json
 
 
 def completion_json(generation: Generation, answer: Answer, has_logprobs: bool) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def completion_json(generation: Generation, answer: Answer, has_logprobs: bool) 
             "index": choice.index,
             "text": choice.text,
             "logprobs": _logprobs(choice.logprobs, 0) if has_logprobs else None,
-            "finish_reason": choice.finish_reason.value,
+            "finish_reason": choice.finish_reason,
         }
         for choice in answer.choices
     ]
@@ -46,7 +44,7 @@ class CompletionChunks:
             case TextDelta(index=index, text=text, logprobs=logprobs) if text or logprobs:
                 yield self._chunk(index, text, None, logprobs)
             case ChoiceFinished(index=index, finish_reason=reason):
-                yield self._chunk(index, "", reason.value)
+                yield self._chunk(index, "", reason)
             case Completed(usage=usage) if self._include_usage:
                 yield {**self._head, "choices": [], "usage": usage_json(usage)}
             case TextDelta() | Completed() | Prefilling():

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.errors import InvalidRequest
-from gateway.records import CarrelOptions, ChatRequest, CompletionRequest, GenerationOptions, Message
+from gateway.records import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
 from gateway.rest.schemas import ChatBody, CompletionBody, GenerationBody, MessageBody
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+# the worker's fields that a body has by the same names
+SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+# far above any context, and a safe number in every protocol
+MAX_BUDGET_TOKENS = 2**53
 
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
@@ -28,10 +34,9 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatRequest(
         read_messages(body.messages),
-        _read_options(body, max_tokens, logprobs),
+        _read_options(body, max_tokens, logprobs, caller),
         body.chat_template_kwargs or {},
         request_id,
-        caller,
     )
 
 
@@ -49,14 +54,11 @@ def read_completion(body: CompletionBody, request_id: str | None, caller: bytes)
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
         raise InvalidRequest("best_of is not supported: leave it out, or set it to n.", "best_of")
     _check_stream_options(body)
-    return CompletionRequest(
-        _read_prompts(body.prompt), _read_options(body, body.max_tokens, body.logprobs), request_id, caller
-    )
+    options = _read_options(body, body.max_tokens, body.logprobs, caller)
+    return CompletionRequest(_read_prompts(body.prompt), options, request_id)
 
 
-def _read_prompts(
-    prompt: str | list[str] | list[int] | list[list[int]],
-) -> tuple[str | tuple[int, ...], ...]:
+def _read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | TokenIds, ...]:
     """One prompt or several; a list of numbers is one prompt of token ids."""
     if isinstance(prompt, str):
         return (prompt,)
@@ -89,27 +91,29 @@ def _check_stream_options(body: GenerationBody) -> None:
         raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
 
 
-def _read_options(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
-    carrel = body.carrel
+def _read_options(
+    body: GenerationBody, max_tokens: int | None, logprobs: int | None, caller: bytes
+) -> GenerationOptions:
+    values = {
+        **body.model_dump(include=SAMPLING_FIELDS),
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        "seed": None if body.seed is None else body.seed % 2**63,
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+    }
+    # None leaves a field absent
+    sampling = pb.SamplingParams(**values)
+    draft = pb.GenerateRequest(sampling=sampling, session_id=body.session_id or "", prefix_salt=caller)
+    if body.carrel is not None:
+        draft.policy = body.carrel.policy or ""
+        if (budget := body.carrel.budget) is not None:
+            draft.budget.CopyFrom(_read_budget(budget))
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return GenerationOptions(
-        model=body.model,
-        max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
-        n=1 if body.n is None else body.n,
-        stop=tuple(stop or ()),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
-        logprobs=logprobs,
-        logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
-        carrel=CarrelOptions(carrel.policy, carrel.budget) if carrel else CarrelOptions(),
-        session_id=body.session_id,
-    )
+    return GenerationOptions(body.model, 1 if body.n is None else body.n, tuple(stop or ()), draft)
+
+
+def _read_budget(budget: float) -> pb.Budget:
+    """1 is the whole context."""
+    if budget <= 1:
+        return pb.Budget(share=budget)
+    return pb.Budget(tokens=min(int(budget), MAX_BUDGET_TOKENS))

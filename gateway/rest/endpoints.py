@@ -14,9 +14,9 @@ from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, WorkerUnavailable
 from gateway.records import Generation
+from gateway.rest.answer import Answer, collect
 from gateway.rest.body import B, read_body
 from gateway.rest.chat_format import ChatChunks, chat_json
-from gateway.rest.collect import Answer, collect
 from gateway.rest.completion_format import CompletionChunks, completion_json
 from gateway.rest.converters import read_chat, read_completion, read_messages
 from gateway.rest.errors import error_response

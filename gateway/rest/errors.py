@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from gateway.errors import (
-    ContextOverflow,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
@@ -26,7 +25,6 @@ from gateway.errors import (
 
 STATUSES: dict[type[ServiceError], int] = {
     InvalidRequest: 400,
-    ContextOverflow: 400,
     Unauthorized: 401,
     UnknownModel: 404,
     SlowBody: 408,

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
-from gateway.request_ids import public_id
 from gateway.rest.errors import error_response, internal_error_response
+from gateway.service import public_id
 
 # exactly these paths are open; everything else, known or not, needs a key
 UNGUARDED_PATHS = frozenset({"/health", "/ready"})

@@ -1,18 +1,33 @@
-"""Request bodies as OpenAI's clients send them. Types only: the service checks ranges.
+"""Request bodies as OpenAI's clients send them, with the ranges of their numbers; the service checks the rest.
 
 Unknown fields are accepted and ignored, as clients expect, but not inside `carrel`.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gateway.carrel_options import read_budget
-from gateway.records import Budget, Scalar
+from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from gateway.records import Scalar
 
-TOOLS_REMEDY = "this server calls no tools; leave the field out"
+TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
+
+
+def within(name: str) -> Any:
+    """pydantic's constraint for the range of that name."""
+    return Field(**asdict(RANGES[name]))
+
+
+def _check_budget(value: float) -> float:
+    if value in RANGES["budget_share"] or (value >= MIN_BUDGET_TOKENS and value == int(value)):
+        return value
+    raise ValueError(
+        f"give a share of the context in {RANGES['budget_share']}, or a whole number of tokens from "
+        f"{MIN_BUDGET_TOKENS} up"
+    )
 
 
 class Body(BaseModel):
@@ -23,12 +38,7 @@ class CarrelBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     policy: str | None = None
-    budget: Annotated[
-        Budget | None,
-        PlainValidator(
-            lambda value: None if value is None else read_budget(value), json_schema_input_type=float
-        ),
-    ] = None
+    budget: Annotated[int | float, AfterValidator(_check_budget)] | None = None
 
 
 class StreamOptions(Body):
@@ -54,40 +64,34 @@ class GenerationBody(Body):
     """The fields that chat and completion share."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
+    max_tokens: Annotated[int, within("max_tokens")] | None = None
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+    n: Annotated[int, within("n")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
+    logit_bias: dict[TokenId, Annotated[float, within("logit_bias")]] | None = None
+    seed: Annotated[int, within("seed")] | None = None
     user: str | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    # -1 is off, as 0 is
+    top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
+    min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    session_id: str | None = None
+    stop_token_ids: list[TokenId] | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     carrel: CarrelBody | None = None
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _bias_keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value and not all(key.isascii() and key.isdigit() and len(key) < 12 for key in value):
-            raise ValueError("the keys must be token ids")
-        return value
 
 
 class ChatBody(GenerationBody):
     messages: list[MessageBody]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, within("logprobs")] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -96,8 +100,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = None
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, within("logprobs")] | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -114,4 +118,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]

@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-from gateway.carrel_options import BUDGET_RULE, read_budget
-from gateway.errors import InvalidRequest
 from gateway.records import (
-    Budget,
-    CarrelOptions,
     ChatRequest,
     ChoiceFinished,
     Completed,
     Event,
-    FinishReason,
     GenerationOptions,
     Message,
     Prefilling,
     TextDelta,
     Usage,
-    WorkerUsage,
 )
 from gateway.v1 import chat_pb2 as pb
+from gpu_worker.v1 import gpu_worker_pb2
 
 CARREL_FIELDS = tuple(field.name for field in pb.CarrelUsage.DESCRIPTOR.fields)
+SAMPLING_FIELDS = frozenset(field.name for field in gpu_worker_pb2.SamplingParams.DESCRIPTOR.fields)
 
 
 def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
-    """Raises InvalidRequest."""
+    """The message's sampling fields are the worker's, by the same names."""
+    present = {field.name: value for field, value in message.ListFields()}
+    draft = gpu_worker_pb2.GenerateRequest(
+        sampling=gpu_worker_pb2.SamplingParams(
+            **{name: present[name] for name in SAMPLING_FIELDS & present.keys()}
+        ),
+        policy=message.carrel.policy,
+        session_id=message.session_id,
+        prefix_salt=caller,
+    )
+    match message.carrel.WhichOneof("budget"):
+        case "budget_share":
+            draft.budget.share = message.carrel.budget_share
+        case "budget_tokens":
+            draft.budget.tokens = message.carrel.budget_tokens
     return ChatRequest(
         tuple(Message(each.role, each.content) for each in message.messages),
-        GenerationOptions(
-            model=message.model or None,
-            max_tokens=message.max_tokens or None,
-            temperature=message.temperature if message.HasField("temperature") else None,
-            top_p=message.top_p if message.HasField("top_p") else None,
-            top_k=message.top_k if message.HasField("top_k") else None,
-            min_p=message.min_p if message.HasField("min_p") else None,
-            seed=message.seed if message.HasField("seed") else None,
-            stop=tuple(message.stop),
-            presence_penalty=message.presence_penalty,
-            frequency_penalty=message.frequency_penalty,
-            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-            carrel=CarrelOptions(message.carrel.policy or None, _read_budget(message.carrel)),
-            session_id=message.session_id or None,
-        ),
+        GenerationOptions(model=message.model or None, stop=tuple(message.stop), draft=draft),
         request_id=message.request_id or None,
-        caller=caller,
     )
-
-
-def _read_budget(options: pb.CarrelOptions) -> Budget | None:
-    match options.WhichOneof("budget"):
-        case None:
-            return None
-        case "budget_share" if 0 < options.budget_share <= 1:
-            return read_budget(options.budget_share)
-        case "budget_tokens" if options.budget_tokens >= 2:
-            return read_budget(options.budget_tokens)
-        case name:
-            raise InvalidRequest(f"{name}: {BUDGET_RULE}.", "carrel.budget")
 
 
 class ChatEvents:
@@ -65,7 +48,7 @@ class ChatEvents:
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
-        self._finish_reason = FinishReason.STOP
+        self._finish_reason = ""
 
     def message(self, event: Event) -> pb.ChatEvent | None:
         """None for an event that has no message of its own."""
@@ -76,7 +59,7 @@ class ChatEvents:
                 self._finish_reason = reason
                 return None
             case Completed(usage=usage):
-                complete = pb.Complete(finish_reason=self._finish_reason.value, usage=_usage(usage))
+                complete = pb.Complete(finish_reason=self._finish_reason, usage=_usage(usage))
                 return pb.ChatEvent(request_id=self._request_id, complete=complete)
             case TextDelta() | Prefilling():
                 return None
@@ -86,13 +69,13 @@ class ChatEvents:
 
 
 def _usage(usage: Usage) -> pb.Usage:
-    return pb.Usage(
+    message = pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        carrel=None if usage.carrel is None else _carrel_usage(usage.carrel),
     )
-
-
-def _carrel_usage(usage: WorkerUsage) -> pb.CarrelUsage:
-    return pb.CarrelUsage(**{name: getattr(usage, name) for name in CARREL_FIELDS})
+    if usage.worker is not None:
+        message.carrel.CopyFrom(
+            pb.CarrelUsage(**{name: getattr(usage.worker, name) for name in CARREL_FIELDS})
+        )
+    return message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 
 from gateway.errors import (
-    ContextOverflow,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
@@ -28,7 +27,6 @@ INTERNAL = "Internal error; the server's log has the cause."
 
 CODES: dict[type[ServiceError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    ContextOverflow: grpc.StatusCode.INVALID_ARGUMENT,
     Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,

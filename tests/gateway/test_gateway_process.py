@@ -18,6 +18,7 @@ import httpx
 import pytest
 from fake_worker import FakeWorker, Script, start_worker
 from gateway_stack import write_tokenizer
+from waiting import PATIENCE
 
 from gateway.config import parse_config
 from gateway.errors import ConfigError
@@ -87,7 +88,7 @@ def start(model_dir: Path, worker: str, *arguments: str) -> tuple[subprocess.Pop
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.wait()

@@ -10,13 +10,10 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from gateway.answer_lead import AnswerLead
-from gateway.carrel_options import read_budget
+from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.config import GatewayConfig, parse_config
 from gateway.detokenizer import Detokenizer
 from gateway.errors import ConfigError
-from gateway.records import Budget
-from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
@@ -128,26 +125,6 @@ def test_without_stop_strings_nothing_waits() -> None:
     matcher = StopMatcher(())
     assert matcher.push("abc") == "abc"
     assert matcher.flush() == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "budget"),
-    [
-        (1, Budget(share=1.0)),
-        (1.0, Budget(share=1.0)),
-        (0.25, Budget(share=0.25)),
-        (2, Budget(tokens=2)),
-        (2048.0, Budget(tokens=2048)),
-    ],
-)
-def test_budgets(value: float, budget: Budget) -> None:
-    assert read_budget(value) == budget
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), float("inf"), -0.1, True, "1", None, [1]])
-def test_bad_budgets(value: object) -> None:
-    with pytest.raises(ValueError, match="share of the context"):
-        read_budget(value)
 
 
 def test_open_addresses_need_a_key() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
 from carrel.commands import eval as eval_command
+from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
+from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
 from gateway.rest.endpoints import create_router
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import CarrelBody, GenerationBody
-from gateway.rest.usage import CARREL_FIELDS, TIMING_FIELDS
 from gpu_worker.policies.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,21 @@ def test_the_methods_page_has_the_cost_of_every_method() -> None:
     page = (ROOT / "docs/methods.md").read_text()
     costs = page[page.index("## What they cost") :]
     assert [name for name in registry() if "+" not in name and f"| `{name}` |" not in costs] == []
+
+
+def test_the_api_page_has_every_range() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    # of whole numbers only the type's own limits
+    told = {
+        name: range
+        for name, range in RANGES.items()
+        if range.le != MAX_UINT32 and name not in ("seed", "budget_share")
+    }
+    assert [
+        name
+        for name, range in told.items()
+        if not re.search(rf"\| `{name}`[^|]*\| {re.escape(str(range))} \|", page)
+    ] == []
 
 
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))

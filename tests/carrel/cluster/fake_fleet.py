@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.records import Failure, Frame, Report
-from gateway.records import WorkerInfo, WorkerStats
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-INFO = WorkerInfo("1", "m", 100, 1000, ("full",), "full")
+INFO = pb.GetInfoResponse(version="1", model="m", vocab_size=100, max_model_len=1000, policies=["full"])
 
 
-def stats(**values: int) -> WorkerStats:
-    empty: dict[str, int] = {each.name: 0 for each in fields(WorkerStats)}
-    return WorkerStats(**(empty | {"store_reachable": True} | values))  # type: ignore[arg-type]
+def stats(**values: int) -> pb.StatsResponse:
+    return pb.StatsResponse(**{"store_reachable": True, **values})
 
 
 def token(number: int) -> bytes:

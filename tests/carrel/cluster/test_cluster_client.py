@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -21,17 +20,13 @@ from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing
 from gateway.errors import InvalidRequest, Overloaded, WorkerUnavailable
-from gateway.records import (
-    CarrelOptions,
-    SamplingParams,
-    WorkerComplete,
-    WorkerEvent,
-    WorkerRequest,
-    WorkerToken,
-)
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-SAMPLING = SamplingParams(8, 0.0, 1.0, 0, 0.0, None, 1.0, 0.0, 0.0, (), False, 0, None, ())
-REQUEST = WorkerRequest("r1", tuple(range(200)), SAMPLING, CarrelOptions(), 60.0, b"caller")
+
+def request(**values: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        **{"request_id": "r1", "prompt_token_ids": range(200), "prefix_salt": b"caller", **values}
+    )
 
 
 class Client:
@@ -43,21 +38,21 @@ class Client:
         self.census = Census(fleet, self.routing.forget)
         self.worker = ClusterWorkerClient(fleet, self.census, self.routing, silence_s)
 
-    async def events(self, request: WorkerRequest = REQUEST) -> list[WorkerEvent]:
+    async def events(self) -> list[pb.GenerateResponse]:
         await self.census.take()
         async with asyncio.timeout(PATIENCE):
-            return [event async for event in self.worker.generate(request)]
+            return [event async for event in self.worker.generate(request(), 60.0)]
 
 
-def tokens(events: list[WorkerEvent]) -> list[int]:
-    return [event.token_id for event in events if type(event) is WorkerToken]
+def tokens(events: list[pb.GenerateResponse]) -> list[int]:
+    return [event.token.token_id for event in events if event.HasField("token")]
 
 
 async def test_a_request_runs_on_one_replica_and_the_next_of_its_prompt_too() -> None:
     client = Client(FakeFleet(replicas("a", "b"), lambda name: answering(name, token(1), token(2), COMPLETE)))
     first = await client.events()
     assert tokens(first) == [1, 2]
-    assert type(first[-1]) is WorkerComplete
+    assert first[-1].HasField("complete")
     for _ in range(5):
         await client.events()
     assert len({wanted for wanted, _ in client.fleet.asked}) == 1
@@ -118,7 +113,7 @@ async def test_what_is_beyond_the_replicas_most_is_refused_at_once() -> None:
         max_requests=1,
     )
     await client.census.take()
-    running = [client.worker.generate(REQUEST) for _ in range(2)]
+    running = [client.worker.generate(request(), 60.0) for _ in range(2)]
     async with asyncio.timeout(PATIENCE):
         for stream in running:
             await anext(stream)
@@ -126,7 +121,7 @@ async def test_what_is_beyond_the_replicas_most_is_refused_at_once() -> None:
             await client.events()
         assert raised.value.retry_after_s
         await running[0].aclose()
-        again = client.worker.generate(REQUEST)
+        again = client.worker.generate(request(), 60.0)
         await anext(again)
         for stream in (again, running[1]):
             await stream.aclose()
@@ -181,7 +176,7 @@ async def test_a_worker_that_goes_is_as_a_lost_replica() -> None:
 async def test_closing_ends_the_request_and_abort_reaches_its_replica() -> None:
     client = Client(FakeFleet(replicas("a"), lambda name: [Frame(name), Frame(name, (token(1),)), 600.0]))
     await client.census.take()
-    stream = client.worker.generate(REQUEST)
+    stream = client.worker.generate(request(), 60.0)
     async with asyncio.timeout(PATIENCE):
         await anext(stream)
         await client.worker.abort("r1")
@@ -227,8 +222,8 @@ def endless(name: str) -> list[Step]:
 async def test_a_session_whose_replica_is_full_is_computed_on_another_and_stays_there() -> None:
     client = Client(FakeFleet(replicas("a", "b"), endless), max_requests=1)
     await client.census.take()
-    asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
-    first, second = client.worker.generate(asked), client.worker.generate(replace(asked, request_id="r2"))
+    asked = {"prompt_token_ids": range(1000), "session_id": "talk"}
+    first, second = (client.worker.generate(request(request_id=name, **asked), 60.0) for name in ("r1", "r2"))
     async with asyncio.timeout(PATIENCE):
         await anext(first)
         await anext(second)
@@ -236,7 +231,7 @@ async def test_a_session_whose_replica_is_full_is_computed_on_another_and_stays_
         assert {home, other} == {"a", "b"}
         await first.aclose()
         await second.aclose()
-        third = client.worker.generate(replace(asked, prompt_token_ids=(5,) * 200))
+        third = client.worker.generate(request(session_id="talk", prompt_token_ids=[5] * 200), 60.0)
         await anext(third)
         await third.aclose()
     assert client.fleet.asked[2][0] == other
@@ -247,13 +242,13 @@ async def test_a_session_whose_replica_is_full_is_computed_on_another_and_stays_
 async def test_a_replica_that_reports_no_more_gets_nothing_and_is_forgotten() -> None:
     client = Client(FakeFleet(replicas("a"), endless))
     await client.census.take()
-    asked = replace(REQUEST, prompt_token_ids=tuple(range(1000)), session_id="talk")
-    draining = client.worker.generate(asked)
+    asked = {"prompt_token_ids": range(1000), "session_id": "talk"}
+    draining = client.worker.generate(request(**asked), 60.0)
     async with asyncio.timeout(PATIENCE):
         await anext(draining)
         client.fleet.known = replicas("b")
         await client.census.take()
-        following = client.worker.generate(replace(asked, request_id="r2"))
+        following = client.worker.generate(request(request_id="r2", **asked), 60.0)
         await anext(following)
         assert [wanted for wanted, _ in client.fleet.asked] == ["a", "b"]
         await draining.aclose()
