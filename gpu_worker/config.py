@@ -47,7 +47,7 @@ class WorkerConfig:
     `listen` and `store` are `unix:PATH` or `HOST:PORT`. `gpu_memory_limit_bytes` bounds all that the process has on
     a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
     `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
-    the store's trainers; "gpu", the worker's own device. `prefix_cache` "on": beginnings of prompts that the store has
+    the store's trainers; "gpu", the worker's own device. `prefix_cache` "on": prefixes that the store has
     are not computed again. `calibration` is a file of `carrel calibrate`; of all KV
     heads, `outlier_share` are its outliers. `granularity` "q_head" gives every query head KV of its own, to select by.
     Raises ConfigError, which names the flag, the value and the remedy.

@@ -1,4 +1,4 @@
-"""What a waiting sequence gets before it runs: its policy, slots in every layer, and a place in the store."""
+"""Admits waiting sequences: gives each its policy, slots in every layer, and a place in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_worker.store.prefixes import PrefixChain
 
 
 class Admission:
-    """Takes all of it or nothing."""
+    """Admits a sequence with all it needs, or not at all."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Admission:
         offloader: Offloader,
         prefixes: PrefixChain | None,
     ) -> None:
-        """prefixes: names what requests may share of their prompts; None: nothing."""
+        """prefixes: names the prefixes that requests may share; None: nothing is shared."""
         self._scheduler = scheduler
         self._intake = intake
         self._caches = caches
@@ -30,10 +30,10 @@ class Admission:
         self._prefixes = prefixes
 
     def admit(self, sequence: Sequence) -> bool:
-        """Whether the sequence runs now; False where it must wait until others end.
+        """Whether the sequence runs now; False if it must wait until others end.
 
-        Raises CapacityError, RequestError or StoreUnavailable where it never can. The store may have been attached
-        anew: see `Offloader.holds`.
+        Raises CapacityError, RequestError or StoreUnavailable where it never can. This may attach to the store again:
+        see `Offloader.holds`.
         """
         self._intake.choose(sequence, self._caches.num_free_slots)
         if not self._caches.admit(sequence):
@@ -53,7 +53,7 @@ class Admission:
         return True
 
     def _open(self, sequence: Sequence) -> int:
-        """Start the sequence in the store; how many of its tokens that has already."""
+        """Start the sequence in the store; returns how many of its tokens the store has already."""
         room = sequence.num_prefill + 1
         # Rows of a prompt that is attended in part depend on the policy and the budget: nobody shares them.
         if self._prefixes is None or sequence.prompt_attention() is not None:

@@ -1,4 +1,4 @@
-"""Puts an engine's parts together: the one place where they meet."""
+"""Assembles an engine from its parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kv_store.client import StoreClient
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is told beside its model and its store.
+    """The options of an engine, besides its model and its store.
 
     slot_bytes: the slot pool's size. max_full_tokens: longest context that the policy `auto` attends whole.
     """
@@ -53,7 +53,7 @@ def assemble(
 ) -> Engine:
     """An engine over a loaded model and an attached store, which it owns from then on.
 
-    make_prefill: who computes prompts; a benchmark of decoding fills caches at random instead.
+    make_prefill: computes prompts; a benchmark of decoding fills caches at random instead.
     """
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype

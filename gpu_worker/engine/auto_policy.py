@@ -1,4 +1,4 @@
-"""Up to which length `--policy auto` attends everything."""
+"""The length up to which `--policy auto` attends everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def max_full_tokens(
     """Longest context, prompt and answer, for which a decode step is no slower when it attends all of it.
 
     A step reads, in each layer, n rows of every KV head; with a budget of b tokens b of them and n codes, and it spends
-    SELECTION_SECONDS, which all sequences of the batch share: a full house is what counts. row_bytes: of a
+    SELECTION_SECONDS, which all sequences of the batch share: a full batch is what counts. row_bytes: of a
     token's K and V in one head. code_bytes: of its code.
     """
     fixed_bytes = bytes_per_second * SELECTION_SECONDS / shape.max_num_seqs

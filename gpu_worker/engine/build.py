@@ -1,4 +1,4 @@
-"""An engine as the worker's options want it: the model loaded, the store attached, the memory taken."""
+"""Builds an engine from the worker's options: loads the model, attaches to the store, allocates the memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU_MEMORY_SHARE = 0.25
 
 
 def build_engine(config: WorkerConfig, report: Report) -> Engine:
-    """Load the model, attach to the store, take the memory. Raises ConfigError, ModelError, StoreUnavailable."""
+    """Load the model, attach to the store, allocate the memory. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(config.resolve_device())
     dtype_name = config.resolve_dtype(device.type, None)
     dtype = getattr(torch, dtype_name)
@@ -82,7 +82,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
-    """By name, every one; those that need a calibration only where there is one."""
+    """All policies by name; those that need a calibration only if there is one."""
     calibrated = calibration.policies(config.outlier_share, config.full_layers) if calibration else ()
     return registry(
         PQCache(
@@ -142,7 +142,7 @@ def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report
 def _slot_bytes(
     config: WorkerConfig, model: LoadedModel, shape: CacheShape, policies: dict[str, Policy]
 ) -> int:
-    """As asked; else what the device's memory has left beside all else, or a share of the host's."""
+    """As configured; else what is left of the device's memory, or a share of the host's."""
     limit, asked = config.gpu_memory_limit_bytes, config.slot_memory_bytes
     if shape.device.type != "cuda":
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -36,8 +36,8 @@ class StepResult:
 class DecodeStep:
     """Runs the model over the next tokens of any mix of lengths, policies and budgets.
 
-    On a GPU a step is one CUDA graph, unless the host has a part in it: rows that it must fetch or store, or a
-    measurement.
+    On a GPU a step is one CUDA graph, unless the host takes part: it fetches or stores rows, or something is
+    measured.
     """
 
     def __init__(self, decoder: Decoder, caches: CacheSet, offloader: Offloader, pool: SlotPool) -> None:
@@ -74,7 +74,7 @@ class DecodeStep:
         return StepResult(kept, logits, failed)
 
     def advance(self, sequence: Sequence) -> None:
-        """Make room for the next token; what leaves the window may be trained. Raises CapacityError and
+        """Make room for the next token; tokens that leave the window may be trained. Raises CapacityError and
         StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
@@ -86,7 +86,8 @@ class DecodeStep:
     def _who_may_write(
         self, sequences: list[Sequence], failed: list[tuple[Sequence, WorkerError]]
     ) -> list[Sequence]:
-        """Once the lease is lost, the slabs that a step would write to may be others': who has some is out."""
+        """Once the lease is lost, the slabs that a step would write to may belong to others: sequences with slabs
+        end."""
         offloading = [sequence for sequence in sequences if sequence.offloads]
         try:
             if offloading:
@@ -103,7 +104,7 @@ class DecodeStep:
         return not (is_measured or self._host_stores(batch))
 
     def _host_stores(self, batch: Batch) -> bool:
-        """Whether new rows go to the store by way of the host."""
+        """Whether new rows go to the store through the host."""
         return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -142,7 +143,7 @@ class DecodeStep:
         return self._pool.rows[slots.clamp(min=0).long()]
 
     def _offload(self, batch: Batch, new_rows: Tensor | None) -> Callable[[Sequence], None]:
-        """Takes a sequence's new token to the store; without `new_rows` the device itself writes it to the arena."""
+        """Sends a sequence's new token to the store; without `new_rows` the device writes it to the arena itself."""
         if new_rows is None:
             return self._note_written
         data = host_bytes(batch.without_padding(new_rows))

@@ -47,7 +47,7 @@ class Engine:
     """Owns every running request. Single-threaded.
 
     `step` is the main loop's body: admit, one prefill quantum, one decode step. Benchmarks and tests read its parts:
-    `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefill`, the prompt in work.
+    `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefill`, the prompt being prefilled.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Engine:
         make_prefill: MakePrefill = Prefill,
         prefixes: PrefixChain | None = None,
     ) -> None:
-        """prefixes: names what requests may share of their prompts; None: nothing."""
+        """prefixes: names the prefixes that requests may share; None: nothing is shared."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -83,7 +83,8 @@ class Engine:
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
-        """Queue a checked request; `sink` gets its events from within `step`. Raises RequestError where its id runs."""
+        """Queue a checked request; `sink` gets its events from within `step`. Raises RequestError if its id is
+        running."""
         if self.scheduler.find(request.request_id):
             raise RequestError(
                 f"request_id {request.request_id!r} belongs to a running request", "request_id"
@@ -125,7 +126,7 @@ class Engine:
         return is_admitted
 
     def _spread_freed(self) -> None:
-        """Let running sequences have the slots that others left, where nobody waits for them."""
+        """Give running sequences the slots that others freed, if no request waits for them."""
         if self._has_freed and not self.scheduler.num_waiting:
             self.caches.spread()
             self._has_freed = False
@@ -141,12 +142,12 @@ class Engine:
             self._fail(sequence, no_room("the prompt", error))
 
     def tend(self) -> None:
-        """See that the store is there; for now and then, between steps, with or without work."""
+        """Check the store; to be called now and then, between steps, with or without work."""
         if self.offloader.renew():
             self._end_lost()
 
     def _end_lost(self) -> None:
-        """End the sequences whose rows went with an earlier store."""
+        """End the sequences whose rows were lost with an earlier store."""
         for sequence in self.scheduler.offloading():
             if not self.offloader.holds(sequence):
                 self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
@@ -207,7 +208,7 @@ class Engine:
         return True
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        """The next token of each: the one that it is told, else one that is sampled."""
+        """The next token of each: the forced one if there is one, else a sampled one."""
         places = [place for place, sequence in enumerate(sequences) if not sequence.forced]
         if len(places) < len(sequences):
             for sequence in sequences:
@@ -278,7 +279,7 @@ class Engine:
         return self._stats
 
     def close(self) -> None:
-        """Abort every request and leave the store."""
+        """Abort every request and detach from the store."""
         for sequence in self.scheduler.all():
             self._finish(sequence, FinishReason.ABORT)
         self.offloader.close()

@@ -20,8 +20,8 @@ MAX_GRAPHS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """graph: reads `table` and writes `logits`. staged: pinned, what the host fills, by way of `filled`, the same
-    memory. taken: when it may do so again."""
+    """graph: reads `table` and writes `logits`. staged: pinned memory that the host fills through `filled`, a view of
+    it. taken: the mark from which the host may fill it again."""
 
     graph: torch.cuda.CUDAGraph
     table: Tensor
@@ -34,7 +34,7 @@ class _Captured:
 class StepGraphs:
     """Runs a step as it is when its shape is new, captures it when the shape comes again, then replays it.
 
-    All graphs share one pool of memory: only one runs at a time, and what a step leaves is read before the next.
+    All graphs share one pool of memory: only one runs at a time, and a step's results are read before the next.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class StepGraphs:
     def run(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device.
 
-        state: objects whose memory a captured step has the addresses of; other ones make all captured steps void.
+        state: objects whose memory addresses captured steps hold; with other objects all captured steps are void.
         """
         if len(state) != len(self._state) or any(a is not b for a, b in zip(state, self._state, strict=True)):
             self.captured.clear()

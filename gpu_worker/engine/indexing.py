@@ -1,4 +1,4 @@
-"""Prefilled sequences whose indexes are still trained."""
+"""Prefilled sequences whose indexes are still being trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL_SECONDS = 0.005
 
 
 class Indexing:
-    """Takes indexes over as they are ready, layer by layer."""
+    """Loads indexes as they become ready, layer by layer."""
 
     def __init__(self, recall: RecallCache) -> None:
         self._recall = recall
@@ -24,7 +24,8 @@ class Indexing:
         return len(self._trained)
 
     def take_early(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
-        """Take over what is ready of a sequence, also of one being prefilled: the first of `trained`, dropped there.
+        """Load the ready indexes of a sequence, also while it is being prefilled: the first of `trained`, removed
+        there.
 
         Raises StoreUnavailable and CapacityError.
         """
@@ -32,15 +33,15 @@ class Indexing:
             trained.popleft()
 
     def add(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
-        """A prefilled sequence, and the indexes that it still needs before it decodes; maybe none."""
+        """Add a prefilled sequence with the indexes that it still needs before it decodes; maybe none."""
         self._trained[sequence] = trained
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; one that is not here is no error."""
+        """Forget a sequence; an unknown one is no error."""
         self._trained.pop(sequence, None)
 
     def take(self, wait: bool) -> tuple[list[Sequence], list[tuple[Sequence, WorkerError]]]:
-        """The sequences whose indexes are all there now, and those of which one failed, with its error."""
+        """The sequences whose indexes are all loaded now, and those with a failed index, with its error."""
         ready, failed = [], []
         for sequence, trained in self._trained.items():
             try:

@@ -1,4 +1,4 @@
-"""From a checked request to a sequence: the plan of its budget."""
+"""Turns a checked request into a sequence, with the plan of its budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Intake:
         self._max_full_tokens = max_full_tokens
 
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
-        """A waiting sequence; whose policy is `auto` has the one for long contexts until `choose` is asked."""
+        """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called."""
         num_prompt = len(request.prompt_token_ids)
         num_prefill = request.num_prefill_tokens or num_prompt
         policy = self._policies[LONG if request.policy == AUTO else request.policy]
@@ -59,9 +59,9 @@ class Intake:
         )
 
     def choose(self, sequence: Sequence, num_free_slots: int) -> None:
-        """Settle the policy of a waiting sequence that has `auto`; ask right before it is admitted.
+        """Choose the policy of a waiting sequence that has `auto`; call it right before admission.
 
-        It attends everything where its context is short and fits in the free slots of each layer and KV head.
+        It is `full` if the context is short and fits in the free slots of each layer and KV head.
         """
         if sequence.request.policy != AUTO:
             return

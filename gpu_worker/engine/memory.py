@@ -1,7 +1,7 @@
-"""What of a GPU's memory is for slots: what is there, less all else that will be allocated.
+"""The memory plan: how much of a GPU's memory is left for slots after everything else that will be allocated.
 
-Sizes of state come from the classes that allocate it, on PyTorch's meta device. What kernels and captured steps need in
-passing is bounded from above.
+Sizes of state come from the classes that allocate it, on PyTorch's meta device. Temporary memory of kernels and
+captured steps is bounded from above.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class MemoryPlan:
     """Bytes of device memory beside the weights.
 
     seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
-    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length. decode: a full house's
-    steps, captured ones and libraries included. slots: the pool.
+    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length. decode: steps of a full
+    batch, captured ones and libraries included. slots: the pool.
     """
 
     seats: int
@@ -112,13 +112,13 @@ def available_bytes(device: torch.device, limit: int | None) -> int:
 
 
 def context_bytes(device: torch.device) -> int:
-    """What CUDA itself holds on the device for this process."""
+    """Device memory that CUDA itself holds for this process."""
     free, total = torch.cuda.mem_get_info(device)
     return int(min(total - free - torch.cuda.memory_reserved(device), CONTEXT_BYTES))
 
 
 def limit_process(device: torch.device, limit: int) -> None:
-    """Let PyTorch allocate no more than leaves the process under the limit. Raises ConfigError."""
+    """Limit PyTorch's allocations so that the process stays under the limit. Raises ConfigError."""
     own = context_bytes(device) + LIBRARY_BYTES // 2
     if limit <= own:
         raise ConfigError(
@@ -147,7 +147,7 @@ def seat_bytes(workload: Workload) -> int:
 
 
 def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
-    """What the retain cache knows of every seat's slots, if that is the default family."""
+    """The retain cache's state of every seat's slots, if that is the default family."""
     most_kept = workload.most_kept
     if not most_kept:
         return 0
@@ -169,7 +169,7 @@ def index_bytes(policy: Policy, shape: CacheShape) -> int:
 
 
 def decode_bytes(workload: Workload) -> int:
-    """Steps of a full house: once as they are and once captured, with what every captured one keeps."""
+    """Steps of a full batch: once uncaptured and once captured, with what every captured one keeps."""
     model, shape = workload.model, workload.shape
     logits = shape.max_num_seqs * model.vocab_size
     candidates = shape.max_num_seqs * shape.num_kv_heads * shape.max_model_len

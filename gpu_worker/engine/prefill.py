@@ -19,8 +19,8 @@ from gpu_worker.store.offload import Offloader, TrainedLayer
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A layer that is computed and on its way to the arena, and the time that computing it took: from one mark to the
-    other, decode steps between its chunks included."""
+    """A computed layer on its way to the arena, and the time that computing it took: between two marks, decode steps
+    between its chunks included."""
 
     pending: PendingLayer
     begun: Mark
@@ -28,14 +28,13 @@ class _Computed:
 
 
 class Prefill:
-    """One prompt on its way through the layers. A quantum is one (layer, chunk), or as many as have a chunk's tokens
-    together: a short prompt is done in few. `advance` does one.
+    """One prompt on its way through the layers. A quantum is one (layer, chunk), or several that have a chunk's tokens
+    together, so that a short prompt takes few. `advance` does one.
 
     Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
     two layers' in turn where one is copied to the arena while the next is computed. The heads of any prompt's rows lie
-    `max_tokens` rows apart: attention is planned anew, for tens of milliseconds, at every other distance. Of a prefix
-    that the store has (`num_cached`) rows are read, nothing is computed, and no hidden states are kept. `cancel` one
-    that is not done.
+    `max_tokens` rows apart: cuDNN plans attention again, for tens of milliseconds, at every other distance. Of a
+    prefix that the store has (`num_cached`) only rows are read. `cancel` a prefill that is not done.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Prefill:
 
     @property
     def is_done(self) -> bool:
-        """Every layer is computed, and in the arena where it goes there."""
+        """Every layer is computed, and in the arena if it goes there."""
         return self._is_computed and not self._computed
 
     @property
@@ -104,7 +103,7 @@ class Prefill:
         return self._buffers[self._layer % len(self._buffers)]
 
     def advance(self) -> None:
-        """One quantum; the last may wait for copies only. Raises StoreUnavailable when rows cannot be offloaded, and
+        """One quantum; the last may only wait for copies. Raises StoreUnavailable when rows cannot be offloaded, and
         CapacityError when device memory runs out."""
         try:
             self._run_quantum()
@@ -126,7 +125,7 @@ class Prefill:
             self.sequence.num_tokens = self._num_tokens
 
     def cancel(self) -> None:
-        """Wait until nothing is copied any more: then the slabs may go to others."""
+        """Wait until all copies are done: then the slabs may be given to others."""
         for computed in self._computed:
             computed.pending.copied.wait()
         self._computed.clear()
@@ -174,7 +173,7 @@ class Prefill:
             copied.hold()
 
     def _take_copied(self) -> None:
-        """Seal the layers that are in the arena by now, and ask for their indexes."""
+        """Seal the layers that are in the arena by now, and request their indexes."""
         while self._computed and self._computed[0].pending.copied.is_reached:
             computed = self._computed.popleft()
             self._offloader.seal_layer(self.sequence, computed.pending)

@@ -1,4 +1,4 @@
-"""What the longest prompt needs of a GPU's memory in passing: to be computed, stored, indexed and compressed."""
+"""Temporary GPU memory of the longest prompt: to be computed, stored, indexed and compressed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MERGED_KEYS = 7
 
 
 def prefill_bytes(workload: Workload) -> int:
-    """Hidden states, two layers' rows and their stage; and the most that is alive beside them in passing."""
+    """Hidden states, two layers' rows and their staging buffer, and the largest temporary beside them."""
     model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
@@ -37,7 +37,7 @@ def prefill_bytes(workload: Workload) -> int:
 
 
 def _training_bytes(workload: Workload) -> int:
-    """Of the policy whose training needs most, of those that are trained on the device."""
+    """The most that training needs, of all policies that are trained on the device."""
     here = workload.trains_indexes
     policies = [workload.default, *(workload.likely_others if here else ())]
     return max(
@@ -62,7 +62,7 @@ def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
 
 
 def _policy_bytes(workload: Workload, keys: int) -> int:
-    """What the default policy has in passing of a prefilled layer, whose keys are so many bytes as float32."""
+    """The default policy's temporaries for a prefilled layer, whose keys are so many bytes as float32."""
     model, num_queries = workload.model, workload.num_queries
     queries = num_queries * model.num_heads
     # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.

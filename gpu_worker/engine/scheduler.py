@@ -1,4 +1,4 @@
-"""Who waits, who prefills, who decodes. Token counts only: no tensors, no model."""
+"""Which sequences wait, prefill and decode. Token counts only: no tensors, no model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scheduler:
         return self._by_id.get(request_id)
 
     def next_waiting(self) -> Sequence | None:
-        """The sequence to admit next, given a seat; None when nobody waits, or no seat is free, or one prefills."""
+        """The sequence to admit next, with a seat; None when none waits, no seat is free, or one prefills."""
         if not self._waiting or not self._free_seats or self.with_status(Status.PREFILL):
             return None
         sequence = self._waiting[0]

@@ -1,4 +1,4 @@
-"""What an engine must be able to do: the model, the most and longest requests, and their usual policy."""
+"""The workload an engine is sized for: the model, the number and length of requests, and their usual policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_worker.records import Budget
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Its memory plan follows from it. default_policy: of requests that name none; not `auto`."""
+    """The memory plan follows from it. default_policy: of requests that name none; not `auto`."""
 
     model: ModelConfig
     shape: CacheShape
@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def likely_others(self) -> list[Policy]:
-        """Policies beside the default one that requests may name; an ablation is made room for when one does."""
+        """Policies besides the default one that requests may name; ablations get room only when a request names one."""
         others = self.policies.keys() - ablations().keys() - {self.default_policy}
         return [self.policies[name] for name in others]
 
@@ -51,21 +51,21 @@ class Workload:
 
     @property
     def token_bytes(self) -> int:
-        """What one token needs while a layer is computed: about three copies of each of its activations."""
+        """Bytes that one token needs while a layer is computed: about three copies of each of its activations."""
         model = self.model
         projected = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         return 3 * self.dtype.itemsize * (2 * model.hidden_size + projected + 2 * model.intermediate_size)
 
     @property
     def num_queries(self) -> int:
-        """Of a layer of the longest prompt that the default policy reads."""
+        """Queries of a layer of the longest prompt that the default policy reads."""
         plan = self.plan(self.default)
         return self.default.num_queries(plan) if plan.selects else 0
 
     @property
     def most_kept(self) -> int:
-        """Tokens that one head keeps under the default policy, at most; 0 where that is of another family, or refuses
-        its budget."""
+        """Tokens that one head keeps at most under the default policy; 0 if that is of another family or refuses its
+        budget."""
         policy, shape = self.default, self.shape
         plan = self.plan(policy)
         if policy.family is not Family.RETAIN or not plan.selects:
