@@ -14,9 +14,8 @@ from waiting import PATIENCE, eventually
 from carrel.process.events import ProcessEvents
 from gpu_worker.errors import ConfigError
 from gpu_worker.records import EngineStats
-from gpu_worker.service.lifecycle import Lifecycle
+from gpu_worker.service.lifecycle import Lifecycle, is_idle, status_line
 from gpu_worker.service.server import prepare_address
-from gpu_worker.service.status_line import is_idle, status_line
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
