@@ -140,14 +140,3 @@ def drained_stream(server: Serving) -> openai.Stream:
     )
     assert next(stream).choices
     return stream
-
-
-def test_no_process_outlives_a_killed_supervisor() -> None:
-    with serving() as server:
-        children = server.descendants()
-        assert len(children) > 3
-        server.process.kill()
-        server.process.wait()
-        # two of Ray's helpers try for a minute to report the death of their head, then end
-        _, left = psutil.wait_procs(children, timeout=PATIENCE)
-        assert not [process for process in left if is_left(process)]
