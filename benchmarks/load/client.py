@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncIterator
 from random import Random
@@ -13,6 +12,7 @@ import httpx
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.levels import Level, RequestResult
+from carrel.sse import achunks
 
 CONNECT_TIMEOUT_S = 10.0
 WORDS = (
@@ -90,7 +90,7 @@ class LoadClient:
                 if response.is_error:
                     await response.aread()
                     raise RequestFailed(_refusal(response))
-                return await _result(response.aiter_lines(), begin)
+                return await _result(achunks(response), begin)
         except httpx.HTTPError as exc:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
         except (ValueError, KeyError, AttributeError) as exc:
@@ -109,17 +109,11 @@ class LoadClient:
         return found
 
 
-async def _result(lines: AsyncIterator[str], begin: float) -> RequestResult:
+async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> RequestResult:
     first: float | None = None
     last = 0.0
     usage: dict[str, Any] | None = None
-    async for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            break
-        chunk = json.loads(data)
+    async for chunk in chunks:
         if error := chunk.get("error"):
             raise RequestFailed(str(error.get("message", error)))
         # a finish without text may be all that comes of tokens that make no character

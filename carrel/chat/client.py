@@ -13,6 +13,7 @@ import httpx
 
 from carrel.chat.exchange import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
+from carrel.sse import chunks
 
 CONNECT_TIMEOUT_S = 5.0
 # a long document is prefilled before the first byte; the server sends heartbeats meanwhile, or should
@@ -57,8 +58,8 @@ class ChatClient:
             if response.is_error:
                 response.read()
                 raise refusal(response.status_code, response.text)
-            for data in server_sent_data(response.iter_lines()):
-                yield from read_chunk(json.loads(data))
+            for chunk in chunks(response):
+                yield from read_chunk(chunk)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -93,19 +94,6 @@ def request_body(model: str, messages: Sequence[Message], options: ChatOptions) 
     if carrel:
         body["carrel"] = carrel
     return body
-
-
-def server_sent_data(lines: Iterator[str]) -> Iterator[str]:
-    """The data of each server-sent event up to [DONE]; comments, which are heartbeats, are skipped."""
-    data: list[str] = []
-    for line in lines:
-        if line.startswith("data:"):
-            data.append(line.removeprefix("data:").removeprefix(" "))
-        elif not line and data:
-            if data == ["[DONE]"]:
-                return
-            yield "\n".join(data)
-            data = []
 
 
 def read_chunk(chunk: dict[str, Any]) -> Iterator[Delta | Usage]:

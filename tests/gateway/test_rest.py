@@ -12,6 +12,7 @@ import httpx
 import pytest
 from gateway_stack import Stack, running_stack, write_tokenizer
 
+from carrel.sse import chunks
 from gateway.rest.middleware import UNGUARDED_PATHS
 from gateway.worker_client import own_edition
 
@@ -51,22 +52,19 @@ def test_frames_of_a_stream(http: httpx.Client, stack: Stack) -> None:
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-request-id"] == "my-id.1"
-    frames = [frame for frame in response.text.split("\n\n") if frame and not frame.startswith(":")]
-    assert all(frame.startswith("data: ") for frame in frames)
-    assert frames[-1] == "data: [DONE]"
-    chunks = [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert chunks[0]["id"] == "chatcmpl-my-id.1"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert all("usage" not in chunk for chunk in chunks)
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    said = list(chunks(response))
+    assert said[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert said[0]["id"] == "chatcmpl-my-id.1"
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+    assert all("usage" not in chunk for chunk in said)
 
 
 def test_error_frame_then_done(http: httpx.Client, stack: Stack) -> None:
     stack.say("the fox", fail_at=1)
-    text = http.post(CHAT, json={"messages": HELLO, "stream": True}).text
-    frames = text.strip().split("\n\n")
-    assert frames[-1] == "data: [DONE]"
-    assert json.loads(frames[-2].removeprefix("data: "))["error"]["code"] == "generation_failed"
+    response = http.post(CHAT, json={"messages": HELLO, "stream": True})
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    assert list(chunks(response))[-1]["error"]["code"] == "generation_failed"
 
 
 def test_heartbeat_while_the_worker_is_silent(http: httpx.Client, stack: Stack) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import httpx
 
+from carrel.sse import chunks
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 from tools.compose.deployment import ROOT, CheckFailed, Deployment, wait_until
 
@@ -137,9 +138,8 @@ class RunningStream:
                 if reply.status_code != httpx.codes.OK:
                     self.error = f"{reply.status_code} {reply.read().decode()}"
                     return
-                for line in reply.iter_lines():
-                    if line.startswith("data: {"):
-                        self._take(json.loads(line.removeprefix("data: ")))
+                for chunk in chunks(reply):
+                    self._take(chunk)
         except httpx.HTTPError as exc:
             self.error = type(exc).__name__
 

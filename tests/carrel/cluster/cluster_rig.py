@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 from waiting import PATIENCE, wait_until
 
+from carrel.sse import chunks
+
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25")
 
@@ -97,10 +99,7 @@ class Service:
                 if reply.status_code != 200:
                     stream.error = str(json.loads(reply.read())["error"]["code"])
                     return
-                for line in reply.iter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    chunk = json.loads(line.removeprefix("data: "))
+                for chunk in chunks(reply):
                     if "error" in chunk:
                         stream.error = str(chunk["error"]["code"])
                     elif chunk["choices"]:

@@ -32,6 +32,7 @@ class Gateway(ThreadingHTTPServer):
             def do_POST(self) -> None:
                 gateway: Gateway = self.server  # type: ignore[assignment]
                 self.send_response(status)
+                self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Content-Length", str(sum(map(len, pieces)) + is_cut))
                 self.end_headers()
                 self.wfile.write(pieces[0])
