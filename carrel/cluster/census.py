@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
-from carrel.cluster.records import Report
+from carrel.cluster.messages import Report
 from gateway.errors import ServiceError
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

@@ -11,7 +11,7 @@ from carrel.cluster.census import Census
 from carrel.cluster.chain import prompt_chain, session_link
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
-from carrel.cluster.records import Failure, Frame
+from carrel.cluster.messages import Failure, Frame
 from carrel.cluster.routing import Routing
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.rest.feed import Feed

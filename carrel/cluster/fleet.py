@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from carrel.cluster.errors import ReplicaLost
-from carrel.cluster.records import Frame, Report
+from carrel.cluster.messages import Frame, Report
 from gateway.errors import GenerationFailed, Overloaded
 
 REPORT_TIMEOUT_S = 5.0

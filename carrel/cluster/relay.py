@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 
 import grpc
 
-from carrel.cluster.records import Failure, Frame
+from carrel.cluster.messages import Failure, Frame
 from gateway.worker_client import CODE_KEY, PARAM_KEY
 
 BEAT_S = 1.0

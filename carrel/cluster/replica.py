@@ -13,8 +13,8 @@ import grpc
 import ray
 from ray import serve
 
+from carrel.cluster.messages import Frame, Report
 from carrel.cluster.options import read_arguments
-from carrel.cluster.records import Frame, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.services import ReplicaServices
 from gateway.errors import ServiceError

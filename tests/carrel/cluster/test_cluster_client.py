@@ -14,8 +14,8 @@ from waiting import PATIENCE
 from carrel.cluster.census import Census
 from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.errors import ReplicaLost
+from carrel.cluster.messages import Failure, Frame, Report
 from carrel.cluster.metrics import ClusterMetrics
-from carrel.cluster.records import Failure, Frame, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing
