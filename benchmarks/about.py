@@ -1,4 +1,4 @@
-"""Where a result comes from: command, machine, versions, commit and date."""
+"""The provenance of a result: command, machine, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from carrel.process.version import CHECKOUT
 def about(
     argv: Sequence[str], device: str, commit: str | None = None, load_average: float | None = None
 ) -> dict[str, Any]:
-    """argv: what stood behind `carrel bench`. commit: for where git is missing. load_average: of the last minute before
+    """argv: the arguments of `carrel bench`. commit: for where git is missing. load_average: of the last minute before
     the run; None: it has not begun yet. Creates no CUDA context."""
     found = describe(device)
     found["command"] = shlex.join(["carrel", "bench", *argv])

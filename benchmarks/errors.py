@@ -1,4 +1,4 @@
-"""What a benchmark cannot do, told in one line."""
+"""Errors of a benchmark, shown in one line."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class BenchmarkError(Exception):
 
 
 class NotMeasurable(Exception):
-    """A rival cannot do this case here; its row says why, and the run goes on."""
+    """A rival cannot run this case here; its row says why, and the run goes on."""

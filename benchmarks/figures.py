@@ -1,4 +1,4 @@
-"""What the benchmarks of `carrel bench` measure, as their JSON has it."""
+"""The records of `carrel bench` as their JSON has them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """What a rival decodes: `batch` sequences of `context` tokens each, `steps` timed steps.
+    """A case of a decode benchmark: `batch` sequences of `context` tokens each, `steps` timed steps.
 
     policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
     budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
@@ -94,7 +94,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class DecodeFigures:
-    """What decoding cost. device_bytes: peak, weights included. host_bytes: KV cache in host memory.
+    """The cost of decoding. device_bytes: peak, weights included. host_bytes: KV cache in host memory.
 
     bytes_moved: from host to device in a step, over all sequences. hit_rate: share of the selected tokens found in the
     hot cache; None where nothing is selected. attended_tokens: per KV head, layer and step. kernels: of one more step,
@@ -116,7 +116,7 @@ class DecodeFigures:
 
     @property
     def ms_per_step(self) -> float:
-        """What a step counts for."""
+        """Milliseconds by which a step counts."""
         return self.step_ms.median if self.mean_ms is None else self.mean_ms
 
     @classmethod
@@ -138,7 +138,8 @@ class DecodeFigures:
 
 @dataclass(frozen=True)
 class PrefillCase:
-    """What a rival prefills: one prompt of `context` random tokens, `repeats` times. Fields as of DecodeCase."""
+    """A case of a prefill benchmark: one prompt of `context` random tokens, `repeats` times. Fields as of
+    DecodeCase."""
 
     shape: str
     policy: str
@@ -166,10 +167,10 @@ class IndexSpan:
 
 @dataclass(frozen=True)
 class PrefillFigures:
-    """What a prompt cost: time to the first and to the second token (which waits for an index), and peak memory.
+    """The cost of a prompt: time to the first and to the second token (which waits for an index), and peak memory.
 
-    own_ms: of its policy's own work on the device until the first token, compressing or indexing; None where there is
-    no policy that does any. own_share: its share of the time to the first token, prompt by prompt. indexes: that the
+    own_ms: policy time, which a policy spends on the device until the first token, compressing or indexing; None for a
+    policy that does neither. own_share: its share of the time to the first token, prompt by prompt. indexes: that the
     store trained for the last prompt, layer by layer; last_ms: when that prompt's first and second token came.
     """
 

@@ -74,7 +74,7 @@ def _registered(host: Tensor) -> Iterator[Tensor]:
 
 
 class _DeviceView:
-    """Registered memory has one address on both sides. Whoever views it keeps the host's tensor alive."""
+    """Registered memory has one address on both sides. A view of it keeps the host's tensor alive."""
 
     def __init__(self, host: Tensor) -> None:
         self.host = host

@@ -1,4 +1,4 @@
-"""What Carrel must reach, with Llama-3.1-8B's shape on one H200, against rivals of the same run."""
+"""Targets with Llama-3.1-8B's shape on one H200, against rivals of the same run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Speedups:
 
 
 def decode_verdicts(case: DecodeCase, speedups: Speedups) -> Iterator[str]:
-    """How the case fared where there is a target for it."""
+    """The verdicts on a case that there are targets for."""
     ratio = speedups.to_minimal
     for target in DECODE_TARGETS:
         if ratio is not None and target.is_of(case):
@@ -113,26 +113,26 @@ def second_token_verdict(case: PrefillCase, ratio: float) -> str:
 
 
 def own_share_verdicts(case: PrefillCase, share: float) -> Iterator[str]:
-    """share: of the policy's own work in the time to the first token."""
+    """share: of the policy time in the time to the first token."""
     most = MOST_OWN_SHARE.get(case.policy)
     if most is not None and case.shape == SHAPE and case.context >= LEAST_LONG:
         yield (
-            f"{case}: {100 * share:.1f} % of the time to the first token is its own work "
+            f"{case}: {100 * share:.1f} % of the time to the first token is policy time "
             f"(target: at most {100 * most:.0f} %): {_met(share <= most)}"
         )
 
 
 def protokv_verdicts(shape: str, context: int, own_ms: Mapping[str, float]) -> Iterator[str]:
-    """own_ms: of each policy's own work in one prompt of this length, by policy."""
+    """own_ms: policy time of one prompt of this length, by policy."""
     ours = own_ms.get("protokv")
     if ours is None or shape != SHAPE or context < LEAST_LONG:
         return
     if snapkv := own_ms.get("snapkv"):
-        yield f"{context} protokv: {ours / snapkv:.2f} times the own work of snapkv (close to 1 is wanted)"
+        yield f"{context} protokv: {ours / snapkv:.2f} times the policy time of snapkv (close to 1 is wanted)"
     if (clusterkv := own_ms.get("clusterkv")) is not None:
         ratio = clusterkv / ours
         yield (
-            f"{context} protokv: the clustering of clusterkv takes {ratio:.2f} times its own work "
+            f"{context} protokv: the clustering of clusterkv takes {ratio:.2f} times its policy time "
             f"(target: at least {CLUSTERKV_TO_PROTOKV:.1f}): {_met(ratio >= CLUSTERKV_TO_PROTOKV)}"
         )
 

@@ -105,7 +105,7 @@ class Choice:
         return self._stops.push(rest) + self._stops.flush()
 
     def _complete(self, complete: pb.Complete) -> str:
-        """The finish reason. Raises WorkerUnavailable for an abort, which nobody here asked for."""
+        """The finish reason. Raises WorkerUnavailable for an abort that was not requested here."""
         if complete.finish_reason not in FINISH_REASONS:
             raise WorkerUnavailable("The model worker ended the request.")
         self.usage = complete.usage

@@ -200,7 +200,7 @@ class IndexBuilder:
         trainings: list[Future[TrainOutcome]] = []
         try:
             with state.lock:
-                # Checked first: whoever ends the sequence from here on cancels the training too.
+                # Checked first: ending the sequence from here on cancels the training too.
                 self._check_alive(sequence)
                 trainings += [self._trainers.submit(each) for each in tasks]
                 sequence.trainings.update(trainings)
@@ -210,7 +210,7 @@ class IndexBuilder:
                 self._check_alive(sequence)
             raise TrainingFailed("the store is shutting down") from exc
         finally:
-            # Nobody else may have the slabs while a head is still at work on them.
+            # The slabs must not be reused while a head is still being trained.
             wait([training for training in trainings if not training.cancel()])
             with state.lock:
                 sequence.trainings.difference_update(trainings)

@@ -21,7 +21,7 @@ def check_hashes(hashes: Sequence[bytes]) -> None:
 
 
 class PrefixDirectory:
-    """Holds one reference to every slab it lists; entries that nobody else holds are evicted, oldest first.
+    """Holds one reference to every slab it lists; entries without another holder are evicted, oldest first.
 
     A hash covers everything before it, so an entry is of use only behind its predecessors. Each use renews the
     chain from its end to its start: a predecessor is never older than what follows it.
@@ -56,7 +56,7 @@ class PrefixDirectory:
         return found
 
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32] | None = None) -> int:
-        """Slabs that nobody else holds. waived: int32 [num_slabs], references of each slab that do not count."""
+        """Slabs without another holder. waived: int32 [num_slabs], references of each slab that do not count."""
         entries = self._entries.values()
         if waived is None:
             return sum(slabs.size for slabs in entries if self._is_unleased(slabs))
@@ -64,7 +64,7 @@ class PrefixDirectory:
         return sum(slabs.size for slabs in entries if (references(slabs) - waived[slabs]).max() == 1)
 
     def evict_one(self) -> bool:
-        """Drop the least recently used entry that nobody leases; False when there is none."""
+        """Drop the least recently used entry without a lease; False when there is none."""
         for value, slabs in self._entries.items():
             if self._is_unleased(slabs):
                 del self._entries[value]

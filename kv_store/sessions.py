@@ -13,7 +13,7 @@ MAX_SESSIONS = 4096
 
 
 class SessionDirectory:
-    """Holds one reference to each slab of each session until it is pinned anew, or the room is needed.
+    """Holds one reference to each slab of each session until it is pinned again, or the room is needed.
 
     counts: int32 [num_slabs], how many sessions hold each slab.
     """

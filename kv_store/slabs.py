@@ -1,4 +1,4 @@
-"""Who holds which slab: reference counts, sealed marks and runs of free slabs."""
+"""Slabs: reference counts, sealed marks and runs of free slabs."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ START_S = 300.0
 
 @dataclass
 class Report:
-    """What was seen so far, for whoever reads it later."""
+    """The results so far, to be read later."""
 
     steps: dict[str, float] = field(default_factory=dict)
     images: list[dict[str, Any]] = field(default_factory=list)

@@ -14,7 +14,7 @@ class _Kept:
 
 
 class Arena:
-    """Counts tokens. A prefix is stored once, however many use it; what nobody uses goes, the oldest first.
+    """Counts tokens. A prefix is stored once, however many use it; unused ones are evicted, the oldest first.
 
     dropped: told the number of each prefix that had to go.
     """
@@ -42,7 +42,7 @@ class Arena:
         return prefix in self._kept
 
     def keep(self, prefix: int, num_tokens: int) -> bool:
-        """Store a prefix that nobody uses yet, if there is room without dropping another."""
+        """Store an unused prefix, if there is room without dropping another."""
         if prefix in self._kept or self.used + num_tokens > self.capacity:
             return False
         self._kept[prefix] = _Kept(num_tokens, 0)

@@ -1,4 +1,4 @@
-"""What a run says: throughput, times, what was used and what was waited for."""
+"""The figures of a run: throughput, times, use of resources, and what requests waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.cluster_model.traffic import Request
 from benchmarks.load.levels import Percentiles
 
 NONE = "nothing"
-# of all requests' time: below it nobody really waited
+# of all requests' time: below it requests hardly waited
 LEAST_WAIT_S = 1e-3
 
 
@@ -20,9 +20,9 @@ LEAST_WAIT_S = 1e-3
 class Utilisation:
     """Shares of what there is, mean over time and replicas.
 
-    gateway: of its cores. prefill, decode: of the time, a prompt was under way, somebody decoded (both may be: steps
-    and quanta take turns). seats, gpu_memory, host_memory: held by live requests; host_used: with kept prefixes.
-    network: of the nodes' links, each way.
+    gateway: of its cores. prefill, decode: share of the time in which a prompt was under way, or requests decoded
+    (both may be: steps and quanta take turns). seats, gpu_memory, host_memory: held by live requests; host_used: with
+    kept prefixes. network: of the nodes' links, each way.
     """
 
     gateway: float

@@ -1,4 +1,4 @@
-"""What the model takes from measurements of one GPU and one gateway process, all of them committed."""
+"""The model's inputs that were measured on one GPU and one gateway process, all of them committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model takes for granted. What it takes from measurements is in `measured.py`."""
+"""The model's assumptions. Its measured inputs are in `measured.py`."""
 
 from __future__ import annotations
 

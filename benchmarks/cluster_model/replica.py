@@ -1,4 +1,4 @@
-"""One GPU with its worker and store, as a flow: between two changes everybody advances at a constant rate."""
+"""One GPU with its worker and store, as a flow: between two changes every request advances at a constant rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PREFILL, SEATS, GPU_MEMORY, HOST_MEMORY = "prefill", "seats", "GPU memory", "hos
 
 @dataclass(slots=True)
 class Totals:
-    """Integrals over time since they were last taken. waiting_s: of all who waited here, by what they waited for."""
+    """Integrals over time since they were last taken. waiting_s: of all requests that waited here, by what they
+    waited for."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -69,7 +70,7 @@ class Replica:
         return len(self._waiting) + len(self._decoding) + (self._prefilling is not None)
 
     def advance(self, now: float) -> None:
-        """Let time pass; nobody may become due before `now`."""
+        """Let time pass; no request may become due before `now`."""
         passed = now - self._now
         self._now = now
         if passed <= 0:
@@ -91,7 +92,7 @@ class Replica:
             )
 
     def restart(self, now: float) -> Totals:
-        """Let time pass, return what was counted, and count anew."""
+        """Let time pass, return what was counted, and reset the counters."""
         self.advance(now)
         counted, self._totals = self._totals, Totals()
         return counted
@@ -103,14 +104,14 @@ class Replica:
         self._settle()
 
     def next_change(self) -> float:
-        """When somebody is due."""
+        """When the next request is due."""
         first = self._now + self._left_s / self._prefill_rate if self._prefilling is not None else INFINITE
         if self._decoding:
             first = min(first, self._now + (self._decoding[0][0] - self._made) / self._decode_rate)
         return first
 
     def change(self) -> tuple[list[Request], Request | None]:
-        """Who is finished by now, and who got a first token; after `advance` to when somebody is due."""
+        """The requests that finished by now, and those that got a first token; after `advance` to when one is due."""
         finished = []
         while self._decoding and self._decoding[0][0] - self._made <= CLOSE * max(1.0, self._made):
             finished.append(self._leave(heapq.heappop(self._decoding)[2]))
@@ -136,7 +137,7 @@ class Replica:
         return request
 
     def _settle(self) -> None:
-        """Admit who may be, and set the rates until the next change."""
+        """Admit the requests that fit, and set the rates until the next change."""
         if self._prefilling is None and self._waiting:
             self._cause = self._admit(self._waiting[0])
         elif self._waiting:

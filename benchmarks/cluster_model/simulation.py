@@ -33,7 +33,7 @@ class ClusterCase:
 
 @dataclass
 class Outcome:
-    """What a run came to. totals: of all replicas in the window, seconds `begin` to `end`; requests: all that came.
+    """The outcome of a run. totals: of all replicas in the window, seconds `begin` to `end`; requests: all that came.
 
     gateway_s: processor time in the window; work_s: of a request, the mean.
     """
@@ -117,7 +117,7 @@ class Cluster:
         return self._outcome(requests, work_s, counted or self._restart(end), begin, end)
 
     def _restart(self, now: float) -> list[Totals]:
-        """Begin to count anew; returns what was counted."""
+        """Reset the counters; returns what was counted."""
         return [replica.restart(now) for replica in self._replicas]
 
     def _push(self, when: float, what: str, subject: Request | int, version: int = 0) -> None:
@@ -188,7 +188,7 @@ class Cluster:
         finished, begun = replica.change()
         for request in finished:
             self._load(index, -request.num_tokens)
-        # whoever was let in and had its prefix dropped meanwhile has it again by now
+        # requests that were let in and lost their prefix meanwhile have it again by now
         if begun is not None and begun.prefix >= 0:
             self._holders.setdefault(begun.prefix, set()).add(index)
         self._reschedule(index)

@@ -59,7 +59,7 @@ class Study:
         return cluster.run(requests, begin, end, drains=case.load is not None)
 
     def _least_prefill_s(self, mix: Mix) -> float:
-        """Of a request on average, with every known prefix at hand and nobody decoding."""
+        """Of a request on average, with every known prefix at hand and no request decoding."""
         seconds = 0.0
         for kind, share in zip(mix.kinds, mix.shares, strict=True):
             known = self.parameters.prefix_tokens(kind)

@@ -196,7 +196,7 @@ def rows_of(outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]) -> list[Deco
     rows = []
     for outcome in outcomes:
         case = outcome.case
-        # where the file lay is nobody's business
+        # the file's folder does not belong into a result
         named = replace(case, trace=case.trace and Path(case.trace).name)
         row = DecodeRow(outcome.rival, named, outcome.figures, outcome.error)
         if outcome.figures is not None:

@@ -1,1 +1,2 @@
-"""How often a hot cache hits: what a model selects on real text, recorded, and caches of every size held against it."""
+"""Hit rates of hot caches: a model's selections on real text are recorded, and caches of every size simulated on
+them."""

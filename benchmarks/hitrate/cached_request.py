@@ -1,4 +1,4 @@
-"""What the hot cache knows of a request beside what it selects: sizes, and where its window begins at each step."""
+"""A request as the hot cache sees it, besides its selections: sizes, and where its window begins at each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation of one of the papers' own caches finds."""
+"""The hits of a simulated cache of a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hit rate benchmark measures."""
+"""The records of the hit rate benchmark."""
 
 from __future__ import annotations
 

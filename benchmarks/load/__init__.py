@@ -1,1 +1,1 @@
-"""Load on a running server over OpenAI's HTTP API, and what came of it."""
+"""Load on a running server over OpenAI's HTTP API."""

@@ -1,4 +1,4 @@
-"""What is asked of a server, and what its answers took."""
+"""Levels of load on a server, and what its answers took."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class PageError(ValueError):
 
 
 def fill(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
-    """`text` with every generated part written anew.
+    """`text` with every generated part replaced.
 
     Raises PageError for a name that `tables` does not have, and for a marker that is not closed.
     """

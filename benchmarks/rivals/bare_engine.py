@@ -57,7 +57,7 @@ def running_engine(
     trains_indexes: bool,
     num_trainers: int = 1,
 ) -> Iterator[Engine]:
-    """An engine for this house, and a store that has room for what every sequence puts there and for its indexes.
+    """An engine for this house, and a store with room for the rows and indexes of every sequence.
 
     policies: by name, the house's among them. limit: bytes of device memory. Raises NotMeasurable.
     """
@@ -73,7 +73,7 @@ def running_engine(
         trains_indexes=trains_indexes,
     )
     token_bytes = config.num_layers * config.num_kv_heads * 2 * config.head_dim * dtype.itemsize
-    # Only who recalls has rows in the store.
+    # Only sequences that recall have rows in the store.
     stored = batch * house.capacity * token_bytes if house.policy.family is Family.RECALL else 0
     slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * config.num_layers * batch
     with running_store(slabs * (2 << 20), num_trainers) as target:

@@ -1,4 +1,4 @@
-"""What a rival is."""
+"""The interface of a rival."""
 
 from __future__ import annotations
 

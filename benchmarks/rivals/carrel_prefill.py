@@ -1,4 +1,4 @@
-"""Carrel's prefill: real prompts of random tokens, and how much of their time is their policy's own work."""
+"""Carrel's prefill: real prompts of random tokens, and the policy time within them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prefill_training_on_gpu(shape: ModelShape, device: torch.device) -> PrefillR
 
 @dataclass
 class _Times:
-    """Milliseconds of each prompt: to its first and to its second token, and its policy's own work until the first;
+    """Milliseconds of each prompt: to its first and to its second token, and its policy time until the first;
     and the indexes of the last."""
 
     first: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Watch:
-    """What goes on within a prompt."""
+    """Observers of a prompt."""
 
     clock: WorkClock
     timeline: Timeline

@@ -1,4 +1,4 @@
-"""What a rival of the decode and prefill benchmarks is."""
+"""The interface of rivals in the decode and prefill benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retain policies for caches that are filled at random: a prompt is compressed once, all others of its length alike."""
+"""Retain policies for caches filled at random: one prompt is compressed, all others of its length copy its choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's own share of a prompt: what it does with each prefilled layer, timed where it is called."""
+"""Policy time: what a policy does with each prefilled layer, timed where it is called."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WorkClock:
 
 
 def timed(policy: Policy, clock: WorkClock, trains_indexes: bool) -> Policy:
-    """The policy, whose work on a prefilled layer goes by the clock. trains_indexes: on the model's device."""
+    """The policy, with its work on a prefilled layer timed. trains_indexes: on the model's device."""
     if policy.family is Family.RETAIN:
         return TimedRetain(cast(RetainPolicy, policy), clock)
     if policy.family is Family.RECALL:

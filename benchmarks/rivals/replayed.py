@@ -1,4 +1,4 @@
-"""PQCache that scores as ever and then attends what a trace says: the cost of selecting, with a known overlap."""
+"""PQCache that scores and selects, and then attends what a trace says: the full cost, with a known overlap."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Conversation:
         self._turns.clear()
 
     def open(self, document: str) -> None:
-        """Begin anew, about another document."""
+        """Start over, about another document."""
         self._document = document
         self.reset()
 

@@ -65,7 +65,7 @@ class Repl:
         command, _, argument = line.partition(" ")
         if command == "/reset":
             self._conversation.reset()
-            self._note("begun anew")
+            self._note("the turns are forgotten")
         elif command == "/file" and argument:
             self.open(Path(argument.strip()))
         elif command.startswith("/"):

@@ -14,7 +14,7 @@ from gateway.errors import ServiceError
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 INTERVAL_S = 2.0
-# while nobody serves, and clients wait for the first who does
+# while no replica serves, and clients wait for the first one
 EMPTY_INTERVAL_S = 0.25
 
 log = logging.getLogger(__name__)

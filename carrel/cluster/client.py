@@ -103,7 +103,7 @@ class ClusterWorkerClient:
                 frame = await _next(frames, self._silence_s)
                 for event in map(pb.GenerateResponse.FromString, frame.events):
                     if event.HasField("complete"):
-                        # told at the end of the stream: who hears it stops reading
+                        # sent at the end of the stream: a reader stops at it
                         complete = event
                     else:
                         yield event

@@ -55,7 +55,7 @@ class ServeFleet:
             with _translated():
                 async for frame in response:
                     if frame.is_last:
-                        # held until the call has ended, which is then not cancelled by who stops reading here
+                        # held until the call has ended, so that a reader that stops does not cancel it
                         last = frame
                     else:
                         yield frame

@@ -33,7 +33,7 @@ class ReplicaServices:
     """Serving when constructed, until `close`; nothing is left when the constructor raises ReplicaStartError.
 
     The store is an actor in the second bundle of the replica's placement group, so on this node, and ends with the
-    replica, which owns it. Ray restarts it; the worker then attaches to it anew. `on_worker_death` is called with the
+    replica, which owns it. Ray restarts it; the worker then attaches to it again. `on_worker_death` is called with the
     reason when the worker ends by itself.
     """
 

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     args = application_arguments(arguments)
     options, _ = read_arguments(args)
     if is_loopback(place.host) and not options.allow_open:
-        # who reaches the proxies is on that machine; a key in the head node's environment is asked for all the same
+        # clients of the proxies are on that machine; a key in the head node's environment is required all the same
         args["allow-open"] = "true"
     if arguments.print:
         print(yaml.safe_dump(manifest(place, args), sort_keys=False), end="")

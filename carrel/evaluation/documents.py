@@ -62,7 +62,7 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
-        # a batch of one: without offsets, which nobody reads, it takes half the time
+        # a batch of one: without offsets, which are not needed, it takes half the time
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:

@@ -91,7 +91,7 @@ class Runner:
                     self._run_stage(stage, order, pool)
                 self._progress.round(number, len(order.rounds))
         finally:
-            # not waited for: whoever owns the worker's connection ends the calls that still run
+            # not waited for: the owner of the worker's connection ends the calls that still run
             self._stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             self._save()

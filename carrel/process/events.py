@@ -38,5 +38,5 @@ class ProcessEvents:
         try:
             print(line, file=self._out, flush=True)
         except BrokenPipeError:
-            # The reader is gone, and this process ends with its parent; say it where somebody may still read.
-            print(f"{self._process}: nobody reads its events", file=sys.stderr)
+            # The reader is gone, and this process ends with its parent; say so where it may still be read.
+            print(f"{self._process}: its events are not read", file=sys.stderr)

@@ -53,7 +53,7 @@ class Supervisor:
         self._specs: Sequence[ChildSpec] = ()
         # in the order of the specs; those being started again too
         self._children: list[Child] = []
-        # when to start who died
+        # when to restart a process that died
         self._due: dict[str, float] = {}
         self._restarting: set[str] = set()
         self._not_ours: set[int] = set()

@@ -20,7 +20,7 @@ from gateway.rest.openapi import add_schemas
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.service import ChatService
 
-# nginx's label for a client that is gone; nobody reads it but a log
+# nginx's status for a client that is gone; only logs show it
 CLIENT_CLOSED_REQUEST = 499
 
 

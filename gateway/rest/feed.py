@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer."""
+    """The client closed the connection; an answer would not be read."""
 
 
 class Feed(Generic[T]):

@@ -29,7 +29,7 @@ class ChunkFormat(Protocol):
 
 
 class EventStream(Response):
-    """Sends a feed and closes it: at its end, when the client goes, and after `timeout_s` if nobody reads it."""
+    """Sends a feed and closes it: at its end, when the client goes, and after `timeout_s` if it is not read."""
 
     media_type = "text/event-stream"
 

@@ -31,7 +31,7 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
         has_begun = False
         try:
             metadata: dict[str, str] = dict(context.invocation_metadata() or ())
-            # Who may not call does not come this far.
+            # Calls without a valid key do not come this far.
             caller = self._keys.caller(metadata.get("authorization")) or b""
             generation = self._service.chat(read_chat(request, caller))
             events = ChatEvents(generation.request_id)

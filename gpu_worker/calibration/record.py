@@ -22,7 +22,7 @@ from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 FORMAT = "carrel calibration 1"
-REMEDY = "make it anew with `carrel calibrate`"
+REMEDY = "make it again with `carrel calibrate`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Admission:
     def _open(self, sequence: Sequence) -> int:
         """Start the sequence in the store; returns how many of its tokens the store has already."""
         room = sequence.num_prefill + 1
-        # Rows of a prompt that is attended in part depend on the policy and the budget: nobody shares them.
+        # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
         if self._prefixes is None or sequence.prompt_attention() is not None:
             return self._offloader.open(sequence, room)
         hashes, num_reusable = self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)

@@ -172,7 +172,7 @@ def _each(
             operation(sequence)
             kept.append(sequence)
         except WorkerError as error:
-            # Tracebacks would keep tensors from those who go on.
+            # Tracebacks would keep tensors alive that the other sequences need.
             error.__cause__ = error.__context__ = None
             failed.append((sequence, error.with_traceback(None)))
     return kept

@@ -78,7 +78,7 @@ class Engine:
         self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes)
         self.prefill: Prefill | None = None
         self.indexing = Indexing(caches.recall)
-        # Since somebody was last given what others left.
+        # Since freed slots were last given to running sequences.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
 
@@ -193,7 +193,8 @@ class Engine:
         try:
             result = self.decode.run(sequences)
         except StoreUnavailable as error:
-            # Rows could not be recalled: whoever recalls, or has given its new token a slot, cannot repeat the step.
+            # Rows could not be recalled. Sequences that recall, or whose new token has a slot already, cannot repeat
+            # the step.
             for sequence in sequences:
                 if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_worker.state.batch import Batch, BatchShape
 
-# A captured 32-layer step is some hundred launches; shapes that no batch had for long are captured anew.
+# A captured 32-layer step is some hundred launches; shapes that no batch had for long are captured again.
 MAX_GRAPHS = 32
 
 
@@ -51,7 +51,7 @@ class StepGraphs:
         """
         if len(state) != len(self._state) or any(a is not b for a, b in zip(state, self._state, strict=True)):
             self.captured.clear()
-            # What is made or compiled when first needed may have to be anew.
+            # Buffers and kernels that are made when first needed may have to be made again.
             self._seen.clear()
             # PyTorch ends a pool with the last graph that uses it.
             self._memory_pool = None

@@ -71,7 +71,7 @@ class Prefill:
         self._begin = self._first
         self._begun = Mark(device)
         self._computed: deque[_Computed] = deque()
-        # Indexes that the store trains while later layers compute, until somebody takes them.
+        # Indexes that the store trains while later layers compute, until they are taken.
         self.trained: deque[TrainedLayer] = deque()
 
     def _query_buffer(self) -> Tensor:

@@ -54,7 +54,7 @@ class Lifecycle:
             status = asyncio.create_task(self._report_status())
             await self._ended.wait()
             status.cancel()
-            # refuse first, so that who sees NOT_SERVING is refused
+            # refuse first, so that a client that sees NOT_SERVING is refused
             self._engine.drain(0)
             await self._server.stop_serving()
             if not self._engine.is_dead:

@@ -81,7 +81,7 @@ class WorkerServer:
 
 
 def prepare_address(listen: str) -> None:
-    """Make a Unix socket's folder, mode 0700, and see that nobody answers at the address.
+    """Make a Unix socket's folder, mode 0700, and check that no process answers at the address.
 
     gRPC would take over a Unix socket that another process still serves. Raises ConfigError.
     """

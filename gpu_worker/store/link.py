@@ -46,7 +46,7 @@ class Extent:
 class StoreLink:
     """Calls the store; `extents` is emptied when the rows it describes are lost.
 
-    is_attached: whether the next sequence can be opened without attaching anew.
+    is_attached: whether the next sequence can be opened without attaching again.
     """
 
     def __init__(self, client: StoreClient, arena: DeviceArena, extents: dict[str, Extent]) -> None:
@@ -62,7 +62,7 @@ class StoreLink:
         return self.is_attached and self._client.is_answering
 
     def open(self, sequence_id: str) -> None:
-        """Open a sequence; after a failure or a restart of the store, attach anew. Raises StoreError."""
+        """Open a sequence; after a failure or a restart of the store, attach again. Raises StoreError."""
         if self.is_attached:
             try:
                 self._client.open_sequence(sequence_id)

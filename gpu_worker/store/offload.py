@@ -92,7 +92,7 @@ class Offloader:
 
         hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
         `num_reusable` it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a
-        failure or a restart of the store this attaches anew: then what earlier sequences held is lost (`holds`).
+        failure or a restart of the store this attaches again: then what earlier sequences held is lost (`holds`).
         """
         self._call(lambda: self._link.open(sequence.sequence_id))
         extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)

@@ -21,7 +21,7 @@ _MAP_TIMEOUT_SECONDS = 10.0
 
 
 class TrainerActor:
-    """One trainer process. Ray restarts it; a restart maps the arena anew."""
+    """One trainer process. Ray restarts it; a restart maps the arena again."""
 
     def __init__(self, handle: ArenaHandle, arena_socket: str) -> None:
         faiss.omp_set_num_threads(1)

@@ -109,6 +109,6 @@ def test_a_policy_s_own_work_is_held_against_the_targets() -> None:
     assert chelsea.endswith("(target: at most 8 %): MISSED")
     assert "clusterkv k=6553: 7.3 %" in clusterkv
     assert clusterkv.endswith("met")
-    assert "1.25 times the own work of snapkv" in protokv[0]
-    assert "clusterkv takes 3.20 times its own work (target: at least 3.9): MISSED" in protokv[1]
+    assert "1.25 times the policy time of snapkv" in protokv[0]
+    assert "clusterkv takes 3.20 times its policy time (target: at least 3.9): MISSED" in protokv[1]
     assert len(protokv) == 2

@@ -103,7 +103,7 @@ class Deployment:
         return done.stdout
 
     def readiness(self) -> int:
-        """The status of /ready; 0 while nobody answers."""
+        """The status of /ready; 0 without an answer."""
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(
                 f"http://127.0.0.1:{self.port}/ready", timeout=READY_S, trust_env=False

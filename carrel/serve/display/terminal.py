@@ -59,7 +59,7 @@ class TerminalDisplay(Display):
         self.message(f"✓ {child}")
 
     def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
-        # the load of a dead process is nobody's
+        # a dead process has no load
         self._status.pop(child, None)
         self._end_bars(child)
         super().lost(child, text, lines)

@@ -109,7 +109,7 @@ def store_rows(
     word = tl.arange(0, WORDS)[None, :]
     inside = word < HALF_WORDS
     mask = exists[:, None] & inside
-    # Read whoever wants them: nothing waits for slots and offsets but the stores.
+    # Read in any case: only the stores wait for slots and offsets.
     key = tl.load(keys + (row * keys_row + head * keys_head)[:, None] + word, mask=mask)
     value = tl.load(values + (row * values_row + head * values_head)[:, None] + word, mask=mask)
     slot = tl.load(slots + row * slots_row + head * slots_head, mask=exists, other=-1).to(tl.int64)

@@ -38,7 +38,7 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     """Positions of the best `counts[b]` scores of every head, ascending; -1 pads at the end.
 
     A tie goes to the higher position; -0.0 and 0.0 tie. -inf and NaN are never taken. scores: float32 [B, H, N] on a
-    CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), from who knows it; to
+    CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), known to the caller; to
     read it here (None) synchronises with the host and cannot be captured. Above 8192, for which a program has no
     registers, `best_rows` selects. Returns int64 [B, H, width]. Raises ValueError for scores of another dtype.
     """

@@ -10,7 +10,7 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     """Positions of the best `counts[b]` scores of every head, ascending; -1 pads at the end.
 
     A tie goes to the higher position (the more recent token). -inf marks what is no candidate and is never taken.
-    scores: float32 [B, H, N]. counts: int64 [B]. width: max(counts), from who knows it; to read it here would
+    scores: float32 [B, H, N]. counts: int64 [B]. width: max(counts), known to the caller; to read it here would
     synchronise with the host. Returns int64 [B, H, width].
     """
     batch, num_heads, num_positions = scores.shape

@@ -49,4 +49,4 @@ def test_a_stream_may_be_given() -> None:
 
 def test_a_supervisor_that_is_gone_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ProcessEvents("kv_store", is_json=True, out=ClosedPipe()).status("running 1")
-    assert "kv_store: nobody reads" in capsys.readouterr().err
+    assert "kv_store: its events are not read" in capsys.readouterr().err
