@@ -18,7 +18,7 @@ class MethodsError(CarrelError):
 
 
 @dataclass(frozen=True)
-class Method:
+class PolicySummary:
     """One policy. parameters: such as "num_sink=4". ablation_of: the method that it is an ablation of, or empty."""
 
     name: str
@@ -29,7 +29,7 @@ class Method:
     ablation_of: str
 
 
-def read_methods() -> list[Method]:
+def read_methods() -> list[PolicySummary]:
     """By name, a method before its ablations. Raises MethodsError where `gpu_worker` cannot be started."""
     command = [sys.executable, "-P", "-m", "gpu_worker.policies"]
     environment = child_environment(os.environ)
@@ -38,10 +38,10 @@ def read_methods() -> list[Method]:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise MethodsError(f"the worker's policies cannot be read: {last}. Install carrel[gpu-worker].")
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    return [Method(**{**fields, "parameters": tuple(fields["parameters"])}) for fields in found]
+    return [PolicySummary(**{**fields, "parameters": tuple(fields["parameters"])}) for fields in found]
 
 
-def ablations_of(methods: Sequence[Method]) -> dict[str, list[str]]:
+def ablations_of(methods: Sequence[PolicySummary]) -> dict[str, list[str]]:
     """The names of each method's ablations, of those that have any."""
     found: dict[str, list[str]] = {}
     for method in methods:

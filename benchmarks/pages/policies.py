@@ -5,13 +5,13 @@ from __future__ import annotations
 from benchmarks import tables
 from benchmarks.tables import Column
 from gpu_worker.policies.registry import registry
-from gpu_worker.policies.table import Method, methods
+from gpu_worker.policies.table import PolicySummary, methods
 
 
 def by_themselves() -> str:
     """Every method by itself."""
     columns = (
-        Column[Method]("policy", lambda method: f"`{method.name}`", False),
+        Column[PolicySummary]("policy", lambda method: f"`{method.name}`", False),
         Column("family", lambda method: method.family, False),
         Column("what it keeps", lambda method: method.keeps, False),
         Column("paper", lambda method: method.paper or "-", False),

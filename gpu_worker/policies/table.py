@@ -13,7 +13,7 @@ SUMMARY = re.compile(r"(?P<keeps>.*?)(?: \((?P<paper>[^()]*)\))?\.")
 
 
 @dataclass(frozen=True)
-class Method:
+class PolicySummary:
     """One policy. keeps, paper: of its class's first sentence, "What it keeps (Paper, section)."; paper may be empty.
     parameters: its fields, such as "num_sink=4". ablation_of: the method that it is an ablation of, or empty."""
 
@@ -25,7 +25,7 @@ class Method:
     ablation_of: str
 
     @classmethod
-    def of(cls, policy: Policy, ablation_of: str = "") -> Method:
+    def of(cls, policy: Policy, ablation_of: str = "") -> PolicySummary:
         """Raises ValueError for a class without such a sentence."""
         summary = " ".join((type(policy).__doc__ or "").partition("\n\n")[0].split())
         if (found := SUMMARY.match(summary)) is None:
@@ -42,10 +42,10 @@ class Method:
         )
 
 
-def methods(policies: Mapping[str, Policy]) -> list[Method]:
+def methods(policies: Mapping[str, Policy]) -> list[PolicySummary]:
     """Of each policy by name, in this order, in which a method stands before its ablations."""
     methods_by_ablation = ablations()
-    return [Method.of(policy, methods_by_ablation.get(name, "")) for name, policy in policies.items()]
+    return [PolicySummary.of(policy, methods_by_ablation.get(name, "")) for name, policy in policies.items()]
 
 
 def _parameters(policy: Policy) -> Iterable[str]:
