@@ -1,4 +1,4 @@
-"""The last program of `kernel.py`: the threshold of a row, and writing what is taken."""
+"""The last program of `kernel.py`: the threshold of a head, and writing what is taken."""
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def finish(
     TILE: tl.constexpr,
     SLAB: tl.constexpr,
 ):
-    """A program: one chunk of a row. Of a row whose list is longer than a tile the first does all."""
+    """A program: one chunk of a head. Of a head whose list is longer than a tile the first does all."""
     row, bits, asked = row_of(bits, counts, num_heads, num_positions, width, batch_stride, head_stride)
     chunk = tl.program_id(1)
     taken += row * width
@@ -95,7 +95,7 @@ def finish(
 
 @triton.jit
 def _short_threshold(keys, floor, peak, size, asked):
-    """Threshold of the row among `size` keys that are above the floor, and how many of its equals are too low."""
+    """Threshold of the head among `size` keys that are above the floor, and how many of its equals are too low."""
     low = floor.to(tl.int64) + 1
     # The first guess is that of scores whose number halves with every step up.
     halvings = tl.log2(tl.maximum(size, 1).to(tl.float32) / tl.maximum(asked, 1).to(tl.float32))

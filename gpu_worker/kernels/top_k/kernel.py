@@ -1,17 +1,18 @@
 """Selection by score in Triton: three launches, of which two read the scores.
 
-A row is the N scores of one head. Its positions modulo TILE are its columns; TILE is at least twice `width`.
+A head here has the N scores of one KV head of a lane. Its positions modulo TILE are its columns; TILE is at least
+twice `width`.
 
 1. `column_maxima`: the best score of each column. The count-th best of them is a floor: that many scores reach it,
    and where scores do not follow columns, at most some 1.6 times as many do.
-2. `prune`: a program a chunk of a row lists the positions above the floor, in order, and counts those at it. All
-   lists of a row, chunk after chunk as these come, also make its short list, of one tile.
-3. `finish`: a program a chunk finds the threshold among the row's short list, each for itself, counts what is taken
+2. `prune`: a program a chunk of a head lists the positions above the floor, in order, and counts those at it. All
+   lists of a head, chunk after chunk as these come, also make its short list, of one tile.
+3. `finish`: a program a chunk finds the threshold among the head's short list, each for itself, counts what is taken
    of the chunks before it and writes what is taken of its own. If fewer than asked for lie above the floor, the floor
-   is the threshold. If more than a tile do, one program a row prunes their list and writes.
+   is the threshold. If more than a tile do, one program a head prunes their list and writes.
 
-A row that fits one tile needs a launch of its own only. Grids have about two programs an SM for one row as for
-hundreds: the fewer rows, the narrower the strips of columns and the more chunks. The order of chunks in a short list
+A head that fits one tile needs a launch of its own only. Grids have about two programs an SM for one head as for
+hundreds: the fewer heads, the narrower the strips of columns and the more chunks. The order of chunks in a short list
 is the only thing that may differ between two runs, and what is taken does not depend on it.
 Traffic: the scores twice (the second time mostly from L2), and 4 bytes of scratch a score, of which few are touched.
 """

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from gpu_worker.kernels.top_k.search import NEVER, load_keys, reached_by
 
-# What is noted of a row: its floor, its best key, how many positions are listed.
+# What is noted of a head: its floor, its best key, how many positions are listed.
 FLOOR = tl.constexpr(0)
 PEAK = tl.constexpr(1)
 SIZE = tl.constexpr(2)
@@ -17,7 +17,7 @@ NUM_NOTES = tl.constexpr(3)
 
 @triton.jit
 def row_of(bits, counts, num_heads, num_positions, width, batch_stride, head_stride):
-    """Number of the row, its scores, and how many of them are asked for."""
+    """Number of the head, its scores, and how many of them are asked for."""
     row = tl.program_id(0).to(tl.int64)
     batch = row // num_heads
     asked = tl.maximum(tl.load(counts + batch), 0)
@@ -27,9 +27,9 @@ def row_of(bits, counts, num_heads, num_positions, width, batch_stride, head_str
 
 @triton.jit
 def write_tile(taken, position, key, above, equal, threshold, skip):
-    """Write what is taken of candidates in order of position, at its rank in the row.
+    """Write what is taken of candidates in order of position, at its rank in the head.
 
-    above, equal: how many of either lie before them; returned are those before the next. skip: of the row's equals,
+    above, equal: how many of either lie before them; returned are those before the next. skip: of the head's equals,
     how many are too low to be taken.
     """
     is_above = key > threshold
@@ -58,7 +58,7 @@ def column_maxima(
     STRIP: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A program: the best keys of STRIP adjacent columns of one row, DEPTH positions of each at a time."""
+    """A program: the best keys of STRIP adjacent columns of one head, DEPTH positions of each at a time."""
     row = tl.program_id(0).to(tl.int64)
     bits += (row // num_heads) * batch_stride + (row % num_heads) * head_stride
     column = tl.program_id(1) * STRIP + tl.arange(0, STRIP)
@@ -96,8 +96,8 @@ def prune(
     SLAB: tl.constexpr,
     IS_ONE_TILE: tl.constexpr,
 ):
-    """A program: one chunk of one row. What it lists lies at the chunk's own place in `listed` [rows, N], and as far
-    as it fits in the row's short list [rows, TILE], where chunks lie in any order."""
+    """A program: one chunk of one head. What it lists lies at the chunk's own place in `listed` [rows, N], and as far
+    as it fits in the head's short list [rows, TILE], where chunks lie in any order."""
     row, bits, asked = row_of(bits, counts, num_heads, num_positions, width, batch_stride, head_stride)
     chunk = tl.program_id(1)
     lane = tl.arange(0, TILE)
@@ -106,7 +106,7 @@ def prune(
     if IS_ONE_TILE:
         # On its way while the floor is sought.
         key = load_keys(bits, first + lane, first + lane < last)
-    # All programs of a row find the same floor. One a little low costs less than finding the best.
+    # All programs of a head find the same floor. One a little low costs less than finding the best.
     best = tl.load(maxima + row * TILE + lane)
     floor, _ = reached_by(best, asked, asked // 8 + 16, TILE)
     listed += row * num_positions + first
@@ -158,7 +158,7 @@ def prune(
 def select_in_tile(
     bits, counts, taken, num_heads, num_positions, width, batch_stride, head_stride, TILE: tl.constexpr
 ):
-    """A program: one row of at most TILE scores."""
+    """A program: one head of at most TILE scores."""
     row, bits, asked = row_of(bits, counts, num_heads, num_positions, width, batch_stride, head_stride)
     taken += row * width
     lane = tl.arange(0, TILE)

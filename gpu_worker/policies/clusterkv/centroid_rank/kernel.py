@@ -1,10 +1,10 @@
 """Whole-cluster selection as Triton kernels: products, starts, places.
 
-A row is one KV head of one sequence. The place where a cluster starts is the sum of the sizes of all clusters that come
-before it, so counting comparisons takes the place of a sort: every program compares its clusters with all others of
-the row, tile by tile, and rows spread over all multiprocessors, which a sort in one program would not. Centroids of
-unused clusters are not read: an index holds room for the longest sequence. The last pass reads label and place of each
-token (8 bytes), looks the start up in a table that stays in the first-level cache, and writes 4 bytes.
+A head here is one KV head of one lane. The place where a cluster starts is the sum of the sizes of all clusters that
+come before it, so counting comparisons takes the place of a sort: every program compares its clusters with all others
+of the head, tile by tile, and heads spread over all multiprocessors, which a sort in one program would not. Centroids
+of unused clusters are not read: an index holds room for the longest sequence. The last pass reads label and place of
+each token (8 bytes), looks the start up in a table that stays in the first-level cache, and writes 4 bytes.
 """
 # mypy: allow-untyped-defs
 
@@ -63,7 +63,7 @@ def centroid_rank(
 
 @triton.jit
 def _of_row(index, seats, row, num_kv_heads, stride_seat, stride_head):
-    """Where a row's part of an index tensor begins."""
+    """Where a head's part of an index tensor begins."""
     return index + tl.load(seats + row // num_kv_heads) * stride_seat + row % num_kv_heads * stride_head
 
 
@@ -73,7 +73,7 @@ def _products(
     centroid_stride_seat, centroid_stride_head, size_stride_seat, size_stride_head,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUP_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Inner products of the group's summed query with BLOCK centroids of one row; -inf for unused clusters."""
+    """Inner products of the group's summed query with BLOCK centroids of one head; -inf for unused clusters."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     clusters = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     dims, heads = tl.arange(0, WIDTH), tl.arange(0, GROUP_WIDTH)
@@ -101,7 +101,7 @@ def _starts(
     products, sizes, seats, starts, num_kv_heads, num_clusters, blocks, size_stride_seat, size_stride_head,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Tokens in the clusters that come before each of BLOCK clusters of one row."""
+    """Tokens in the clusters that come before each of BLOCK clusters of one head."""
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     products += row * num_clusters
     sizes = _of_row(sizes, seats, row, num_kv_heads, size_stride_seat, size_stride_head)
@@ -138,7 +138,7 @@ def _places(
     label_stride_seat, label_stride_head, label_stride, within_stride_seat, within_stride_head, within_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Minus the place of BLOCK tokens of one row; -inf where no candidate is."""
+    """Minus the place of BLOCK tokens of one head; -inf where no candidate is."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     sequence = row // num_kv_heads
     positions = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)

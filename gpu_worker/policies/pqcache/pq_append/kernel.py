@@ -1,6 +1,6 @@
 """Coding what leaves the window as one Triton kernel.
 
-A program codes the token of one row in one KV head of one layer, part after part. What counts is reading each codebook
+A program codes the token of one lane in one KV head of one layer, part after part. What counts is reading each codebook
 once; the code and the count of its pair are written by the one program that has the seat.
 """
 # mypy: allow-untyped-defs
@@ -25,13 +25,13 @@ def pq_append(
     seats: Tensor,
     positions: Tensor,
 ) -> None:
-    """Write the codes of one token a row, and count its pair of codes, in every layer and KV head, in place.
+    """Write the codes of one token a lane, and count its pair of codes, in every layer and KV head, in place.
 
     A code is the nearest centroid's by L2; ties take the smallest.
     keys: [B, L, H_kv, d], views are read in place where the last stride is 1. codebooks: float32
     [seats, L, H_kv, m, ksub, d/m]. codes: uint8 [seats, L, H_kv, N, m], by position. pair_counts: int32
     [seats, L, H_kv, ksub * ksub], at c * ksub + e for the codes (c, e); None: not counted. seats: int64 [B], all
-    different. positions: int64 [B]; -1: the row has no token. All on one CUDA device; codebooks, codes and pair_counts
+    different. positions: int64 [B]; -1: the lane has no token. All on one CUDA device; codebooks, codes and pair_counts
     may be views of some layers. Raises ValueError if pairs are to be counted and m is not 2.
     """
     check_parts(codebooks, pair_counts)

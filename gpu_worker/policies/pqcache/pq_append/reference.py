@@ -16,12 +16,12 @@ def pq_append(
     seats: Tensor,
     positions: Tensor,
 ) -> None:
-    """Write the codes of one token a row, and count its pair of codes, in every layer and KV head, in place.
+    """Write the codes of one token a lane, and count its pair of codes, in every layer and KV head, in place.
 
     A code is the nearest centroid's by L2; ties take the smallest.
     keys: [B, L, H_kv, d]. codebooks: float32 [seats, L, H_kv, m, ksub, d/m]. codes: uint8 [seats, L, H_kv, N, m], by
     position. pair_counts: int32 [seats, L, H_kv, ksub * ksub], at c * ksub + e for the codes (c, e); None: not
-    counted. seats: int64 [B], all different. positions: int64 [B]; -1: the row has no token.
+    counted. seats: int64 [B], all different. positions: int64 [B]; -1: the lane has no token.
     Raises ValueError if pairs are to be counted and m is not 2.
     """
     check_parts(codebooks, pair_counts)

@@ -1,6 +1,6 @@
 """Code assignment as a Triton kernel.
 
-A program codes some tokens of one row (a KV head of a layer) in one part, and all centroids pass by in blocks. Keys of
+A program codes some tokens of one head (a KV head of a layer) in one part, and all centroids pass by in blocks. Keys of
 16 bits are multiplied on tensor cores as they are, and each centroid as the sum of three numbers of their type: as
 exact as float32 for bfloat16, and to 3e-8 of a coordinate for float16. Keys of float32 go without tensor cores.
 """
@@ -54,7 +54,7 @@ def _assign(
     keys, codebooks, codes, stride_row, stride_token, num_tokens, num_parts, ksub, dsub,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, IS_NARROW: tl.constexpr, WIDE_DOT: tl.constexpr,
 ):  # fmt: skip
-    """Codes of TOKENS keys of one row in one part; the codebook passes by in blocks of BLOCK centroids."""
+    """Codes of TOKENS keys of one head in one part; the codebook passes by in blocks of BLOCK centroids."""
     row, part = (tl.program_id(1) // num_parts).to(tl.int64), tl.program_id(1) % num_parts
     tokens, dims = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDTH)
     is_token, is_dim = tokens < num_tokens, dims < dsub

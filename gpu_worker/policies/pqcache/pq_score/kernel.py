@@ -1,10 +1,10 @@
 """PQ scoring as Triton kernels: tables, softmax totals per chunk, weights.
 
-A row is one KV head of one sequence, and its positions are cut into at most NUM_CHUNKS chunks; one program takes a
-chunk of a row in tiles [query heads of the group, positions], so that a code read once serves the whole group, and
+A head here is one KV head of one lane, and its positions are cut into at most NUM_CHUNKS chunks; one program takes a
+chunk of a head in tiles [query heads of the group, positions], so that a code read once serves the whole group, and
 the table of one head and part (256 bytes at 64 centroids) lies in two cache lines. The normaliser needs every chunk:
 the first pass leaves (largest score, sum of exponentials) of each, and every program of the second pass reduces the
-few of its row again, which is cheaper than one more launch. Codes are read twice, the scores written once.
+few of its head again, which is cheaper than one more launch. Codes are read twice, the scores written once.
 """
 # mypy: allow-untyped-defs
 
@@ -73,7 +73,7 @@ def _tables(
     query, codebooks, tables, seats, scale, num_kv_heads, group, num_parts, ksub, dsub, stride_seat, stride_head,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Scaled inner products, in base 2, of one part of one query head with BLOCK centroids of its row."""
+    """Scaled inner products, in base 2, of one part of one query head with BLOCK centroids of its head."""
     head, part = (tl.program_id(0) // num_parts).to(tl.int64), tl.program_id(0) % num_parts
     codes, dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     is_code, is_dim = codes < ksub, dims < dsub
@@ -112,7 +112,7 @@ def _lookup(
 
 @triton.jit
 def _chunk(codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, stride_seat, stride_head):
-    """This program's row and chunk, the row's codes, and its candidates as [first, last)."""
+    """This program's head and chunk, the head's codes, and its candidates as [first, last)."""
     row, index = (tl.program_id(0) // num_chunks).to(tl.int64), tl.program_id(0) % num_chunks
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     first = tl.load(begin + sequence).to(tl.int32)

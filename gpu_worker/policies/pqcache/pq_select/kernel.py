@@ -1,13 +1,13 @@
 """Selection by pairs of codes in Triton: two launches, of which one reads the codes, and no token gets a score.
 
-A row is one KV head of one sequence. Its positions are cut into tiles, and these into chunks of adjacent ones.
+A head here is one KV head of one lane. Its positions are cut into tiles, and these into chunks of adjacent ones.
 
 1. `mark_chunk`, a program a chunk: the weight of every pair of codes, and by bisection the weight of the count-th best
    candidate, for it is known how many candidates have each pair. A pair is eligible if its weight is no less, and tied
    if it is the same. A byte a pair says so, in shared memory (4 KiB for 64 centroids), while the codes of the chunk
    pass by, two bytes a token. That leaves two bits a token, and how many of each kind a tile has.
-   All chunks of a row weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
-2. `write_taken`, a program some tiles: knows from the row's tiles which ties are too low, and the rank of each token.
+   All chunks of a head weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
+2. `write_taken`, a program some tiles: knows from the head's tiles which ties are too low, and the rank of each token.
 
 Nothing is added atomically, so two runs agree. Traffic: the codes once, and an eighth of their bytes written and read.
 """
@@ -91,7 +91,7 @@ def _count_bits(num_positions: int, num_pairs: int) -> int:
 
 @cache
 def _num_chunks(rows: int, num_tiles: int, programs: int) -> int:
-    """Chunks of a row, so that all end soonest when so many programs run at once."""
+    """Chunks of a head, so that all end soonest when so many programs run at once."""
 
     def duration(num_chunks: int) -> int:
         return -(-rows * num_chunks // programs) * (-(-num_tiles // num_chunks) + SETUP_TILES)

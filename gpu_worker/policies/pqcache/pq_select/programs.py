@@ -12,7 +12,7 @@ LARGEST = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _row(begin, end, counts, num_kv_heads, num_positions, width):
-    """Number of the row, its sequence, its candidates as [first, last), and how many of them are asked for."""
+    """Number of the head, its sequence, its candidates as [first, last), and how many of them are asked for."""
     row = tl.program_id(0).to(tl.int64)
     sequence = row // num_kv_heads
     first = tl.maximum(tl.load(begin + sequence), 0).to(tl.int32)
@@ -77,7 +77,7 @@ def mark_chunk(
     book_stride_seat, book_stride_head, code_stride_seat, code_stride_head, count_stride_seat, count_stride_head,
     KSUB: tl.constexpr, WIDTH: tl.constexpr, COUNT_BITS: tl.constexpr, TILE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Marks of one chunk, which is the program's share of the row's tiles with a candidate, and each tile's tally.
+    """Marks of one chunk, which is the program's share of the head's tiles with a candidate, and each tile's tally.
 
     marks: int16 [rows, num_tiles, TILE / 8], of 8 positions: bit 2p says whether the p-th is eligible, bit 2p + 1
     whether it is tied. tallies [rows, num_tiles]: how many are eligible, and in the high half how many are tied.
@@ -148,7 +148,7 @@ def write_taken(
     begin, end, counts, marks, tallies, taken, num_kv_heads, num_positions, width, num_tiles,
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write what is taken of some tiles of one row at its rank in the row, and a share of the padding."""
+    """Write what is taken of some tiles of one head at its rank in the head, and a share of the padding."""
     row, _sequence, first, last, asked = _row(begin, end, counts, num_kv_heads, num_positions, width)
     program, programs = tl.program_id(1), tl.num_programs(1)
     taken += row * width
@@ -162,7 +162,7 @@ def write_taken(
         eligible, tied = tally & 0xFFFF, tally >> 16
         num_eligible = tl.sum(eligible, axis=0)
         num_taken = tl.minimum(asked, num_eligible)
-        # Of the row's ties, how many are too low to be taken.
+        # Of the head's ties, how many are too low to be taken.
         skip = num_eligible - num_taken
         for tile in range(first // TILE + program, tl.cdiv(last, TILE), programs):
             mark = tl.load(marks + tile * (TILE // 8) + byte).to(tl.int32)

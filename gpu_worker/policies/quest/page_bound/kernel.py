@@ -2,7 +2,7 @@
 
 max(q * least, q * largest) is q * largest for a positive q and q * least for a negative one, so the whole group needs
 two vectors, the sums of its positive and of its negative parts, and a page costs one dot of length 2d whatever the
-group. A program takes TILES tiles of pages of one row (a KV head of a sequence), the next ones loaded while one is
+group. A program takes TILES tiles of pages of one head (of a lane), the next ones loaded while one is
 summed; what counts is reading both extremes of every candidate page once.
 """
 # mypy: allow-untyped-defs
@@ -53,7 +53,7 @@ def _page_bound(
     min_stride_seat, min_stride_head, min_stride_page, max_stride_seat, max_stride_head, max_stride_page,
     WIDTH: tl.constexpr, GROUP_WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of BLOCK * TILES pages of one row; -inf where no candidate is."""
+    """Bounds of BLOCK * TILES pages of one head; -inf where no candidate is."""
     row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     first, last = tl.load(begin + sequence), tl.load(end + sequence)
