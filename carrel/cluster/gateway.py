@@ -7,9 +7,9 @@ import logging
 import os
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
 
 from carrel.cluster.census import Census
 from carrel.cluster.client import ClusterWorkerClient
@@ -48,7 +48,7 @@ class Gateway:
         if self._config.grpc_port:
             self._tasks.append(asyncio.create_task(self._serve_chat(self._config)))
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._config, self._service)
 
     async def __del__(self) -> None:

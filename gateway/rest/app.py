@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from carrel.process.version import version
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
-from gateway.rest.endpoints import create_router
+from gateway.rest.documentation import documentation
+from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
 from gateway.rest.middleware import AuthMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
-from gateway.rest.openapi import add_schemas
-from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.service import ChatService
 
 # nginx's status for a client that is gone; only logs show it
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
+def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     """The OpenAI-compatible API over one service."""
-    app = FastAPI(
-        title="Carrel",
-        version=version(),
-        docs_url="/docs" if config.has_docs else None,
-        redoc_url=None,
-        openapi_url="/openapi.json" if config.has_docs else None,
-        redirect_slashes=False,
+    endpoints = Endpoints(config, service)
+    operations = endpoints.operations()
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        expose_headers=["X-Request-Id"],
     )
-    app.include_router(create_router(config, service))
-    add_schemas(app, (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody))
-    app.add_exception_handler(ServiceError, on_service_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(ClientGone, _on_client_gone)
-    app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    # the last one added is the first one met
-    app.add_middleware(AuthMiddleware, keys=KeyRing(config.api_keys))
-    if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id"],
-        )
-    app.add_middleware(UnexpectedErrorMiddleware)
-    app.add_middleware(RequestIdMiddleware)
+    app = Starlette(
+        routes=[
+            # servers that redirect lead a client from here to the list
+            Route("/v1/models/", endpoints.models),
+            *(each.route for each in operations),
+            *(documentation(operations) if config.has_docs else ()),
+        ],
+        # the first is met first
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(UnexpectedErrorMiddleware),
+            *([cors] if config.allowed_origins else ()),
+            Middleware(AuthMiddleware, keys=KeyRing(config.api_keys)),
+        ],
+        exception_handlers={
+            ServiceError: on_service_error,
+            HTTPException: on_http_error,
+            ClientGone: _on_client_gone,
+            ClientDisconnect: _on_client_gone,
+        },
+    )
+    app.router.redirect_slashes = False
     return app
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,9 +18,9 @@ from gateway.rest.body import B, read_body
 from gateway.rest.chat_format import ChatChunks, chat_json
 from gateway.rest.completion_format import CompletionChunks, completion_json
 from gateway.rest.converters import read_chat, read_completion, read_messages
+from gateway.rest.documentation import Operation
 from gateway.rest.errors import error_response
 from gateway.rest.feed import Feed, while_connected
-from gateway.rest.openapi import json_body
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from gateway.rest.sse import ChunkFormat, EventStream
 from gateway.service import ChatService
@@ -36,6 +35,22 @@ class Endpoints:
     def __init__(self, config: GatewayConfig, service: ChatService) -> None:
         self._config = config
         self._service = service
+
+    def operations(self) -> tuple[Operation, ...]:
+        """All routes of the API."""
+        return (
+            Operation("GET", "/v1/models", self.models),
+            # a hub id holds a slash
+            Operation("GET", "/v1/models/{model_id:path}", self.model),
+            Operation("POST", "/v1/chat/completions", self.chat, ChatBody),
+            Operation("POST", "/v1/completions", self.completion, CompletionBody),
+            Operation("POST", "/tokenize", self.tokenize, TokenizeBody),
+            Operation("POST", "/detokenize", self.detokenize, DetokenizeBody),
+            Operation("GET", "/health", self.health),
+            Operation("GET", "/ready", self.ready),
+            Operation("GET", "/version", self.version),
+            Operation("GET", "/metrics", self.metrics),
+        )
 
     async def chat(self, request: Request) -> Response:
         """Continue a chat; with `stream` as server-sent events."""
@@ -62,12 +77,13 @@ class Endpoints:
             lambda answer: completion_json(generation, answer, body.logprobs is not None),
         )
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """The model that is served."""
         return JSONResponse({"object": "list", "data": [await self._model_card()]})
 
-    async def model(self, model_id: str) -> Response:
-        self._service.check_model(model_id)
+    async def model(self, request: Request) -> Response:
+        """One model, by its name."""
+        self._service.check_model(request.path_params["model_id"])
         return JSONResponse(await self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
@@ -89,22 +105,23 @@ class Endpoints:
         self._service.check_model(body.model)
         return JSONResponse({"prompt": await self._service.detokenize(tuple(body.tokens))})
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Liveness: 200 while the worker answers."""
         if await self._service.status.is_alive():
             return JSONResponse({"status": "ok"})
         return error_response(WorkerUnavailable())
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Readiness: 200 when a request would be served now."""
         if (reason := await self._service.status.why_not_ready()) is None:
             return JSONResponse({"status": "ready"})
         return error_response(WorkerUnavailable(reason))
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
+        """Carrel's version."""
         return JSONResponse({"version": version()})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus text: the gateway's metrics, and the worker's counters."""
         return Response(await self._service.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
@@ -143,29 +160,3 @@ class Endpoints:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         timeout_s = self._config.request_timeout_s + STREAM_GRACE_S
         return EventStream(feed, chunk_format(include_usage), self._config.heartbeat_s, timeout_s)
-
-
-def create_router(config: GatewayConfig, service: ChatService) -> APIRouter:
-    """All routes of the API."""
-    endpoints = Endpoints(config, service)
-    router = APIRouter(redirect_slashes=False)
-    router.add_api_route("/v1/models", endpoints.models, methods=["GET"])
-    # other servers redirect there
-    router.add_api_route("/v1/models/", endpoints.models, methods=["GET"], include_in_schema=False)
-    # a hub id holds a slash
-    router.add_api_route("/v1/models/{model_id:path}", endpoints.model, methods=["GET"])
-    for path, endpoint, kind in (
-        ("/v1/chat/completions", endpoints.chat, ChatBody),
-        ("/v1/completions", endpoints.completion, CompletionBody),
-        ("/tokenize", endpoints.tokenize, TokenizeBody),
-        ("/detokenize", endpoints.detokenize, DetokenizeBody),
-    ):
-        router.add_api_route(path, endpoint, methods=["POST"], openapi_extra=json_body(kind))
-    for path, reader in (
-        ("/health", endpoints.health),
-        ("/ready", endpoints.ready),
-        ("/version", endpoints.version),
-        ("/metrics", endpoints.metrics),
-    ):
-        router.add_api_route(path, reader, methods=["GET"])
-    return router

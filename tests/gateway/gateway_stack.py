@@ -11,7 +11,6 @@ from pathlib import Path
 
 import uvicorn
 from fake_worker import FakeWorker, Script, start_worker
-from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gateway.config import GatewayConfig
@@ -63,7 +62,6 @@ class Stack:
     """Addresses and seams of a running gateway; `script` steers its worker and may be replaced at any time."""
 
     config: GatewayConfig
-    app: FastAPI
     service: ChatService
     tokenizer: Tokenizer
     url: str
@@ -99,7 +97,7 @@ def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack
         rest = RESTServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
         serving = asyncio.create_task(rest.serve([listener]))
         stack = Stack(
-            config, app, service, raw, f"http://127.0.0.1:{listener.getsockname()[1]}",
+            config, service, raw, f"http://127.0.0.1:{listener.getsockname()[1]}",
             f"127.0.0.1:{chat.port}", asyncio.get_running_loop(), asyncio.Event(),
         )  # fmt: skip
         box.append(stack)

@@ -14,7 +14,7 @@ from carrel.commands import eval as eval_command
 from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
-from gateway.rest.endpoints import create_router
+from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import CarrelBody, GenerationBody
 from gpu_worker.policies.registry import registry
@@ -51,8 +51,7 @@ def test_the_cli_page_names_every_command() -> None:
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
     routes = [
-        getattr(route, "path", "")
-        for route in create_router(GatewayConfig(model="m", worker="w"), Mock()).routes
+        operation.path for operation in Endpoints(GatewayConfig(model="m", worker="w"), Mock()).operations()
     ]
     fields = [*CARREL_FIELDS, *TIMING_FIELDS, *CarrelBody.model_fields, *GenerationBody.model_fields]
     rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]
