@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from fake_worker import Script
 from gateway_stack import Stack, running_stack, write_tokenizer
+from waiting import PATIENCE
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +42,12 @@ def locked_stack(shared_locked_stack: Stack) -> Stack:
 
 
 @pytest.fixture
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.fixture
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client

@@ -24,7 +24,8 @@ class Script:
     fail_with: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.INTERNAL, "x", ())
     hang_at: int | None = None
     silent_s: float = 0.0
-    token_s: float = 0.0
+    # no token comes while it is set
+    is_held: bool = False
     store_reachable: bool = True
     version: str = field(default_factory=lambda: own_edition().version)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -56,8 +57,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     )
                 if at == script.hang_at:
                     await aborted.wait()
-                if script.token_s:
-                    await asyncio.sleep(script.token_s)
+                while script.is_held:
+                    await asyncio.sleep(0.01)
                 if token is None or aborted.is_set():
                     break
                 count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from fake_worker import FakeWorker, Script, start_worker
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from waiting import PATIENCE
 
 from gateway.config import GatewayConfig
 from gateway.rest.app import create_app
@@ -43,18 +45,11 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 5], trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    chat = "" if template is None else f', "chat_template": {_json(template)}'
-    (folder / "tokenizer_config.json").write_text(
-        f'{{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|end|>"{chat}}}'
-    )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|end|>"}
+    chat = {} if template is None else {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | chat))
     (folder / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7}')
     return folder
-
-
-def _json(text: str) -> str:
-    import json
-
-    return json.dumps(text)
 
 
 @dataclass
@@ -112,10 +107,10 @@ def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(PATIENCE)
     try:
         yield box[0]
     finally:
         box[0].loop.call_soon_threadsafe(box[0].ended.set)
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

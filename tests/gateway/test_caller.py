@@ -6,6 +6,7 @@ import grpc
 import httpx
 import pytest
 from gateway_stack import Stack
+from waiting import PATIENCE
 
 from gateway.auth import KeyRing
 from gateway.v1 import chat_pb2 as pb
@@ -37,22 +38,23 @@ def test_where_everyone_may_pass_all_are_one() -> None:
 
 def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack) -> None:
     script = locked_stack.say("the fox")
-    with httpx.Client(base_url=locked_stack.url, headers={"Authorization": KEY}, timeout=20) as http:
+    with httpx.Client(base_url=locked_stack.url, headers={"Authorization": KEY}, timeout=PATIENCE) as http:
         messages = [{"role": "user", "content": "hello"}]
         assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
         assert http.post("/v1/completions", json={"prompt": ["one", "two"]}).status_code == 200
     with grpc.insecure_channel(locked_stack.grpc_target) as channel:
         request = pb.ChatRequest(messages=[pb.Message(role="user", content="hello")], session_id="a chat")
         assert list(
-            chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=20, metadata=(("authorization", KEY),))
+            chat_pb2_grpc.ChatStub(channel).Complete(
+                request, timeout=PATIENCE, metadata=(("authorization", KEY),)
+            )
         )
     assert len(script.requests) == 4
     assert [one.session_id for one in script.requests] == ["", "", "", "a chat"]
     assert {one.prefix_salt for one in script.requests} == {KeyRing(["right-key"]).caller(KEY)}
 
 
-def test_an_open_gateway_names_nobody(stack: Stack) -> None:
+def test_an_open_gateway_names_nobody(http: httpx.Client, stack: Stack) -> None:
     script = stack.say("the fox")
-    with httpx.Client(base_url=stack.url, timeout=20) as http:
-        assert http.post("/v1/completions", json={"prompt": "one"}).status_code == 200
+    assert http.post("/v1/completions", json={"prompt": "one"}).status_code == 200
     assert [one.prefix_salt for one in script.requests] == [b""]

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from fake_worker import FakeWorker, Script, start_worker
 from gateway_stack import write_tokenizer
-from waiting import PATIENCE
+from ports import free_port
+from waiting import PATIENCE, wait_until
 
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
-PYTHON = [sys.executable, "-m", "gateway"]
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[tuple[str, Script]]:
     """A fake worker in a thread: a process of its own for the gateway."""
-    address, script = f"unix:{tmp_path}/worker.sock", Script(reply=[70, 71, 72], token_s=0.3)
+    address, script = f"unix:{tmp_path}/worker.sock", Script(reply=[70, 71, 72])
     started = threading.Event()
     loop = asyncio.new_event_loop()
     ended = asyncio.Event()
@@ -50,40 +43,35 @@ def worker(tmp_path: Path) -> Iterator[tuple[str, Script]]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     yield address, script
     loop.call_soon_threadsafe(ended.set)
-    thread.join(10)
+    thread.join(PATIENCE)
     loop.close()
+
+
+def command(model_dir: Path, worker: str, *arguments: str) -> list[str]:
+    line = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "--model",
+        str(model_dir),
+        "--worker",
+        worker,
+        "--grpc-port",
+        "0",
+    ]
+    return [*line, *arguments]
+
+
+def start(line: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert json.loads(process.stdout.readline()) == {"event": "ready"}
-
-
-def start(model_dir: Path, worker: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    port = free_port()
-    command = [
-        *PYTHON,
-        "--model",
-        str(model_dir),
-        "--worker",
-        worker,
-        "--port",
-        str(port),
-        "--grpc-port",
-        "0",
-    ]
-    process = subprocess.Popen(
-        [*command, "--json-events", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_ready(process)
-    return process, f"http://127.0.0.1:{port}"
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -95,23 +83,17 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def test_sigterm_drains(model_dir: Path, worker: tuple[str, Script]) -> None:
-    process, url = start(model_dir, worker[0], "--shutdown-timeout", "10", "--served-model-name", "tiny")
+@contextmanager
+def running(
+    model_dir: Path, worker: str, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A ready gateway, which must then be told to end, and a client of it."""
+    port = str(free_port())
+    process = start(command(model_dir, worker, "--port", port, "--json-events", *arguments))
     try:
-        with httpx.stream(
-            "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=20
-        ) as running:
-            lines = running.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 5
-            while (refused := httpx.get(f"{url}/ready", timeout=5)).status_code != 503:
-                assert time.monotonic() < deadline
-            refused = httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=5)
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
-            assert refused.json()["error"]["code"] == "shutting_down"
-            assert [line for line in lines if line][-1] == "data: [DONE]"
+        wait_ready(process)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            yield process, client
     finally:
         status, errors = finish(process)
     assert status == 0, errors
@@ -119,52 +101,56 @@ def test_sigterm_drains(model_dir: Path, worker: tuple[str, Script]) -> None:
     assert "hello" not in errors
 
 
+def test_sigterm_drains(model_dir: Path, worker: tuple[str, Script]) -> None:
+    worker[1].is_held = True
+    with (
+        running(model_dir, worker[0], "--shutdown-timeout", str(PATIENCE)) as (process, client),
+        client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as stream,
+        httpx.Client(base_url=client.base_url, timeout=PATIENCE) as other,
+    ):
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: other.get("/ready").status_code == 503)
+        refused = other.post("/v1/chat/completions", json=BODY)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "shutting_down"
+        worker[1].is_held = False
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+
+
 def test_sigterm_without_patience_cuts_off(model_dir: Path, worker: tuple[str, Script]) -> None:
-    worker[1].hang_at = 1
-    process, url = start(model_dir, worker[0], "--shutdown-timeout", "0")
-    try:
-        with httpx.stream(
-            "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=20
-        ) as running:
-            lines = running.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
-    finally:
-        status, errors = finish(process)
-    assert status == 0, errors
+    worker[1].is_held = True
+    with (
+        running(model_dir, worker[0], "--shutdown-timeout", "0") as (process, client),
+        client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as stream,
+    ):
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.RemoteProtocolError):
+            stream.read()
 
 
 def test_busy_port_and_bad_models_end_with_one_line(tmp_path: Path, model_dir: Path) -> None:
     broken = write_tokenizer(tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{}")
+    hot = write_tokenizer(tmp_path / "hot")
+    (hot / "generation_config.json").write_text('{"temperature": 5}')
     (tmp_path / "empty").mkdir()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         cases = [
-            (["--model", str(model_dir), "--port", str(taken.getsockname()[1])], "--port"),
-            (["--model", str(tmp_path / "empty"), "--port", "0"], "no tokenizer.json"),
-            (["--model", str(tmp_path / "missing"), "--port", "0"], "no such directory"),
-            (["--model", str(broken), "--port", "0"], "cannot be loaded"),
-            (["--model", str(model_dir), "--port", "0", "--host", "0.0.0.0"], "--allow-open"),
+            (model_dir, ["--port", str(taken.getsockname()[1])], "--port"),
+            (tmp_path / "empty", [], "no tokenizer.json"),
+            (tmp_path / "missing", [], "no such directory"),
+            (broken, [], "cannot be loaded"),
+            (hot, [], "temperature is 5; it must be a number in [0, 2]"),
+            (model_dir, ["--host", "0.0.0.0"], "--allow-open"),
         ]
-        common = ["--worker", "unix:/nowhere", "--grpc-port", "0"]
-        running = [
-            (
-                subprocess.Popen(
-                    [*PYTHON, *arguments, *common],
-                    cwd=ROOT,
-                    stderr=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                ),
-                text,
-            )
-            for arguments, text in cases
+        started = [
+            (start(command(model, "unix:/nowhere", "--port", "0", *arguments)), text)
+            for model, arguments, text in cases
         ]
-        for process, text in running:
+        for process, text in started:
             status, errors = finish(process)
             assert status == 2, errors
             assert text in errors
@@ -172,37 +158,17 @@ def test_busy_port_and_bad_models_end_with_one_line(tmp_path: Path, model_dir: P
 
 
 def test_dies_with_its_parent(model_dir: Path, worker: tuple[str, Script]) -> None:
-    command = [
-        *PYTHON,
-        "--model",
-        str(model_dir),
-        "--worker",
-        worker[0],
-        "--port",
-        str(free_port()),
-        "--grpc-port",
-        "0",
-    ]
     script = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script, *command, "--grpc-port", "0", "--json-events"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    line = command(model_dir, worker[0], "--port", str(free_port()), "--json-events")
+    parent = start([sys.executable, "-c", script, *line])
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
     wait_ready(parent)
     parent.kill()
     parent.wait()
     # the child holds the pipe open until it ends
     assert parent.stdout.read() == ""
-    deadline = time.monotonic() + 5
-    while os.path.exists(f"/proc/{child}"):
-        if Path(f"/proc/{child}/stat").read_text().split(") ")[1][0] == "Z":
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not child.exists() or child.read_text().split(") ")[1][0] == "Z")
 
 
 def test_the_process_loads_no_torch(model_dir: Path) -> None:
@@ -224,21 +190,16 @@ print(sorted({"torch", "triton", "faiss", "ray"} & set(sys.modules)))
 
 
 def test_without_a_worker(model_dir: Path, tmp_path: Path) -> None:
-    process, url = start(model_dir, f"unix:{tmp_path}/nothing.sock")
-    try:
+    with running(model_dir, f"unix:{tmp_path}/nothing.sock") as (process, client):
         for path in ("/health", "/ready", "/v1/models"):
-            response = httpx.get(url + path, timeout=10)
+            response = client.get(path)
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "worker_unavailable"
-        refused = httpx.post(f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=10)
+        refused = client.post("/v1/chat/completions", json={**BODY, "stream": True})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
-        metrics = httpx.get(f"{url}/metrics", timeout=10)
-        assert 'outcome="WorkerUnavailable"' in metrics.text
+        assert 'outcome="WorkerUnavailable"' in client.get("/metrics").text
         process.send_signal(signal.SIGTERM)
-    finally:
-        status, errors = finish(process)
-    assert status == 0, errors
 
 
 @pytest.mark.parametrize(
