@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from gpu_worker.models.config import ModelConfig, RopeConfig
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.families import FAMILIES, Family
 from gpu_worker.models.key_shift import KeyShift
-from gpu_worker.models.loader import LoadedModel, load_model, read_config
+from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.ungrouped import ungrouped
 
 __all__ = [
-    "FAMILIES",
     "Decoder",
-    "Family",
     "KeyShift",
     "LoadedModel",
     "ModelConfig",
     "RopeConfig",
     "load_model",
-    "read_config",
     "ungrouped",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gpu_worker.errors import ModelError
@@ -84,6 +84,12 @@ class ConfigFields:
             value = default
         if not isinstance(value, str):
             raise self.fail(name, "a string")
+        return value
+
+    def choice(self, name: str, choices: Collection[str], default: str | None = None) -> str:
+        value = self.text(name, default)
+        if value not in choices:
+            raise self.fail(name, f"one of {', '.join(sorted(choices))}")
         return value
 
     def object(self, name: str) -> ConfigFields:

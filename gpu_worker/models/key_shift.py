@@ -21,7 +21,7 @@ class KeyShift:
     @classmethod
     def of(cls, rope: RopeConfig, device: torch.device) -> KeyShift:
         # The factor on cosines and sines, where there is one, is in the keys already.
-        inv_freq, _factor = ROPE_TYPES.get(rope.rope_type)(rope)
+        inv_freq, _factor = ROPE_TYPES[rope.rope_type](rope)
         return cls(inv_freq.double().to(device), rope.interleaved)
 
     def apply(self, keys: Tensor, distance: Tensor) -> Tensor:

@@ -8,12 +8,9 @@ from collections.abc import Callable
 import torch
 
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.models.registry import Registry
 
 # rope -> (inverse frequencies float32 [rotary_dim / 2], factor on cos and sin)
 Frequencies = Callable[[RopeConfig], tuple[torch.Tensor, float]]
-
-ROPE_TYPES: Registry[Frequencies] = Registry("RoPE type")
 
 
 def rope_table(
@@ -23,7 +20,7 @@ def rope_table(
 
     The sine carries the sign of the rotation, so that turning a head is `x * cos + partner(x) * sin`.
     """
-    inv_freq, scale = ROPE_TYPES.get(rope.rope_type)(rope)
+    inv_freq, scale = ROPE_TYPES[rope.rope_type](rope)
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = torch.outer(positions, inv_freq.to(device))
     cos, sin = angles.cos() * scale, angles.sin() * scale
@@ -83,9 +80,11 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     return temperature(1.0)
 
 
-ROPE_TYPES.register("default", _default)
-ROPE_TYPES.register("linear", _linear)
-ROPE_TYPES.register("llama3", _llama3)
-ROPE_TYPES.register("yarn", _yarn)
-# dynamic NTK changes nothing up to max_position_embeddings, which is as far as we go
-ROPE_TYPES.register("dynamic", _default)
+ROPE_TYPES: dict[str, Frequencies] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    # dynamic NTK changes nothing up to max_position_embeddings, which is as far as we go
+    "dynamic": _default,
+}

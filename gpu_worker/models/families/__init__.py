@@ -8,10 +8,7 @@ from gpu_worker.models.families.llama import LLAMA
 from gpu_worker.models.families.mistral import MISTRAL
 from gpu_worker.models.families.qwen2 import QWEN2
 from gpu_worker.models.families.qwen3 import QWEN3
-from gpu_worker.models.registry import Registry
 
 __all__ = ["FAMILIES", "Family"]
 
-FAMILIES: Registry[Family] = Registry("model_type")
-for _family in (LLAMA, MISTRAL, QWEN2, QWEN3, GLM, GLM4):
-    FAMILIES.register(_family.model_type, _family)
+FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GLM, GLM4)}

@@ -79,8 +79,7 @@ def _read_rope(
 ) -> RopeConfig:
     # transformers 5 writes rope_parameters; before, rope_scaling with rope_theta beside it
     settings = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    rope_type = settings.text("rope_type", settings.text("type", "default"))
-    ROPE_TYPES.get(rope_type)
+    rope_type = settings.choice("rope_type" if settings.has("rope_type") else "type", ROPE_TYPES, "default")
     for name, value in settings.items():
         if isinstance(value, (dict, list)):
             raise settings.fail(
