@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
-
-Compiling: TypeAlias = dict[str, tuple[Future[subprocess.CompletedProcess[str]], Path]]
 
 # The interpreter is chosen for a whole process, so each of these is another one.
 HEAD = """
@@ -31,9 +26,9 @@ ATTENTION = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
 
 lengths, seats = torch.ones(2, 2, dtype=int64), torch.arange(2)
-for dtype, group, head_dim in (bfloat16, 4, 128), (float16, 3, 96), (float32, 7, 64):
+for dtype, group, head_dim in (bfloat16, 4, 128), (float16, 3, 96):
     query, pool = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(64, 2 * head_dim, dtype=dtype)
-    for num_fixed, num_selected in (0, 1), (1, 0), (37, 93), (144, 1008):
+    for num_fixed, num_selected in (0, 1), (144, 1008):
         fixed = zeros(5, 3, 2, num_fixed, dtype=int32)[:, 1]
         attend_slots(query, pool, fixed, seats, zeros(2, 2, num_selected, dtype=int32), 0.1)
     for width in 1, 130:
@@ -47,7 +42,7 @@ TOP_K = """
 from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.top_k.kernel import top_k
 
-for num_positions, width in (100, 7), (9000, 300), (40000, 2048):
+for num_positions, width in (100, 7), (40000, 2048):
     top_k(zeros(2, 3, num_positions), zeros(2, dtype=int64), width)
 best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7)
 best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7, zeros(3, 5000))
@@ -74,7 +69,7 @@ for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
 KMEANS = """
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 
-for dtype, width in (bfloat16, 128), (float32, 64), (float16, 96), (float32, 33), (float32, 129), (float32, 256):
+for dtype, width in (bfloat16, 128), (float16, 33), (float32, 256):
     points, targets = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width, dtype=dtype)
     assign_points(points, targets)
     assign_points(points, targets, zeros(2, 300))
@@ -87,9 +82,7 @@ from gpu_worker.policies.protokv.group_means.kernel import group_means
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures
 from gpu_worker.policies.protokv.hash_buckets.kernel import bucket_sums
 
-for dtype, width, num_rows, num_chunks in (
-    (bfloat16, 128, 32760, 655), (float16, 96, 1, 1), (float32, 64, 700, 3), (float32, 256, 90, 1)
-):
+for dtype, width, num_rows, num_chunks in (bfloat16, 128, 32760, 655), (float32, 256, 1, 1):
     keys = zeros(1 if num_rows == 1 else 2, num_rows, 2 * width, dtype=dtype)[..., :width]
     irregularity(keys, num_chunks)
     for is_member in None, zeros(*keys.shape[:2], dtype=torch.bool):
@@ -103,9 +96,7 @@ SOFT_MATCHING = """
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows
 from gpu_worker.policies.chelsea.soft_matching.kernel import match_rows, merge_rows
 
-for dtype, width, chunk, num_rows in (
-    (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 255, 513), (float32, 64, 2, 100)
-):
+for dtype, width, chunk, num_rows in (bfloat16, 128, 256, 32768), (float32, 128, 256, 21299), (float16, 96, 2, 100):
     positions, both = torch.arange(num_rows).expand(2, -1), zeros(2, num_rows, 2 * width, dtype=dtype)
     rows = WeightedRows(positions, zeros(2, num_rows), both[..., :width], both[..., width:])
     match_rows(rows.keys, chunk)
@@ -115,9 +106,7 @@ for dtype, width, chunk, num_rows in (
 OBSERVED = """
 from gpu_worker.kernels.observed_weight.kernel import observed_weight
 
-for dtype, group, head_dim, width, num_tokens in (
-    (bfloat16, 4, 128, 32, 8000), (float16, 3, 96, 300, 300), (float32, 7, 64, 1, 1), (float32, 2, 256, 32, 100)
-):
+for dtype, group, head_dim, width, num_tokens in (bfloat16, 4, 128, 32, 8000), (float32, 3, 256, 300, 300):
     keys = zeros(2, num_tokens, 2 * head_dim, dtype=dtype)[..., :head_dim]
     positions, shares = zeros(2 * group, width, dtype=int64), zeros(2 * group, 1).expand(-1, width)
     observed_weight(zeros(2 * group, width, head_dim, dtype=dtype), keys, positions, shares, 0.1)
@@ -127,9 +116,7 @@ from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
 from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
 
 seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
-for dtype, group, ksub, dsub, num_positions in (
-    (bfloat16, 4, 64, 64, 131072), (float16, 3, 128, 48, 80001), (float32, 7, 2, 5, 9), (bfloat16, 16, 100, 64, 9000)
-):
+for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (float16, 3, 128, 48, 80001):
     query, keys = zeros(2, 2 * group, 2 * dsub, dtype=dtype), zeros(2, 3, 2, 2 * dsub, dtype=dtype)
     codebooks, codes = zeros(2, 3, 2, 2, ksub, dsub), zeros(2, 3, 2, num_positions, 2, dtype=uint8)
     counts = zeros(2, 3, 2, ksub * ksub, dtype=int32)
@@ -176,7 +163,7 @@ from gpu_worker.kernels.rms_norm.kernel import add_normed, rms_norm
 from gpu_worker.kernels.rope.kernel import rope
 from gpu_worker.kernels.silu_mul.kernel import silu_mul
 
-for dtype in bfloat16, float16, float32:
+for dtype in bfloat16, float32:
     hidden = zeros(3, 4096, dtype=dtype)
     rms_norm(hidden, hidden[0], 1e-5)
     rms_norm(hidden, hidden[0], 1e-5, hidden)
@@ -238,36 +225,14 @@ SCRIPTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiling(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Compiling]:
-    """Of the scripts of this run's tests: each compiles, as many at once as there are cores, into its folder."""
-    if torch.cuda.is_available():
-        pytest.skip("the GPU runs the kernels for real")
-    wanted = [
-        name for name in SCRIPTS if any(item.name.endswith(f"[{name}]") for item in request.session.items)
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        folders = {name: tmp_path_factory.mktemp(name) for name in wanted}
-        yield {
-            name: (pool.submit(compile_script, SCRIPTS[name][0], folders[name]), folders[name])
-            for name in wanted
-        }
-
-
-def compile_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    command = [sys.executable, "-c", HEAD + script]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-
-
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels for real")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_programs_compile(compiling: Compiling, name: str) -> None:
-    running, folder = compiling[name]
-    done = running.result()
+def test_programs_compile(name: str, tmp_path: Path) -> None:
+    script, programs = SCRIPTS[name]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", HEAD + script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # What the wrappers launch came out as machine code.
-    assert {path.stem for path in folder.rglob("*.cubin")} == SCRIPTS[name][1]
+    assert {path.stem for path in tmp_path.rglob("*.cubin")} == programs
