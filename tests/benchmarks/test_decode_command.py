@@ -140,7 +140,8 @@ def test_a_run_writes_a_table_json_and_plots(
 def test_policies_are_run_side_by_side(
     name: str, workload: list[str], picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [name, "--model-shape", "tiny", "--device", "cpu", "--policies", "full", "snapkv", "chelsea"]
+    argv = [name, "--model-shape", "tiny", "--device", "cpu", "--rivals", BASELINE, "carrel"]
+    argv += ["--policies", "full", "snapkv", "chelsea"]
     argv += ["--budget", "0.2", "--json", str(tmp_path / "out.json"), "--plots", str(tmp_path), *workload]
     assert main(argv) == 0
     table = capsys.readouterr().out

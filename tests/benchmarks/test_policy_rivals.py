@@ -24,7 +24,6 @@ from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
 from gpu_worker.caches.recall import index_training
-from gpu_worker.policies.base import Family
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.pqcache.policy import PQCache
@@ -40,11 +39,16 @@ from kv_store.local import LocalStore
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
 POLICIES = registry()
-# one of each kind of wrapper, and who asks more of the engine
-WRAPPED = ("snapkv+adakv", "chelsea+layerwise", "snapkv+adakv+layerwise")
-WRAPPED += ("sparq+mean", "infllm+sparse+clamp", "streaming_llm+shift")
-NAMED = [name for name in POLICIES if "+" not in name or name in WRAPPED]
-RETAINING = [name for name in NAMED if POLICIES[name].family is Family.RETAIN]
+# One of each kind: trained or not, with a prompt attended in part; evicting, merging, in intervals, wrapped.
+PREFILLING = (
+    "pqcache",
+    "clusterkv",
+    "infllm+sparse",
+    "streaming_llm+shift",
+    "chelsea",
+    "snapkv+adakv+layerwise",
+)
+RETAINING = ("streaming_llm", "h2o", "cam", "chelsea", "snapkv+adakv+layerwise")
 DECODED = DecodeCase("tiny", "chelsea", 40, 2, 200, None, None, 3)
 PREFILLED = PrefillCase("tiny", "chelsea", 40, 200, None, 2)
 
@@ -72,8 +76,8 @@ def training() -> Any:
     return PREFILL.rivals["carrel index on gpu"].load()(TINY, CPU)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "full"])
-def test_every_policy_is_prefilled_and_its_work_is_a_part_of_it(name: str, training: Any) -> None:
+@pytest.mark.parametrize("name", PREFILLING)
+def test_a_policy_of_each_kind_is_prefilled_and_its_work_is_a_part_of_it(name: str, training: Any) -> None:
     figures = training.measure(replace(PREFILLED, policy=name))
     assert figures.own_ms.n == figures.own_share.n == 2
     assert 0 < figures.own_ms.median < figures.ttft_ms.median
@@ -144,7 +148,7 @@ def test_a_padded_batch_is_replayed_too(decoding: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", RETAINING)
-def test_every_retain_policy_decodes_over_random_caches(name: str, decoding: Any) -> None:
+def test_a_retain_policy_of_each_kind_decodes_over_random_caches(name: str, decoding: Any) -> None:
     figures = decoding.measure(replace(DECODED, policy=name))
     policy = POLICIES[name]
     assert isinstance(policy, RetainPolicy)

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from device_reads import DeviceReads
-from engine_rig import Rig, every_small_policy, request
+from engine_rig import Rig, every_small_policy, request, tried
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.policies.base import Family, Policy
-
-POLICIES = {name: one for name, one in every_small_policy().items() if one.family is not Family.DENSE}
 
 
 def decoding(
@@ -27,7 +24,7 @@ def decoding(
     raise AssertionError("not all of them decode")
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(tried()))
 def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
     # Whoever recalls has all resident: the host has a part in what is fetched over a store in memory.
     rig = decoding(policy, HotCacheSize())
@@ -71,10 +68,3 @@ def test_what_is_read_is_seen() -> None:
             with torch.inference_mode(inference), DeviceReads() as seen:
                 read()
             assert len(seen.found) == 1
-
-
-def test_every_policy_is_tried() -> None:
-    def is_tried(policy: Policy) -> bool:
-        return policy.name in POLICIES or policy.family is Family.DENSE
-
-    assert all(map(is_tried, every_small_policy().values()))

@@ -17,7 +17,7 @@ from gpu_worker.engine.prefill import Prefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
-from gpu_worker.policies.base import Policy
+from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.cam.policy import CaM
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
@@ -31,7 +31,7 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.protokv.policy import ProtoKV
 from gpu_worker.policies.pyramidkv.policy import PyramidKV
 from gpu_worker.policies.quest.policy import Quest
-from gpu_worker.policies.registry import registry
+from gpu_worker.policies.registry import SCORED, registry
 from gpu_worker.policies.scissorhands.policy import Scissorhands
 from gpu_worker.policies.semantickv.policy import SemanticKV
 from gpu_worker.policies.snapkv.policy import SnapKV
@@ -127,6 +127,17 @@ def every_small_policy() -> dict[str, Policy]:
         NACL(num_sink=4, protected_share=0.1),
         OutlierHeads(chelsea, frozenset({(1, 0)}), NUM_KV_HEADS),
     )
+
+
+def tried() -> dict[str, Policy]:
+    """Of `every_small_policy` each method and variant that selects, and the wrappers around H2O alone, which evicts,
+    scores while it decodes, and shares unequally within them: what else they wrap reaches them by the same calls."""
+    return {
+        name: policy
+        for name, policy in every_small_policy().items()
+        if policy.family is not Family.DENSE
+        and (name.partition("+")[2] not in SCORED or name.startswith("h2o+"))
+    }
 
 
 def pool_of(blocks_per_head: int) -> int:
