@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
     events.progress("connect to the KV store", 0, 1)
-    wait_for_store(config.store, config.store_timeout_seconds)
+    wait_for_store(config.store, config.store_timeout_seconds, config.store_token)
     events.progress("connect to the KV store", 1, 1)
     # imported late: --help and a missing store are quick to report
     import torch

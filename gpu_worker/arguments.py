@@ -124,6 +124,8 @@ _FLAGS = {
     "listen": _Flag("listen", _text, "unix:PATH or HOST:PORT to serve gRPC on"),
     "store": _Flag("store", _text, "unix:PATH or HOST:PORT of the KV store"),
     "allow_remote": _Flag("allow-remote", _switch, "permit a listen address beyond loopback", is_switch=True),
+    "store_token": _Flag("store-token", _text, "what the store asks for; better as CARREL_STORE_TOKEN"),
+    "store_token_file": _Flag("store-token-file", _text, "file that holds the store's token"),
     "store_timeout_seconds": _Flag(
         "store-timeout", _number, "seconds to wait for the store at the start (60)"
     ),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
 from gpu_worker.records import Budget
 from kv_store.client import KMEANS_METRICS, PQ_METRICS
@@ -58,6 +59,8 @@ class WorkerConfig:
     store: str
     allow_remote: bool = False
     store_timeout_seconds: float = 60.0
+    store_token: str = field(default="", repr=False)
+    store_token_file: str = ""
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
@@ -94,6 +97,16 @@ class WorkerConfig:
             refuse("model", self.model, "give a model directory or a hub id")
         _check_address("listen", self.listen, self.allow_remote)
         _check_address("store", self.store, allow_remote=True)
+        try:
+            object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if self.transport == "grpc" and self.index_device == "gpu":
+            refuse(
+                "index-device",
+                self.index_device,
+                "with --transport grpc indexes stay in the store; leave it out",
+            )
         _check_device(self.device)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("transport", self.transport, TRANSPORTS)

@@ -45,6 +45,9 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     option("--lease-seconds", float, 30.0, metavar="S")
     option("--default-iterations", int, 10, metavar="N")
     option("--max-points-per-centroid", int, 128, "0: all rows", metavar="N")
+    option("--store-token-file", str, "", "holds what every call must show", metavar="PATH")
+    # A secret: never on a command line.
+    parser.set_defaults(store_token=environment.get("CARREL_STORE_TOKEN", ""))
     parser.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
     return parser
 
@@ -66,6 +69,8 @@ def _config(options: argparse.Namespace) -> StoreConfig:
         lease_seconds=options.lease_seconds,
         default_iterations=options.default_iterations,
         max_points_per_centroid=options.max_points_per_centroid,
+        store_token=options.store_token,
+        store_token_file=options.store_token_file,
     )
 
 

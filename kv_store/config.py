@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from carrel.process.token import read_token
 from kv_store.errors import ConfigError
 
 # sockaddr_un.sun_path holds 108 bytes with the closing zero.
@@ -26,7 +27,9 @@ class StoreConfig:
 
     `listen` is `unix:PATH` or `HOST:PORT`; `arena_bytes` is a multiple of `slab_bytes`, a power of two.
     `lease_seconds`: a worker silent for longer loses what it holds. `max_points_per_centroid` bounds the rows
-    an index is fitted on (all rows are encoded); 0 fits on every row.
+    an index is fitted on (all rows are encoded); 0 fits on every row. `store_token`, or what `store_token_file` holds:
+    what every call must show; "": nothing, and then `listen` must be for this machine only. `arena_socket`, where the
+    arena is handed out, lies beside a Unix socket; with TCP there is none unless it is named.
     """
 
     listen: str
@@ -39,6 +42,8 @@ class StoreConfig:
     lease_seconds: float = 30.0
     default_iterations: int = 10
     max_points_per_centroid: int = 128
+    store_token: str = field(default="", repr=False)
+    store_token_file: str = ""
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
@@ -64,14 +69,20 @@ class StoreConfig:
             raise ConfigError(f"--lease-seconds {self.lease_seconds}: must be above 0")
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"--runtime {self.runtime!r}: must be one of {', '.join(RUNTIMES)}")
+        try:
+            object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         self._check_listen()
         if not self.arena_socket:
-            if self.socket_path is None:
+            if self.socket_path is not None:
+                object.__setattr__(self, "arena_socket", str(self.socket_path.with_name("arena.sock")))
+            elif self.trainer_kind == "ray":
                 raise ConfigError(
-                    f"--listen {self.listen}: TCP needs --arena-socket PATH for the arena's hand-out"
+                    f"--listen {self.listen}: TCP with --runtime ray needs --arena-socket PATH, by which trainers get "
+                    "the arena; or take --runtime process"
                 )
-            object.__setattr__(self, "arena_socket", str(self.socket_path.with_name("arena.sock")))
-        for path in filter(None, (self.socket_path, Path(self.arena_socket))):
+        for path in (str(self.socket_path or ""), self.arena_socket):
             if len(os.fsencode(path)) > MAX_SOCKET_PATH:
                 raise ConfigError(
                     f"socket path {path}: longer than {MAX_SOCKET_PATH} bytes; use a shorter folder"
@@ -99,9 +110,10 @@ class StoreConfig:
             loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
         except ValueError:
             loopback = False
-        if not loopback:
+        if not loopback and not self.store_token:
             raise ConfigError(
-                f"--listen {self.listen}: the store has no authentication; use a loopback address"
+                f"--listen {self.listen}: beyond this machine the store asks for a token: give it and its workers "
+                "--store-token-file or CARREL_STORE_TOKEN, or use a loopback address"
             )
 
 

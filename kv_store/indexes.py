@@ -1,30 +1,20 @@
-"""Index segments: planned here, trained elsewhere, searched here."""
+"""Index segments: planned here, trained elsewhere."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
-from kv_store.gather import CHUNK_BYTES
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
-from kv_store.sequences import Sequence
-from kv_store.state import StoredIndex, StoreState
+from kv_store.sequences import Sequence, StoredIndex
+from kv_store.state import StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
-from kv_store.trainers.task import view_array
 
 _ALIGNMENT = 256
 _MAX_ITERATIONS = 10_000
-_MAX_GROUP = 1024
-# What a reply of TopK may hold in all.
-_MAX_POSITIONS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,6 @@ class BuildRequest:
 class BuiltIndex:
     """A finished index, as the caller learns of it."""
 
-    index_id: int
     kind: str
     arrays: tuple[ArrayRef, ...]
     training_seconds: float
@@ -52,7 +41,7 @@ class BuiltIndex:
 
 
 class IndexBuilder:
-    """Builds, serves and searches indexes. `build` waits for a trainer and holds no lock meanwhile."""
+    """Builds indexes; `build` waits for a trainer and holds no lock meanwhile."""
 
     def __init__(
         self, state: StoreState, trainers: TrainerPool, bound: IterationBound, max_points_per_centroid: int
@@ -61,7 +50,6 @@ class IndexBuilder:
         self._trainers = trainers
         self._bound = bound
         self._max_points_per_centroid = max_points_per_centroid
-        self._ids = itertools.count(1)
 
     def build(self, epoch: int, worker_id: str, request: BuildRequest) -> BuiltIndex:
         """Train an index over sealed tokens and keep it until the sequence is released.
@@ -105,67 +93,15 @@ class IndexBuilder:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.training_seconds += outcome.seconds
                 self._check_alive(sequence)
-                index_id = next(self._ids)
                 state.allocator.retain(segment)
-                state.indexes[index_id] = StoredIndex(
-                    index_id, worker_id, index, segment, arrays, request.token_begin
+                sequence.indexes.append(
+                    StoredIndex(index, request.layer, request.token_begin, request.token_end, segment, arrays)
                 )
-                sequence.index_ids.append(index_id)
         finally:
             with state.lock:
                 state.allocator.release(source)
                 state.allocator.release(segment)
-        return BuiltIndex(index_id, index.kind, arrays, outcome.seconds, outcome.iterations)
-
-    def top_k(
-        self, epoch: int, worker_id: str, index_id: int, queries: bytes, group_size: int, k: int
-    ) -> npt.NDArray[np.int64]:
-        """Token positions int64 [num_kv_heads, k], ascending, -1 after the last; queries float32 [H, G, d].
-
-        Raises NotFound, InvalidArgument.
-        """
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
-            stored = state.index_of(worker_id, index_id)
-            layout = state.geometry.layout
-            heads, width = layout.num_kv_heads, layout.head_dim
-            if not 1 <= group_size <= _MAX_GROUP or len(queries) != heads * group_size * width * 4:
-                raise InvalidArgument(
-                    f"{len(queries)} bytes of queries are not float32 [{heads}, {group_size}, {width}]"
-                )
-            if not 1 <= k <= _MAX_POSITIONS // heads:
-                raise InvalidArgument(f"k is {k}, it must be from 1 to {_MAX_POSITIONS // heads}")
-            state.allocator.retain(stored.slabs)
-        try:
-            grouped = np.frombuffer(queries, "<f4").reshape(heads, group_size, width)
-            if not np.isfinite(grouped).all():
-                raise InvalidArgument("the queries hold a NaN or an infinity")
-            arrays = [view_array(state.arena.data, ref) for ref in stored.arrays]
-            positions = np.full((heads, k), -1, np.int64)
-            for head in range(heads):
-                rows = stored.kind.select_head(grouped[head], tuple(array[head] for array in arrays), k)
-                positions[head, : rows.size] = rows + stored.token_begin
-            return positions
-        finally:
-            with state.lock:
-                state.allocator.release(stored.slabs)
-
-    def chunks(self, epoch: int, worker_id: str, index_id: int) -> Iterator[bytes]:
-        """All arrays, one after the other, as byte strings of at most 1 MiB. Raises NotFound."""
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
-            stored = state.index_of(worker_id, index_id)
-            state.allocator.retain(stored.slabs)
-        try:
-            for ref in stored.arrays:
-                end = ref.offset + ref.num_bytes
-                for begin in range(ref.offset, end, CHUNK_BYTES):
-                    yield state.arena.data[begin : min(end, begin + CHUNK_BYTES)].tobytes()
-        finally:
-            with state.lock:
-                state.allocator.release(stored.slabs)
+        return BuiltIndex(index.kind, arrays, outcome.seconds, outcome.iterations)
 
     def _allocate(self, specs: tuple[ArraySpec, ...]) -> tuple[range, tuple[ArrayRef, ...]]:
         starts, end = [], 0

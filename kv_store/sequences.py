@@ -1,16 +1,40 @@
-"""Live sequences: their slab tables, and how far each layer is sealed."""
+"""Live sequences: their slab tables, how far each layer is sealed, and their indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import SlabGeometry
+from kv_store.client.records import ArrayRef
 from kv_store.errors import InvalidArgument, NotFound
+from kv_store.index import Index
+
+
+@dataclass(slots=True)
+class StoredIndex:
+    """A finished index over the tokens [token_begin, token_end) of one layer; `slabs` are in a row, and hold `arrays`.
+
+    added: [num_kv_heads, n, ...], what `Index.extend_head` made of the first n tokens behind them; None: of none yet.
+    """
+
+    kind: Index
+    layer: int
+    token_begin: int
+    token_end: int
+    slabs: range
+    arrays: tuple[ArrayRef, ...]
+    added: npt.NDArray[Any] | None = None
+
+    @property
+    def known_end(self) -> int:
+        """The first token that the index knows nothing of."""
+        return self.token_end + (0 if self.added is None else self.added.shape[1])
 
 
 class Sequence:
@@ -24,7 +48,7 @@ class Sequence:
         self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
         self.prefix_hashes: tuple[bytes, ...] = ()
         self.num_prefix_tokens = 0
-        self.index_ids: list[int] = []
+        self.indexes: list[StoredIndex] = []
         # Index trainings that have not ended.
         self.trainings: set[Future[Any]] = set()
 
@@ -59,6 +83,25 @@ class Sequence:
                 f"tokens {token_begin} to {token_end} of layer {layer}: the range must not be empty and must "
                 f"lie within the {int(self.sealed[layer])} sealed tokens of sequence {self.sequence_id!r}"
             )
+
+    def indexes_over(self, layer: int, token_begin: int, token_end: int) -> list[StoredIndex]:
+        """Indexes of one kind that adjoin each other from `token_begin` on, as far as there are any below `token_end`.
+
+        Of several that begin at the same token the latest is taken. Raises InvalidArgument where none begins.
+        """
+        by_begin = {index.token_begin: index for index in self.indexes if index.layer == layer}
+        found: list[StoredIndex] = []
+        at = token_begin
+        while (
+            at < token_end and at in by_begin and (not found or by_begin[at].kind.kind == found[0].kind.kind)
+        ):
+            found.append(by_begin[at])
+            at = found[-1].token_end
+        if not found:
+            raise InvalidArgument(
+                f"no index of layer {layer} of sequence {self.sequence_id!r} begins at token {token_begin}: build one"
+            )
+        return found
 
     def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
         """Raises InvalidArgument unless the tokens lie in reserved slabs that are not yet immutable."""

@@ -23,9 +23,11 @@ from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
 from kv_store.memory import check_room
 from kv_store.put_rows import RowWriter
+from kv_store.selection import Selector
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState
 from kv_store.store import Store
+from kv_store.token import TokenCheck
 from kv_store.trainers import make_trainers
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
@@ -47,7 +49,8 @@ class StoreServer:
             check_room(config.arena_bytes, config.slab_bytes)
             arena = Arena(config.arena_bytes)
             stack.callback(arena.close)
-            stack.callback(HandoffServer(arena, config.arena_socket).close)
+            if config.arena_socket:
+                stack.callback(HandoffServer(arena, config.arena_socket).close)
             trainers = make_trainers(config.trainer_kind, arena, config.num_trainers, config.arena_socket)
             stack.callback(trainers.close)
             state = StoreState(arena, config.slab_bytes, config.lease_seconds, clock)
@@ -58,13 +61,15 @@ class StoreServer:
             endpoint = Endpoint(
                 arena.handle,
                 config.slab_bytes,
-                os.path.abspath(config.arena_socket),
+                os.path.abspath(config.arena_socket) if config.arena_socket else "",
                 config.lease_seconds,
                 own_edition(),
                 config.max_pending_builds,
             )
             reader, writer = RowReader(state), RowWriter(state)
-            self._start_serving(stack, KVStoreServicer(endpoint, self.store, reader, writer, builder))
+            self._start_serving(
+                stack, KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))
+            )
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -72,10 +77,7 @@ class StoreServer:
         self._stack.close()
 
     def _prepare_folders(self) -> None:
-        paths = [self.config.arena_socket]
-        if self.config.socket_path is not None:
-            paths.append(str(self.config.socket_path))
-        for path in paths:
+        for path in filter(None, (self.config.arena_socket, str(self.config.socket_path or ""))):
             try:
                 os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
             except OSError as exc:
@@ -101,6 +103,7 @@ class StoreServer:
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         server = grpc.server(
             threads,
+            interceptors=[TokenCheck(config.store_token)] if config.store_token else [],
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),

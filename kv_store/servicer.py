@@ -19,6 +19,7 @@ from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.selection import Selector, TopKItem
 from kv_store.statuses import abort
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
@@ -72,12 +73,14 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         reader: RowReader,
         writer: RowWriter,
         builder: IndexBuilder,
+        selector: Selector,
     ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._reader = reader
         self._writer = writer
         self._builder = builder
+        self._selector = selector
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
@@ -155,24 +158,26 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         finally:
             self._build_permits.release()
         return pb.BuildIndexResponse(
-            index_id=built.index_id,
             kind=wire.kind_to_message(built.kind),
             arrays=[wire.array_to_message(ref) for ref in built.arrays],
             training_seconds=built.training_seconds,
             iterations=built.iterations,
         )
 
-    @_unary
-    def TopK(self, request: pb.TopKRequest) -> pb.TopKResponse:
-        positions = self._builder.top_k(
-            request.epoch,
-            request.worker_id,
-            request.index_id,
-            request.queries,
-            request.group_size,
-            request.k,
-        )
-        return pb.TopKResponse(positions=positions.ravel().tolist())
+    @_streaming
+    def TopK(self, request: pb.TopKRequest) -> Iterator[bytes]:
+        items = [
+            TopKItem(
+                item.sequence_id,
+                item.token_begin,
+                item.token_end,
+                item.k,
+                item.queries,
+                item.resident if item.HasField("resident") else None,
+            )
+            for item in request.items
+        ]
+        return self._selector.chunks(request.epoch, request.worker_id, request.layer, request.scale, items)
 
     @_unary
     def Gather(self, request: pb.GatherRequest) -> pb.GatherResponse:
@@ -192,10 +197,6 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         pieces = (message.data for message in itertools.chain((first,), request_iterator))
         self._writer.put(first.epoch, first.worker_id, target, pieces)
         return pb.PutRowsResponse()
-
-    @_streaming
-    def FetchIndex(self, request: pb.FetchIndexRequest) -> Iterator[bytes]:
-        return self._builder.chunks(request.epoch, request.worker_id, request.index_id)
 
     @_unary
     def Release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kv_store.arena import Arena
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.records import ArrayRef
-from kv_store.errors import FailedPrecondition, NotFound, OutOfSpace
-from kv_store.index import Index
+from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
 from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import SlabAllocator
-
-
-@dataclass(frozen=True, slots=True)
-class StoredIndex:
-    """A finished index of one sequence and where its arrays lie; `slabs` are in a row."""
-
-    index_id: int
-    worker_id: str
-    kind: Index
-    slabs: range
-    arrays: tuple[ArrayRef, ...]
-    token_begin: int
 
 
 class StoreState:
@@ -45,7 +30,6 @@ class StoreState:
         self.sequences = SequenceTable()
         self.prefixes = PrefixDirectory(self.allocator)
         self.sessions = SessionDirectory(self.allocator)
-        self.indexes: dict[int, StoredIndex] = {}
         self.training_seconds = 0.0
         self.gathered_rows = 0
         self._geometry: SlabGeometry | None = None
@@ -118,8 +102,8 @@ class StoreState:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""
         self.sequences.remove(sequence)
         self.allocator.release(sequence.slab_list())
-        for index_id in sequence.index_ids:
-            self.allocator.release(self.indexes.pop(index_id).slabs)
+        for index in sequence.indexes:
+            self.allocator.release(index.slabs)
         # What a trainer has not begun is given up, and the slabs it would have read; what it has begun ends first.
         for training in sequence.trainings:
             training.cancel()
@@ -130,10 +114,3 @@ class StoreState:
             self.drop_sequence(sequence)
         self.allocator.release(worker.response_slabs)
         self.workers.remove(worker.worker_id)
-
-    def index_of(self, worker_id: str, index_id: int) -> StoredIndex:
-        """Raises NotFound for an unknown index or another worker's."""
-        index = self.indexes.get(index_id)
-        if index is None or index.worker_id != worker_id:
-            raise NotFound(f"worker {worker_id!r} holds no index {index_id}")
-        return index

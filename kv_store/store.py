@@ -202,7 +202,7 @@ class Store:
         """Gauges of now and counters since the start."""
         state = self._state
         with state.lock:
-            index_slabs = [index.slabs for index in state.indexes.values()]
+            index_slabs = [index.slabs for sequence in state.sequences for index in sequence.indexes]
             leased = distinct(
                 [
                     *(sequence.slab_list() for sequence in state.sequences),
@@ -218,7 +218,7 @@ class Store:
                 leased_bytes=leased * state.slab_bytes,
                 index_bytes=sum(map(len, index_slabs)) * state.slab_bytes,
                 num_sequences=len(state.sequences),
-                num_indexes=len(state.indexes),
+                num_indexes=len(index_slabs),
                 num_workers=len(state.workers),
                 num_sessions=len(state.sessions),
                 training_seconds=state.training_seconds,

@@ -100,6 +100,7 @@ def assemble(
         config.eos_token_ids,
         options.seed,
         options.max_full_tokens,
+        has_indexes=not client.selects_in_store,
     )
     prefixes = PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None
     return Engine(

@@ -19,7 +19,7 @@ from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
-from gpu_worker.policies.base import CacheShape, Policy
+from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
@@ -45,6 +45,8 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     policies = configured_policies(config, calibration)
     if config.policy not in (names := sorted((AUTO, *policies))):
         raise ConfigError(f"--policy {config.policy!r} is unknown; choose one of {', '.join(names)}")
+    if config.transport == "grpc" and config.policy != AUTO and policies[config.policy].needs_index_here:
+        raise ConfigError(f"--policy {config.policy}: {without_index(policies[config.policy])}")
     if config.gpu_memory_limit_bytes is not None:
         if device.type != "cuda":
             raise ConfigError(
@@ -107,6 +109,7 @@ def connect_store(target: str, model: ModelConfig, dtype_name: str, config: Work
             transport=config.transport,
             max_gather_rows=MAX_GATHER_ROWS,
             timeout_seconds=config.store_timeout_seconds,
+            token=config.store_token,
         )
     except StoreError as error:
         raise StoreUnavailable(f"cannot attach to the KV store at {target}: {error}") from error

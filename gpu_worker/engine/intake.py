@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
-from gpu_worker.policies.base import Policy
+from gpu_worker.errors import RequestError
+from gpu_worker.policies.base import Policy, without_index
 from gpu_worker.records import EventSink, GenerationRequest
 from gpu_worker.sampling import SamplerState
 from gpu_worker.state.sequence import Sequence, ring_size
@@ -21,19 +22,27 @@ class Intake:
         eos_token_ids: tuple[int, ...],
         default_seed: int | None = None,
         max_full_tokens: int = FEW_TOKENS,
+        has_indexes: bool = True,
     ) -> None:
-        """max_full_tokens: longest context that the policy `auto` attends whole."""
+        """max_full_tokens: longest context that the policy `auto` attends whole. has_indexes: on the device; else the
+        store selects, for policies whose indexes it trains."""
         self._policies = policies
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._default_seed = default_seed
         self._max_full_tokens = max_full_tokens
+        self._has_indexes = has_indexes
 
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
-        """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called."""
+        """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called.
+
+        Raises RequestError for a policy that needs an index on the device where there is none.
+        """
         num_prompt = len(request.prompt_token_ids)
         num_prefill = request.num_prefill_tokens or num_prompt
         policy = self._policies[LONG if request.policy == AUTO else request.policy]
+        if policy.needs_index_here and not self._has_indexes:
+            raise RequestError(without_index(policy), "carrel.policy")
         max_tokens = request.sampling.max_tokens
         plan = policy.plan(num_prefill, request.budget.resolve(num_prefill))
         sampler = SamplerState(

@@ -91,6 +91,8 @@ class Policy(ABC):
     """A method by name. Its dataclass fields are the paper's hyper-parameters with the paper's defaults."""
 
     family: ClassVar[Family]
+    # Selects by an index that only the worker can make: nothing is selected where the store does so.
+    needs_index_here: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -139,3 +141,11 @@ def split_budget(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_
         return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
     num_selected = budget_tokens - num_sink - num_recent
     return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+
+
+def without_index(policy: Policy) -> str:
+    """Why a policy cannot be served where the store selects, and what to do."""
+    return (
+        f"Policy {policy.name!r} selects by an index on the worker's device, and with --transport grpc there is none: "
+        "choose pqcache or clusterkv, or start the worker with --transport zero_copy or shm."
+    )

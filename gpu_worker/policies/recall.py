@@ -76,6 +76,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
     """Scores every candidate at every step; the engine attends the best."""
 
     family = Family.RECALL
+    needs_index_here: ClassVar[bool] = True
     # Scores exact keys: then every token must be resident.
     reads_keys: ClassVar[bool] = False
     # Tokens that leave the window are trained, all at once, rather than coded one by one by `extend`.

@@ -14,14 +14,14 @@ RETRY_SECONDS = 0.2
 CALL_SECONDS = 2.0
 
 
-def wait_for_store(store: str, timeout_seconds: float) -> None:
+def wait_for_store(store: str, timeout_seconds: float, token: str = "") -> None:
     """Return once the store at `store` reports SERVING and is of our version, before a model is loaded for nothing.
 
     Raises StoreUnavailable when it does not in time, or is of another version.
     """
     _wait_until_serving(store, timeout_seconds)
     try:
-        check_edition(store, CALL_SECONDS)
+        check_edition(store, CALL_SECONDS, token)
     except StoreError as error:
         raise StoreUnavailable(str(error)) from error
 

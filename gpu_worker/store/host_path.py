@@ -32,12 +32,16 @@ class HostPath:
         """The items' rows, [sum of n, 2d] on the device, in as many calls as the response slab's size asks for."""
         return torch.cat(
             [self._one_call(layer, call) for call in in_calls(items, self._client.max_gather_rows)]
-        ).to(self._device)
+        )
 
     def _one_call(self, layer: int, items: list[RowsWanted]) -> Tensor:
-        data = self._link.call(lambda: self._client.gather(layer, items))
-        # The response slab is reused by the next gather: copy before anyone can ask for it.
-        return torch.from_numpy(np.array(data)).view(self._dtype)
+        # The response slab is reused by the next gather: copied before anyone can ask for it.
+        return self.rows(self._link.call(lambda: self._client.gather(layer, items)))
+
+    def rows(self, data: npt.NDArray[np.uint8]) -> Tensor:
+        """A copy of rows uint8 [n, row_bytes]: [n, 2d] on the device."""
+        flat = torch.from_numpy(np.array(data).ravel()).view(self._dtype)
+        return flat.view(len(data), data.shape[1] // self._dtype.itemsize).to(self._device)
 
 
 def host_bytes(rows: Tensor) -> npt.NDArray[np.uint8]:

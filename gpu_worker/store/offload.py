@@ -19,7 +19,7 @@ from gpu_worker.store.host_path import HostPath, host_bytes
 from gpu_worker.store.layer_writer import Mark, PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
-from kv_store.client import IndexSegment, RowsWanted, StoreClient
+from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ class Offloader:
         `open` may replace it, and `reserve` and `put_layer` may find that there is none any more.
         """
         return self._arena.view
+
+    @property
+    def selects_in_store(self) -> bool:
+        """Whether indexes stay in the store, which then selects (`select`)."""
+        return self._client.selects_in_store
 
     @property
     def is_reachable(self) -> bool:
@@ -239,6 +244,40 @@ class Offloader:
         for sequence, _, positions in wanted:
             self.count_fetched(sequence, positions.shape[0])
         return rows
+
+    def select(
+        self,
+        layer: int,
+        sequences: tuple[Sequence, ...],
+        query: Tensor,
+        resident: list[Tensor | None],
+        scale: float,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Let the store select between sinks and window, for queries [B, H_q, d] of these sequences, by the indexes
+        that it trained.
+
+        resident: bool [H_kv, candidates], which rows the device has; None: no rows are wanted. Returns the positions
+        int64 [H_kv, min(num_selected, candidates)] of each sequence, ascending, and the rows that the device has not,
+        [n, 2d] on the device, by sequence, head and position.
+        """
+        for sequence in sequences:
+            if sequence.window_begin > self._extents[sequence.sequence_id].sealed:
+                self.seal(sequence, sequence.num_tokens)
+        # float32 [B, H_kv, group, d]
+        grouped = query.float().unflatten(1, (self._client.layout.num_kv_heads, -1)).cpu().numpy()
+        wanted = [
+            TopKWanted(
+                sequence.sequence_id,
+                sequence.plan.num_sink,
+                sequence.window_begin,
+                sequence.plan.num_selected or 0,
+                grouped[row],
+                None if held is None else held.cpu().numpy(),
+            )
+            for row, (sequence, held) in enumerate(zip(sequences, resident, strict=True))
+        ]
+        positions, rows = self._call(lambda: self._client.top_k(layer, wanted, scale))
+        return [torch.from_numpy(found) for found in positions], self._host.rows(rows)
 
     def count_fetched(self, sequence: Sequence, num_rows: int) -> None:
         """Add rows of one KV head to what the sequence has fetched."""

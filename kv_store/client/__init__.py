@@ -11,6 +11,7 @@ from kv_store.client.errors import (
     StoreError,
     StoreFull,
     StoreUnreachable,
+    TokenRefused,
     VersionMismatch,
 )
 from kv_store.client.layout import Layout
@@ -24,6 +25,7 @@ from kv_store.client.records import (
     RowsWanted,
     SequenceStats,
     StoreStats,
+    TopKWanted,
     check_metric,
 )
 from kv_store.client.rpc import check_edition
@@ -47,6 +49,8 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnreachable",
+    "TokenRefused",
+    "TopKWanted",
     "VersionMismatch",
     "check_edition",
     "check_metric",

@@ -71,9 +71,10 @@ def attach(
     transport: type[Transport],
     max_gather_rows: int,
     timeout_seconds: float,
+    token: str,
 ) -> Attachment:
     """Attach, map and start the heartbeat. Raises StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, timeout_seconds)
+    rpc = StoreRpc(target, timeout_seconds, token)
     try:
         with refusing_odd_fields():
             request = pb.AttachRequest(
@@ -103,6 +104,6 @@ def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> Inde
     reply = attached.call(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
     refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
     with attached.noting_loss():
-        arrays = attached.transport.arrays(reply.index_id, refs)
+        arrays = attached.transport.arrays(refs)
     kind = wire.kind_from_message(reply.kind)
-    return IndexSegment(reply.index_id, kind, arrays, reply.training_seconds, reply.iterations)
+    return IndexSegment(kind, arrays, reply.training_seconds, reply.iterations)

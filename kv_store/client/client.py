@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kv_store.client import requests, wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.layout import Layout
 from kv_store.client.records import (
     IndexParams,
@@ -19,6 +19,7 @@ from kv_store.client.records import (
     PrefixMatch,
     RowsWanted,
     StoreStats,
+    TopKWanted,
     count_rows,
 )
 from kv_store.client.slab_tables import SlabTables
@@ -27,6 +28,7 @@ from kv_store.v1 import kv_store_pb2 as pb
 
 _BUILD_THREADS = 16
 Bytes = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64]
 
 
 class StoreClient:
@@ -58,15 +60,17 @@ class StoreClient:
         transport: str = "zero_copy",
         max_gather_rows: int = 65536,
         timeout_seconds: float = 10.0,
+        token: str = "",
     ) -> StoreClient:
         """Attach to the store at `target` ("unix:PATH" or "HOST:PORT"), waiting up to the timeout for it.
 
-        Raises InvalidStoreRequest when the store holds another layout, StoreFull, HandoffRefused.
+        token: the store's, where it asks for one. Raises InvalidStoreRequest when the store holds another layout,
+        StoreFull, HandoffRefused, TokenRefused.
         """
         kind = transport_class(transport)
 
         def connect() -> Attachment:
-            return attach(target, layout, worker_id, kind, max_gather_rows, timeout_seconds)
+            return attach(target, layout, worker_id, kind, max_gather_rows, timeout_seconds, token)
 
         return cls(layout, worker_id, max_gather_rows, connect)
 
@@ -91,6 +95,11 @@ class StoreClient:
     def transport(self) -> str:
         """Its name: "zero_copy", "shm" or "grpc"."""
         return self._attached.transport.name
+
+    @property
+    def selects_in_store(self) -> bool:
+        """Whether indexes stay in the store, which this worker then asks for the best (`top_k`)."""
+        return self._attached.transport.selects_in_store
 
     @property
     def max_gather_rows(self) -> int:
@@ -206,15 +215,32 @@ class StoreClient:
             attached.lease.check()
             return rows
 
-    def top_k(self, index_id: int, queries: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
-        """Positions int64 [num_kv_heads, k] for queries float32 [num_kv_heads, group_size, head_dim].
+    def top_k(self, layer: int, wanted: Sequence[TopKWanted], scale: float) -> tuple[list[Positions], Bytes]:
+        """The best candidates by the store's own indexes: positions int64 [num_kv_heads, min(k, candidates)] of each
+        item, ascending, and the rows asked for, uint8 [num_rows, row_bytes], ordered by item, head and position.
 
-        Ascending; -1 follows the last of a head with fewer candidates. Raises InvalidStoreRequest, NotInStore.
+        scale: of the model's attention. Raises InvalidStoreRequest for tokens that are not sealed or in no index,
+        NotInStore.
         """
-        attached = self._attached
-        request = requests.top_k(attached.epoch, self._worker_id, index_id, queries, k)
-        reply = attached.call(attached.rpc.stub.TopK, request)
-        return np.array(reply.positions, np.int64).reshape(self._layout.num_kv_heads, k)
+        attached, heads, row_bytes = self._attached, self._layout.num_kv_heads, self._layout.row_bytes
+        request = requests.top_k(attached.epoch, self._worker_id, layer, wanted, scale)
+        counts = [min(item.k, item.token_end - item.token_begin) for item in wanted]
+        most_rows = sum(
+            count for count, item in zip(counts, wanted, strict=True) if item.resident is not None
+        )
+        head_bytes = heads * sum(counts) * 4
+        with attached.noting_loss():
+            data = attached.rpc.read_stream(
+                attached.rpc.stub.TopK, request, head_bytes + heads * most_rows * row_bytes
+            )
+        if len(data) < head_bytes or (len(data) - head_bytes) % row_bytes:
+            raise StoreError(
+                f"the store's reply to TopK has {len(data)} bytes, and {head_bytes} of positions"
+            )
+        flat = np.frombuffer(data, "<i4", head_bytes // 4).astype(np.int64)
+        ends = np.cumsum([heads * count for count in counts])[:-1]
+        positions = [part.reshape(heads, -1) for part in np.split(flat, ends)]
+        return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)
 
     def release(self, sequence_id: str) -> None:
         """End a sequence; its private slabs and indexes are free at once. Unknown ids are harmless."""

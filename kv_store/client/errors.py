@@ -2,6 +2,7 @@
 
 StoreError
 ├── VersionMismatch       store and client are not of one edition
+├── TokenRefused          the store asks for another token
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
@@ -22,6 +23,10 @@ class StoreError(Exception):
 
 class VersionMismatch(StoreError):
     """Store and client are of different versions; the text names both and the remedy."""
+
+
+class TokenRefused(StoreError):
+    """The store asks for a token, and this client has none or another."""
 
 
 class StoreUnreachable(StoreError):

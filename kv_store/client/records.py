@@ -62,14 +62,14 @@ class ArrayRef:
 
 @dataclass(frozen=True, slots=True)
 class IndexSegment:
-    """A trained index. `arrays` are read-only and valid until the sequence is released.
+    """A trained index. `arrays` are read-only and valid until the sequence is released; there are none where the store
+    itself selects.
 
     pq: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]; by "ip" a centroid has its added coordinate last,
     d/m + 1 in all, and max_square_norms float32 [H, m] is phi. kmeans: centroids float32 [H, C, d], labels int32
     [H, N]. Row i of codes and labels is token `token_begin + i`.
     """
 
-    index_id: int
     kind: str
     arrays: Mapping[str, npt.NDArray[Any]]
     training_seconds: float
@@ -83,6 +83,22 @@ class RowsWanted:
     sequence_id: str
     kv_head: int
     positions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TopKWanted:
+    """What one sequence selects from: the `k` best of the candidates [token_begin, token_end).
+
+    queries: float32 [num_kv_heads, group_size, head_dim]. resident: bool [num_kv_heads, candidates], true where the row
+    is not wanted; None: no rows are.
+    """
+
+    sequence_id: str
+    token_begin: int
+    token_end: int
+    k: int
+    queries: npt.NDArray[np.float32]
+    resident: npt.NDArray[np.bool_] | None = None
 
 
 def count_rows(wanted: Sequence[RowsWanted]) -> int:

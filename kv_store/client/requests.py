@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kv_store.client import wire
-from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
-from kv_store.client.records import IndexParams, RowsWanted
+from kv_store.client.errors import refusing_odd_fields
+from kv_store.client.records import IndexParams, RowsWanted, TopKWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 
@@ -84,19 +83,19 @@ def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted])
 
 
 def top_k(
-    epoch: int, worker_id: str, index_id: int, queries: npt.NDArray[np.float32], k: int
+    epoch: int, worker_id: str, layer: int, wanted: Sequence[TopKWanted], scale: float
 ) -> pb.TopKRequest:
-    """Queries float32 [num_kv_heads, group_size, head_dim]. Raises InvalidStoreRequest."""
-    if queries.ndim != 3:
-        raise InvalidStoreRequest(
-            f"queries are {list(queries.shape)}, not [num_kv_heads, group_size, head_dim]"
-        )
+    """Raises InvalidStoreRequest for a value that no message can carry."""
     with refusing_odd_fields():
-        return pb.TopKRequest(
-            epoch=epoch,
-            worker_id=worker_id,
-            index_id=index_id,
-            queries=np.ascontiguousarray(queries, "<f4").tobytes(),
-            group_size=queries.shape[1],
-            k=k,
-        )
+        items = [
+            pb.TopKItem(
+                sequence_id=item.sequence_id,
+                token_begin=item.token_begin,
+                token_end=item.token_end,
+                k=item.k,
+                queries=np.ascontiguousarray(item.queries, "<f4").tobytes(),
+                resident=None if item.resident is None else np.packbits(item.resident).tobytes(),
+            )
+            for item in wanted
+        ]
+        return pb.TopKRequest(epoch=epoch, worker_id=worker_id, layer=layer, scale=scale, items=items)

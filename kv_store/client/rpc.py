@@ -17,6 +17,7 @@ from kv_store.client.errors import (
     StoreError,
     StoreFull,
     StoreUnreachable,
+    TokenRefused,
     VersionMismatch,
 )
 from kv_store.v1 import kv_store_pb2 as pb
@@ -25,6 +26,7 @@ from kv_store.v1 import kv_store_pb2_grpc
 Reply = TypeVar("Reply")
 
 MAX_MESSAGE_BYTES = 16 << 20
+TOKEN_KEY = "authorization"
 # gRPC's own words for a method that the other side does not have.
 _UNKNOWN_METHOD = "Method not found!"
 _OPTIONS = (
@@ -44,6 +46,7 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
     grpc.StatusCode.NOT_FOUND: NotInStore,
+    grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
 }
 
@@ -69,11 +72,17 @@ def translated(target: str) -> Iterator[None]:
         raise StoreUnreachable(f"KV store at {target}: {exc}") from exc
 
 
-class StoreRpc:
-    """One channel. Every call has a deadline of `timeout_seconds` and raises StoreError only."""
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What a call says of itself to a store that asks for a token; nothing without one."""
+    return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
 
-    def __init__(self, target: str, timeout_seconds: float) -> None:
+
+class StoreRpc:
+    """One channel. Every call has a deadline of `timeout_seconds`, shows the token and raises StoreError only."""
+
+    def __init__(self, target: str, timeout_seconds: float, token: str = "") -> None:
         self.target = target
+        self._metadata = token_metadata(token)
         self.timeout_seconds = timeout_seconds
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self.stub = kv_store_pb2_grpc.KVStoreStub(self._channel)
@@ -95,7 +104,9 @@ class StoreRpc:
         VersionMismatch."""
         try:
             with translated(self.target):
-                reply = self.stub.Attach(request, timeout=self.timeout_seconds, wait_for_ready=True)
+                reply = self.stub.Attach(
+                    request, timeout=self.timeout_seconds, wait_for_ready=True, metadata=self._metadata
+                )
         except StaleEpoch as exc:
             raise InvalidStoreRequest(str(exc)) from exc
         self.check(reply.edition)
@@ -103,31 +114,30 @@ class StoreRpc:
 
     def call(self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None) -> Reply:
         with translated(self.target):
-            return method(request, timeout=timeout_seconds or self.timeout_seconds)
+            return method(request, timeout=timeout_seconds or self.timeout_seconds, metadata=self._metadata)
 
     def read_stream(
-        self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, num_bytes: int
-    ) -> bytearray:
-        """The stream's bytes, exactly `num_bytes`. Raises StoreError when there are more or fewer."""
-        data = bytearray(num_bytes)
-        end = 0
+        self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, most_bytes: int
+    ) -> bytes:
+        """The stream's bytes. Raises StoreError once there are more than `most_bytes`."""
+        chunks, num_bytes = [], 0
         with translated(self.target):
-            for chunk in method(request, timeout=self.timeout_seconds):
-                begin, end = end, end + len(chunk.data)
-                if end > num_bytes:
-                    break
-                data[begin:end] = chunk.data
-        if end != num_bytes:
-            raise StoreError(f"KV store at {self.target}: {end} bytes came where {num_bytes} were expected")
-        return data
+            for chunk in method(request, timeout=self.timeout_seconds, metadata=self._metadata):
+                num_bytes += len(chunk.data)
+                if num_bytes > most_bytes:
+                    raise StoreError(
+                        f"KV store at {self.target}: more than the {most_bytes} bytes asked for came"
+                    )
+                chunks.append(chunk.data)
+        return b"".join(chunks)
 
     def close(self) -> None:
         self._channel.close()
 
 
-def check_edition(target: str, timeout_seconds: float) -> None:
-    """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable."""
-    rpc = StoreRpc(target, timeout_seconds)
+def check_edition(target: str, timeout_seconds: float, token: str = "") -> None:
+    """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable, TokenRefused."""
+    rpc = StoreRpc(target, timeout_seconds, token)
     try:
         rpc.hello()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
+from kv_store.errors import InvalidArgument
 from kv_store.index.keys import Keys, KeySource
 
 Array = npt.NDArray[Any]
@@ -59,6 +61,11 @@ class Index(ABC):
         """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
 
     @property
+    def is_searchable(self) -> bool:
+        """Whether its second array says something of each token."""
+        return True
+
+    @property
     def costs_like(self) -> str:
         """Indexes of one name take alike for as many tokens, points and iterations."""
         return self.kind
@@ -77,6 +84,19 @@ class Index(ABC):
         """Fit one head's keys. The same keys, options and seed give the same arrays. Raises InvalidArgument for a key
         that is not finite."""
 
+    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+        """What one head's fitted arrays say of tokens behind those that were fitted: a row of the second array for each
+        key. Raises InvalidArgument where such tokens need an index of their own."""
+        raise InvalidArgument(
+            f"{keys.num_rows} candidates are in no {self.kind} index: build one over them too"
+        )
+
     @abstractmethod
-    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
-        """At most `k` rows for one head's queries float32 [G, d]: row numbers, ascending, int64."""
+    def select_head(
+        self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
+    ) -> npt.NDArray[np.int64]:
+        """The `k` best rows for one head's queries float32 [G, d]: row numbers, ascending, int64 [min(k, rows)].
+
+        segments: one head's arrays of indexes that adjoin each other; rows count through all of them. scale: of the
+        model's attention. Raises InvalidArgument where indexes of this kind cannot be searched together.
+        """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import faiss
 import numpy as np
@@ -86,8 +87,14 @@ class KMeansIndex(Index):
             labels = members[self._assign(points, centroids[members])].astype(np.int32)
         return Fit((centroids, labels), options.max_iterations, seconds)
 
-    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
-        centroids, labels = arrays
+    def select_head(
+        self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
+    ) -> npt.NDArray[np.int64]:
+        firsts = np.cumsum([0, *(len(centroids) for centroids, _ in segments)])
+        centroids = np.concatenate([centroids for centroids, _ in segments])
+        labels = np.concatenate(
+            [labels + first for (_, labels), first in zip(segments, firsts, strict=False)]
+        )
         return cluster_rows(queries, centroids, labels, k)
 
     def _assign(self, points: Keys, centroids: Keys) -> npt.NDArray[np.int32]:

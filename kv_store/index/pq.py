@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import faiss
 import numpy as np
@@ -51,6 +52,10 @@ class PQIndex(Index):
         return tuple(specs)
 
     @property
+    def is_searchable(self) -> bool:
+        return self._assigns
+
+    @property
     def costs_like(self) -> str:
         return self.kind if self._assigns else "pq codebooks"
 
@@ -84,13 +89,20 @@ class PQIndex(Index):
             codes[begin : begin + len(rows)] = coder.codes(self._parts_of(rows, max_square_norms))
         return codes
 
-    def select_head(self, queries: Keys, arrays: tuple[Array, ...], k: int) -> npt.NDArray[np.int64]:
-        if not self._assigns:
-            raise InvalidArgument("an index of codebooks only has no codes to search: build it with them")
-        codebooks, codes = arrays[:2]
+    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+        return self._codes(keys, arrays[0], arrays[2] if self._is_ip else None)
+
+    def select_head(
+        self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
+    ) -> npt.NDArray[np.int64]:
+        if len(segments) != 1:
+            raise InvalidArgument(
+                f"the candidates are in {len(segments)} PQ indexes: build one over their first tokens"
+            )
+        codebooks, codes = segments[0][:2]
         # A query's added coordinate would be 0.
         return top_k_positions(
-            pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes), k
+            pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes, scale), k
         )
 
     def _sample(self, keys: KeySource, options: FitOptions) -> Keys:

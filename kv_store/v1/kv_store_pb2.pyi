@@ -249,40 +249,46 @@ class ArrayRef(_message.Message):
     def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BuildIndexResponse(_message.Message):
-    __slots__ = ("index_id", "kind", "arrays", "training_seconds", "iterations")
-    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("kind", "arrays", "training_seconds", "iterations")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
-    index_id: int
     kind: IndexKind
     arrays: _containers.RepeatedCompositeFieldContainer[ArrayRef]
     training_seconds: float
     iterations: int
-    def __init__(self, index_id: _Optional[int] = ..., kind: _Optional[_Union[IndexKind, str]] = ..., arrays: _Optional[_Iterable[_Union[ArrayRef, _Mapping]]] = ..., training_seconds: _Optional[float] = ..., iterations: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[IndexKind, str]] = ..., arrays: _Optional[_Iterable[_Union[ArrayRef, _Mapping]]] = ..., training_seconds: _Optional[float] = ..., iterations: _Optional[int] = ...) -> None: ...
+
+class TopKItem(_message.Message):
+    __slots__ = ("sequence_id", "token_begin", "token_end", "k", "queries", "resident")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_END_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    token_begin: int
+    token_end: int
+    k: int
+    queries: bytes
+    resident: bytes
+    def __init__(self, sequence_id: _Optional[str] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., k: _Optional[int] = ..., queries: _Optional[bytes] = ..., resident: _Optional[bytes] = ...) -> None: ...
 
 class TopKRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "index_id", "queries", "group_size", "k")
+    __slots__ = ("epoch", "worker_id", "layer", "scale", "items")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
-    QUERIES_FIELD_NUMBER: _ClassVar[int]
-    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
-    K_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
-    index_id: int
-    queries: bytes
-    group_size: int
-    k: int
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., index_id: _Optional[int] = ..., queries: _Optional[bytes] = ..., group_size: _Optional[int] = ..., k: _Optional[int] = ...) -> None: ...
-
-class TopKResponse(_message.Message):
-    __slots__ = ("positions",)
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    positions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, positions: _Optional[_Iterable[int]] = ...) -> None: ...
+    layer: int
+    scale: float
+    items: _containers.RepeatedCompositeFieldContainer[TopKItem]
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., layer: _Optional[int] = ..., scale: _Optional[float] = ..., items: _Optional[_Iterable[_Union[TopKItem, _Mapping]]] = ...) -> None: ...
 
 class GatherItem(_message.Message):
     __slots__ = ("sequence_id", "layer", "kv_head", "positions")
@@ -341,16 +347,6 @@ class PutRowsRequest(_message.Message):
 class PutRowsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class FetchIndexRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "index_id")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    worker_id: str
-    index_id: int
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., index_id: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "sequence_id")

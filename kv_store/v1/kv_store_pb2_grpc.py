@@ -69,10 +69,10 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.BuildIndexRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.BuildIndexResponse.FromString,
                 _registered_method=True)
-        self.TopK = channel.unary_unary(
+        self.TopK = channel.unary_stream(
                 '/carrel.kv_store.v1.KVStore/TopK',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.TopKRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.TopKResponse.FromString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.FromString,
                 _registered_method=True)
         self.Gather = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Gather',
@@ -88,11 +88,6 @@ class KVStoreStub(object):
                 '/carrel.kv_store.v1.KVStore/PutRows',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsResponse.FromString,
-                _registered_method=True)
-        self.FetchIndex = channel.unary_stream(
-                '/carrel.kv_store.v1.KVStore/FetchIndex',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.FetchIndexRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Release',
@@ -169,7 +164,9 @@ class KVStoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TopK(self, request, context):
-        """Store-side selection over a PQ or K-means index.
+        """Selection for a worker that keeps no index, of one layer of any number of sequences: scores the candidates, and answers
+        with the positions of the best and with the rows of those that the worker does not have. The stream's bytes are, item by
+        item, int32 [num_kv_heads, min(k, candidates)], ascending; then all rows, item by item, head by head.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,13 +188,6 @@ class KVStoreServicer(object):
 
     def PutRows(self, request_iterator, context):
         """Writes rows into reserved slabs, for a worker that cannot map the arena.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchIndex(self, request, context):
-        """An index segment as messages, for a worker that cannot map the arena.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,10 +259,10 @@ def add_KVStoreServicer_to_server(servicer, server):
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.BuildIndexRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.BuildIndexResponse.SerializeToString,
             ),
-            'TopK': grpc.unary_unary_rpc_method_handler(
+            'TopK': grpc.unary_stream_rpc_method_handler(
                     servicer.TopK,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.TopKRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.TopKResponse.SerializeToString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.SerializeToString,
             ),
             'Gather': grpc.unary_unary_rpc_method_handler(
                     servicer.Gather,
@@ -288,11 +278,6 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.PutRows,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsResponse.SerializeToString,
-            ),
-            'FetchIndex': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchIndex,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.FetchIndexRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -525,12 +510,12 @@ class KVStore(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/carrel.kv_store.v1.KVStore/TopK',
             kv__store_dot_v1_dot_kv__store__pb2.TopKRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.TopKResponse.FromString,
+            kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -612,33 +597,6 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/PutRows',
             kv__store_dot_v1_dot_kv__store__pb2.PutRowsRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.PutRowsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchIndex(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/carrel.kv_store.v1.KVStore/FetchIndex',
-            kv__store_dot_v1_dot_kv__store__pb2.FetchIndexRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.RowsChunk.FromString,
             options,
             channel_credentials,
             insecure,

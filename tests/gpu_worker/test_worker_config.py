@@ -47,6 +47,7 @@ def test_every_field_has_a_flag_and_a_variable():
         "CARREL_STORE": "store:9000",
         "CARREL_ALLOW_REMOTE": "yes",
         "CARREL_STORE_TIMEOUT": "1.5",
+        "CARREL_STORE_TOKEN": "of sixteen or more",
         "CARREL_DEVICE": "cuda:1",
         "CARREL_DTYPE": "float16",
         "CARREL_THREADS": "3",
@@ -59,7 +60,7 @@ def test_every_field_has_a_flag_and_a_variable():
         "CARREL_HOT_CACHE": "0.5",
         "CARREL_GPU_MEMORY_LIMIT": "24GiB",
         "CARREL_SLOT_MEMORY": "512MiB",
-        "CARREL_TRANSPORT": "grpc",
+        "CARREL_TRANSPORT": "shm",
         "CARREL_INDEX_DEVICE": "gpu",
         "CARREL_PREFIX_CACHE": "off",
         "CARREL_FULL_LAYERS": "2",
@@ -85,6 +86,7 @@ def test_every_field_has_a_flag_and_a_variable():
         store="store:9000",
         allow_remote=True,
         store_timeout_seconds=1.5,
+        store_token="of sixteen or more",
         device="cuda:1",
         dtype="float16",
         threads=3,
@@ -97,7 +99,7 @@ def test_every_field_has_a_flag_and_a_variable():
         hot_cache=HotCache(share=0.5),
         gpu_memory_limit_bytes=24 * 2**30,
         slot_memory_bytes=512 * 2**20,
-        transport="grpc",
+        transport="shm",
         index_device="gpu",
         prefix_cache="off",
         full_layers=2,
@@ -117,7 +119,8 @@ def test_every_field_has_a_flag_and_a_variable():
         json_events=True,
     )
     assert config == expected
-    assert len(environ) == len(dataclasses.fields(WorkerConfig))
+    # all but the file, which takes the token's place
+    assert len(environ) == len(dataclasses.fields(WorkerConfig)) - 1
     flags = []
     for name, text in environ.items():
         flag = "--" + name.removeprefix("CARREL_").lower().replace("_", "-")
@@ -259,6 +262,11 @@ def test_dtype_follows_device_and_model():
     assert config.resolve_dtype("cuda:0", None) == "bfloat16"
     assert parse("--dtype", "bfloat16").resolve_dtype("cpu", None) == "bfloat16"
     assert [row_type(name) for name in ("float32", "bfloat16", "float16")] == ["fp32", "bf16", "fp16"]
+
+
+def test_a_store_that_selects_leaves_no_index_to_the_device():
+    with pytest.raises(ConfigError, match=r"--index-device 'gpu'.*--transport grpc"):
+        parse("--transport", "grpc", "--index-device", "gpu")
 
 
 def test_a_device_that_is_not_there_is_refused():

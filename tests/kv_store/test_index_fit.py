@@ -77,8 +77,7 @@ def test_codebooks_alone_are_those_that_come_with_codes(metric: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found, (whole[0], *whole[2:]), strict=True))
     specs = alone.specs(Layout(1, 1, 16), 600)
     assert [(spec.shape[1:], spec.dtype) for spec in specs] == [(a.shape, a.dtype.name) for a in found]
-    with pytest.raises(InvalidArgument, match="codebooks only"):
-        alone.select_head(keys[:1], found, 5)
+    assert not alone.is_searchable
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
@@ -144,7 +143,7 @@ def test_pq_by_inner_product_adds_a_coordinate_to_each_part() -> None:
     assert codes.tolist() == [[0, 0], [1, 1], [2, 2]]
     # Products with (1, 0, 0, 1) are 4, 0 and 5; the coordinates that were added, of up to 4.9, have no part in them.
     query = np.array([[1, 0, 0, 1]], np.float32)
-    best = [index.select_head(query, (codebooks, codes, norms), k).tolist() for k in (1, 2)]
+    best = [index.select_head(query, [(codebooks, codes, norms)], k, 0.5).tolist() for k in (1, 2)]
     assert best == [[2], [0, 2]]
 
 
@@ -176,7 +175,7 @@ def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     (centroids, labels) = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
     assert centroids.shape == (10, 8)
     assert np.bincount(labels, minlength=10).tolist() == [1] * 6 + [0] * 4
-    assert index.select_head(keys[:1], (centroids, labels), 6).tolist() == list(range(6))
+    assert index.select_head(keys[:1], [(centroids, labels)], 6, 1.0).tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> Non
             grpc.StatusCode.INVALID_ARGUMENT,
         ),
         (
-            stub.FetchIndex,
-            pb.FetchIndexRequest(epoch=epoch, worker_id="w", index_id=2**64 - 1),
+            stub.TopK,
+            pb.TopKRequest(epoch=epoch, worker_id="w", items=[pb.TopKItem(sequence_id="b")]),
             grpc.StatusCode.NOT_FOUND,
         ),
         (stub.PutRows, iter(()), grpc.StatusCode.INVALID_ARGUMENT),

@@ -25,19 +25,19 @@ def test_pq_scores_are_softmax_sums_over_the_group() -> None:
     keys = np.concatenate([codebooks[0][codes[:, 0]], codebooks[1][codes[:, 1]]], axis=1).astype(np.float64)
     logits = queries.astype(np.float64) @ keys.T / np.sqrt(8)
     weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert np.allclose(pq_scores(queries, codebooks, codes), weights.sum(axis=0), rtol=1e-5)
+    assert np.allclose(pq_scores(queries, codebooks, codes, 8**-0.5), weights.sum(axis=0), rtol=1e-5)
 
 
 def test_pq_scores_stand_large_logits() -> None:
     queries = np.full((1, 4), 1e4, np.float32)
     codebooks = np.array([[[1, 1, 1, 1], [-1, -1, -1, -1]]], np.float32)
-    assert pq_scores(queries, codebooks, np.array([[0], [1]], np.uint8)).tolist() == [1.0, 0.0]
+    assert pq_scores(queries, codebooks, np.array([[0], [1]], np.uint8), 0.5).tolist() == [1.0, 0.0]
 
 
 def brute_clusters(queries: np.ndarray, centroids: np.ndarray, labels: np.ndarray, k: int) -> list[int]:
     scores = centroids @ queries.sum(axis=0)
     taken: list[int] = []
-    for cluster in sorted(range(len(centroids)), key=lambda c: (-scores[c], -c)):
+    for cluster in sorted(range(len(centroids)), key=lambda c: (-scores[c], c)):
         taken += [i for i in range(len(labels)) if labels[i] == cluster]
     return sorted(taken[:k])
 

@@ -33,7 +33,7 @@ EXAMPLE = (ROOT / ".env.example").read_text()
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 # fixed by compose.yaml: where processes listen, what they run on, who supervises them
 FIXED = {"listen", "store", "allow_remote", "store_timeout", "device", "json_events", "worker", "host"}
-FIXED |= {"runtime", "arena_socket", "max_restarts", "help"}
+FIXED |= {"runtime", "arena_socket", "max_restarts", "store_token", "store_token_file", "help"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?-)([^}]*))?\}")
 ENDING_S = 20.0
 

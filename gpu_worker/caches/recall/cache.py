@@ -13,6 +13,7 @@ from gpu_worker.caches.recall.hot_cache import HotCache, HotCacheSize
 from gpu_worker.caches.recall.index_book import IndexBook
 from gpu_worker.caches.recall.index_training import IndexTraining, recall_policy
 from gpu_worker.caches.recall.step import RecallParts, RecallStep
+from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -56,6 +57,9 @@ class RecallCache(Cache):
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
         self.indexes = IndexBook(shape)
+        self._in_store: StoreSelection | None = None
+        if offloader.selects_in_store:
+            self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)
         self._training = IndexTraining(
             shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
         )
@@ -108,7 +112,8 @@ class RecallCache(Cache):
         """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
         try:
             self.fixed.make_room(sequence.num_fixed)
-            self.indexes.make(recall_policy(sequence))
+            if self._in_store is None:
+                self.indexes.make(recall_policy(sequence))
             if sequence.can_miss:
                 self._hot_cache()
         except torch.OutOfMemoryError as error:
@@ -211,12 +216,15 @@ class RecallCache(Cache):
             self.hot,
             self._fetch,
             self.indexes,
+            self._in_store,
             self._probe,
         )
         return RecallStep(group, layers, recall_policy(group.sequences[0]), parts)
 
     def _make_fetch(self) -> RecallFetch:
         arena = self._offloader.arena
+        if self._in_store is not None:
+            return self._in_store
         if arena is None:
             return StoreFetch(self._pool, self._block_tables, self._offloader)
         return ArenaFetch(arena, self._pool, self._block_tables, self._fetched)

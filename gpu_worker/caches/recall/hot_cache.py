@@ -92,6 +92,10 @@ class HotCache:
         slots = self.slot_of[sequence.seat, layer][:, positions].long()
         return physical_slots(self._tables[sequence.seat, layer], slots)
 
+    def holds(self, sequence: Sequence, layer: int, begin: int, end: int) -> Tensor:
+        """Which of the positions [begin, end) are resident: bool [H_kv, end - begin]."""
+        return self.slot_of[sequence.seat, layer, :, begin:end] >= 0
+
     def place(self, rows: RowInputs, layers: range) -> Tensor:
         """Give the new tokens slots in every layer and head: their pool rows, int32 [B, layers, H_kv]."""
         span = slice(layers.start, layers.stop)

@@ -67,10 +67,12 @@ class IndexTraining:
         self._whole = whole
         self._fixed = fixed
         self.trains_here = trains_here
-        self._is_quick = is_quick(shape.device)
+        self._is_quick = is_quick(shape.device) and not offloader.selects_in_store
 
     def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
+        if self._offloader.selects_in_store:
+            return
         self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
         job = prompt_job(sequence) if self._is_trained_here(sequence, layer) else None
         if job is not None:
@@ -89,8 +91,8 @@ class IndexTraining:
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
         segment = self._offloader.segment(trained, timeout_seconds)
-        if segment is None:
-            return False
+        if segment is None or self._offloader.selects_in_store:
+            return segment is not None
         policy, layer, job = recall_policy(sequence), trained.layer, trained.job
         device = self._shape.device
         arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}

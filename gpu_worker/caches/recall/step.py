@@ -13,6 +13,7 @@ from gpu_worker.caches.recall.fetch import RecallFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_book import IndexBook
+from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_slots
 from gpu_worker.policies.base import CacheShape
@@ -24,7 +25,7 @@ from gpu_worker.state.slot_pool import SlotPool
 
 @dataclass(frozen=True, slots=True)
 class RecallParts:
-    """What every recall step works with."""
+    """What every recall step works with. in_store: selects in the place of `indexes`, where the store has these."""
 
     shape: CacheShape
     pool: SlotPool
@@ -33,6 +34,7 @@ class RecallParts:
     hot: HotCache | None
     fetch: RecallFetch | None
     indexes: IndexBook
+    in_store: StoreSelection | None
     probe: Probe
 
 
@@ -58,7 +60,7 @@ class RecallStep(GroupStep):
         parts, shape, rows = self._parts, self.group.shape, self.group.rows
         candidates = self._candidates(layer, query, early_query)
         # Ascending, -1 pads at the end: int64 [B, H_kv, K].
-        positions = parts.indexes.select(self._policy, candidates, rows.counts, shape.num_selected)
+        positions = self._select(candidates)
         if self._measured:
             self._seen.append((query, self._newest(layer)[..., : query.shape[-1]], positions))
         selected = self._resident(layer, positions)
@@ -68,6 +70,12 @@ class RecallStep(GroupStep):
             return attended
         values = self._newest(layer)[..., query.shape[-1] :]
         return parts.indexes.mixed(self._policy, candidates, positions, rows, values, attended)
+
+    def _select(self, candidates: Candidates) -> Tensor:
+        parts, group = self._parts, self.group
+        if parts.in_store is not None:
+            return parts.in_store.select(candidates, group)
+        return parts.indexes.select(self._policy, candidates, group.rows.counts, group.shape.num_selected)
 
     def _newest(self, layer: int) -> Tensor:
         """The new tokens' rows [B, H_kv, 2d]; padding has anyone's."""
@@ -91,7 +99,7 @@ class RecallStep(GroupStep):
 
     def _code_leaving(self) -> None:
         """Index the tokens that leave the window at this step, before their slots may become another's."""
-        if self._policy.trains_when_leaving:
+        if self._policy.trains_when_leaving or self._parts.in_store is not None:
             return
         rows, parts = self.group.rows, self._parts
         slots = parts.fixed.leaving(rows, self._layers)

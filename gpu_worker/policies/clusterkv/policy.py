@@ -51,6 +51,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     names_metric: bool = False
 
     trains_when_leaving = True
+    needs_index_here = False
 
     def __post_init__(self) -> None:
         check_metric(self.metric, KMEANS_METRICS)

@@ -56,6 +56,8 @@ class PQCache(RecallPolicy[PQIndex]):
     metric: str = "l2"
     names_metric: bool = False
 
+    needs_index_here = False
+
     def __post_init__(self) -> None:
         check_metric(self.metric, PQ_METRICS)
 

@@ -21,6 +21,8 @@ class Transport(ABC):
     """Bytes of one attachment. Built with the attachment's answer; of no use after the epoch has changed."""
 
     name: ClassVar[str]
+    # The arena is not mapped here: indexes stay in the store, which selects.
+    selects_in_store: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -48,8 +50,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
-        """An index's arrays, read-only."""
+    def arrays(self, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
+        """An index's arrays, read-only; none where indexes stay in the store."""
 
     @abstractmethod
     def mapping(self) -> Bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_store.client import requests
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.layout import Layout
 from kv_store.client.records import ArrayRef, RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
@@ -21,9 +20,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class GrpcStreamTransport(Transport):
-    """PutRows, GatherRows and FetchIndex; the same bytes as shared memory, slower."""
+    """PutRows and GatherRows: the same bytes as shared memory, slower. Indexes stay in the store."""
 
     name = "grpc"
+    selects_in_store = True
 
     @classmethod
     def response_rows(cls, max_gather_rows: int) -> int:
@@ -61,18 +61,14 @@ class GrpcStreamTransport(Transport):
         request = requests.gather(self._epoch, self._worker_id, layer, wanted)
         num_rows = count_rows(wanted)
         data = self._rpc.read_stream(self._rpc.stub.GatherRows, request, num_rows * self._row_bytes)
-        return np.frombuffer(bytes(data), np.uint8).reshape(num_rows, self._row_bytes)
+        if len(data) != num_rows * self._row_bytes:
+            raise StoreError(
+                f"{len(data)} bytes came where {num_rows} rows of {self._row_bytes} were expected"
+            )
+        return np.frombuffer(data, np.uint8).reshape(num_rows, self._row_bytes)
 
-    def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
-        request = pb.FetchIndexRequest(epoch=self._epoch, worker_id=self._worker_id, index_id=index_id)
-        num_bytes = sum(ref.num_bytes for ref in refs)
-        data = bytes(self._rpc.read_stream(self._rpc.stub.FetchIndex, request, num_bytes))
-        arrays, begin = {}, 0
-        for ref in refs:
-            raw = np.frombuffer(data, np.uint8, ref.num_bytes, begin)
-            arrays[ref.name] = raw.view(ref.dtype).reshape(ref.shape)
-            begin += ref.num_bytes
-        return MappingProxyType(arrays)
+    def arrays(self, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
+        return {}
 
     def mapping(self) -> Bytes:
         raise InvalidStoreRequest(

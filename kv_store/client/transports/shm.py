@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client import requests
-from kv_store.client.errors import StoreError
+from kv_store.client.errors import HandoffRefused, StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.records import ArrayRef, RowsWanted, count_rows
@@ -34,6 +34,8 @@ class ShmTransport(Transport):
         self._worker_id = worker_id
         self._geometry = SlabGeometry(layout, attached.slab_bytes)
         handle = ArenaHandle(attached.region_id, attached.epoch, attached.arena_bytes)
+        if not attached.arena_socket:
+            raise HandoffRefused("the store hands out no arena over TCP: use --transport grpc")
         self._arena = receive_arena(attached.arena_socket, handle, rpc.timeout_seconds)
         self._rows = self._geometry.rows(self._arena)
         self._readable = self._arena.view()
@@ -70,7 +72,7 @@ class ShmTransport(Transport):
         end = begin + num_rows * row_bytes
         return self._readable[begin:end].reshape(num_rows, row_bytes)
 
-    def arrays(self, index_id: int, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
+    def arrays(self, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
         return MappingProxyType({ref.name: self._view(ref) for ref in refs})
 
     def mapping(self) -> Bytes:

@@ -24,6 +24,7 @@ class MemoryStore:
     """Rows in one array a sequence. `capacity_tokens` bounds what all sequences may reserve."""
 
     transport = "memory"
+    selects_in_store = False
     tokens_per_slab = 64
     max_gather_rows = 300
 
@@ -124,12 +125,12 @@ class MemoryStore:
             if not params.codebooks_only:
                 codes = [nearest(part, book) for part, book in zip(parts, books, strict=True)]
                 arrays["codes"] = np.stack(codes, axis=2).astype(np.uint8)
-            future.set_result(IndexSegment(0, "pq", arrays, 0.0, 4))
+            future.set_result(IndexSegment("pq", arrays, 0.0, 4))
         else:
             fits = [lloyd(head, params.num_clusters, seed) for head in keys]
             centroids, labels = np.stack([fit[0] for fit in fits]), np.stack([fit[1] for fit in fits])
             arrays = {"centroids": centroids, "labels": labels.astype(np.int32)}
-            future.set_result(IndexSegment(0, "kmeans", arrays, 0.0, 4))
+            future.set_result(IndexSegment("kmeans", arrays, 0.0, 4))
         return future
 
     def release(self, sequence_id: str) -> None:

@@ -1,0 +1,59 @@
+"""Selection by indexes that stay in the store, which sends the rows that the device does not have along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches.recall.fetch import RecallFetch
+from gpu_worker.caches.recall.hot_cache import HotCache
+from gpu_worker.kernels.rows import pool_rows
+from gpu_worker.policies.recall import Candidates
+from gpu_worker.state.batch import Group
+from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.store.offload import Offloader
+
+
+class StoreSelection(RecallFetch):
+    """Each selection is one call to the store for all sequences of a group in one layer; `fetch` follows it. The store
+    trains from its own rows, and codes a token when it first is a candidate: nothing of an index is on the device."""
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        block_tables: BlockTables,
+        offloader: Offloader,
+        hot_cache: Callable[[], HotCache],
+    ) -> None:
+        """hot_cache: knows which rows of a sequence that may miss are on the device."""
+        self._pool = pool
+        self._tables = block_tables.tables
+        self._offloader = offloader
+        self._hot_cache = hot_cache
+        # That came with the last selection: [n, 2d], by sequence, head and position.
+        self._rows: Tensor | None = None
+
+    def select(self, candidates: Candidates, group: Group) -> Tensor:
+        """What each sequence of the group selects: int64 [B, H_kv, K], ascending, -1 pads. Raises StoreUnavailable."""
+        query, layer, sequences = candidates.query, candidates.layer, group.sequences
+        resident: list[Tensor | None] = [None] * len(sequences)
+        if group.shape.can_miss:
+            hot = self._hot_cache()
+            resident = [hot.holds(one, layer, one.plan.num_sink, one.window_begin) for one in sequences]
+        found, self._rows = self._offloader.select(layer, sequences, query, resident, candidates.scale)
+        selected = torch.full((query.shape[0], found[0].shape[0], group.shape.num_selected), -1)
+        for lane, positions in enumerate(found):
+            selected[lane, :, : positions.shape[1]] = positions
+        return selected.to(query.device)
+
+    def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
+        assert self._rows is not None, "rows come with a selection"
+        found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
+        pool_rows(self._tables[:, layer], group.rows.seats, slots, found)
+        is_wanted = missed & (positions >= 0)
+        self._pool.rows[found[is_wanted].long()] = self._rows
+        for sequence, count in zip(group.sequences, is_wanted.sum(dim=(1, 2)).tolist(), strict=False):
+            self._offloader.count_fetched(sequence, count)
+        return found
