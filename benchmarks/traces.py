@@ -76,7 +76,7 @@ class RecordedTrace(SelectionTrace):
 
     def __init__(self, positions: Tensor, context: int) -> None:
         """positions: int32 [steps, L, B, H_kv, K], ascending in every head. context: tokens of the prompts."""
-        self._positions = positions
+        self.positions = positions
         self.context = context
 
     @classmethod
@@ -103,17 +103,17 @@ class RecordedTrace(SelectionTrace):
     def save(self, path: Path) -> None:
         """As `load` reads it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, positions=self._positions.cpu().numpy(), context=np.int64(self.context))
+        np.savez_compressed(path, positions=self.positions.cpu().numpy(), context=np.int64(self.context))
 
     @property
     def num_selected(self) -> int:
         """K: what `out` must be wide."""
-        return self._positions.shape[-1]
+        return self.positions.shape[-1]
 
     @property
     def hit_rate(self) -> float:
         """Mean share of a step's positions that the step before selected too; 0 for a single step."""
-        pairs = zip(self._positions[:-1], self._positions[1:], strict=True)
+        pairs = zip(self.positions[:-1], self.positions[1:], strict=True)
         shares = [overlap(before, after) for before, after in pairs]
         return sum(shares) / max(1, len(shares))
 
@@ -125,15 +125,15 @@ class RecordedTrace(SelectionTrace):
         """
         if self.num_selected > len(candidates):
             raise BenchmarkError(f"a trace selects {self.num_selected} positions out of {len(candidates)}")
-        order = torch.arange(self.num_selected, device=self._positions.device)
-        scaled = self._positions.long() * context // self.context
+        order = torch.arange(self.num_selected, device=self.positions.device)
+        scaled = self.positions.long() * context // self.context
         # without `order` what must ascend need only not fall
         apart = (scaled.clamp(min=candidates.start) - order).cummax(dim=-1).values + order
         last = candidates.stop - self.num_selected + order
         return RecordedTrace(apart.minimum(last).to(torch.int32), context)
 
     def select(self, step: int, out: Tensor) -> None:
-        recorded = self._positions[step % self._positions.shape[0]]
+        recorded = self.positions[step % self.positions.shape[0]]
         layers, rows, heads = (
             torch.arange(size, device=out.device) % num_recorded
             for size, num_recorded in zip(out.shape[:3], recorded.shape[:3], strict=True)

@@ -63,7 +63,7 @@ def _maker(
             steps.append(out[0])
         seats = torch.arange(workload.batch, device=device)
         capacities = torch.full_like(seats, num_slots)
-        state = _empty(workload, shape.num_kv_heads, num_slots, device)
+        state = empty_state(workload, shape.num_kv_heads, num_slots, device)
         rows = SeatRows(seats, capacities, torch.zeros_like(seats), torch.full_like(seats, workload.context))
         for required in steps:
             resolve(state, rows, required)
@@ -86,7 +86,7 @@ def _maker(
     return make
 
 
-def _empty(workload: Workload, num_heads: int, num_slots: int, device: torch.device) -> Residency:
+def empty_state(workload: Workload, num_heads: int, num_slots: int, device: torch.device) -> Residency:
     def integers(*size: int, fill: int = 0) -> Tensor:
         return torch.full((workload.batch, num_heads, *size), fill, dtype=torch.int32, device=device)
 

@@ -49,7 +49,7 @@ class CarrelDecode(DecodeRival):
 
     def __init__(self, shape: ModelShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
-        self._model = dummy_model(shape, device)
+        self.model = dummy_model(shape, device)
 
     def measure(self, case: DecodeCase) -> DecodeFigures:
         with limited(self._device, case.gpu_memory_limit):
@@ -68,7 +68,7 @@ class CarrelDecode(DecodeRival):
         num_warm = 2 * interval if interval > 1 else WARM_UP_STEPS
         # The first in decodes while the others' prompts are filled in.
         capacity = case.context + num_warm + num_steps + WARM_UP_STEPS + 3 * case.batch + 16
-        house = House(self._model, policy, budget_of(case), case.batch, case.context, capacity, PREFILL_CHUNK)
+        house = House(self.model, policy, budget_of(case), case.batch, case.context, capacity, PREFILL_CHUNK)
         with running_engine(
             house, policies, SyntheticPrefill, limit=case.gpu_memory_limit, trains_indexes=True
         ) as engine:

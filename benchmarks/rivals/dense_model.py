@@ -43,10 +43,10 @@ class DenseModel:
 
         width, heads = shape.hidden_size, shape.num_heads * shape.head_dim
         qkv = heads + 2 * shape.num_kv_heads * shape.head_dim
-        self._embed = matrix(shape.vocab_size, width)
-        self._head = self._embed if shape.tie_word_embeddings else matrix(shape.vocab_size, width)
-        self._final_norm = norm()
-        self._layers = [
+        self.embed = matrix(shape.vocab_size, width)
+        self.head = self.embed if shape.tie_word_embeddings else matrix(shape.vocab_size, width)
+        self.final_norm = norm()
+        self.layers = [
             DenseLayer(
                 norm(),
                 matrix(qkv, width),
@@ -72,8 +72,8 @@ class DenseModel:
         """The likeliest token behind each of the last `num_last` of token_ids [T]."""
         shape = self.shape
         cos, sin = rotation
-        hidden = F.embedding(token_ids, self._embed)
-        for index, layer in enumerate(self._layers):
+        hidden = F.embedding(token_ids, self.embed)
+        for index, layer in enumerate(self.layers):
             qkv = F.linear(self._norm(hidden, layer.input_norm), layer.qkv)
             heads = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
             num_turned = shape.num_heads + shape.num_kv_heads
@@ -84,7 +84,7 @@ class DenseModel:
             hidden = hidden + F.linear(attention.flatten(1), layer.output)
             gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-        return F.linear(self._norm(hidden[-num_last:], self._final_norm), self._head).argmax(-1)
+        return F.linear(self._norm(hidden[-num_last:], self.final_norm), self.head).argmax(-1)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.shape.rms_norm_eps)

@@ -67,7 +67,7 @@ class House:
         wanted = self.batch * self._sequence_blocks(every)
         if limit is None:
             return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
-        room = self._room(limit, trains_indexes) // self._block_bytes
+        room = self.room_beside_slots(limit, trains_indexes) // self._block_bytes
         if wanted <= room:
             return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
         per_head = room // (self.batch * self._num_heads)
@@ -106,7 +106,7 @@ class House:
     def _block_bytes(self) -> int:
         return BLOCK_SIZE * 2 * self.shape.head_dim * self.shape.dtype.itemsize
 
-    def _room(self, limit: int, trains_indexes: bool) -> int:
+    def room_beside_slots(self, limit: int, trains_indexes: bool) -> int:
         """Bytes of slots that the engine would take within the limit."""
         workload = Workload(
             model=self.model.config,

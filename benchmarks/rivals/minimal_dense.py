@@ -94,7 +94,7 @@ class MinimalDensePrefill(PrefillRival):
             rotation = model.rotation(torch.arange(case.context, device=model.device))
 
             def first_token() -> int:
-                return int(model.next_tokens(token_ids, rotation, _attend_causally, 1))
+                return int(model.next_tokens(token_ids, rotation, attend_causally, 1))
 
             micros = time_blocking(first_token, case.repeats, model.device)
             return PrefillFigures(micros.scaled(1e-3), None, peak_bytes(model.device))
@@ -120,7 +120,7 @@ def _attend_nothing(_layer: int, queries: Tensor, _keys: Tensor, _values: Tensor
     return queries
 
 
-def _attend_causally(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_causally(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     query, key, value = (each.transpose(0, 1)[None] for each in (queries, keys, values))
     attention = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return attention[0].transpose(0, 1)

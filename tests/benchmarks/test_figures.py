@@ -61,10 +61,8 @@ def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
 
 def test_shapes_count_their_weights() -> None:
     model = DenseModel(SHAPES["tiny"], torch.device("cpu"), torch.float32)
-    layers = [
-        getattr(layer, name) for layer in model._layers for name in ("qkv", "output", "gate_up", "down")
-    ]
-    held = sum(matrix.numel() for matrix in [*layers, model._embed, model._head])
+    layers = [getattr(layer, name) for layer in model.layers for name in ("qkv", "output", "gate_up", "down")]
+    held = sum(matrix.numel() for matrix in [*layers, model.embed, model.head])
     assert SHAPES["tiny"].num_weights == held
     llama = SHAPES["llama-3.1-8b"]
     assert llama.num_weights == pytest.approx(8.03e9, rel=1e-3)

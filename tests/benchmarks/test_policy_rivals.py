@@ -259,7 +259,7 @@ def test_a_sequence_that_fails_does_not_hang(decoding: Any, monkeypatch: pytest.
 
 
 def house(policy: Any, budget: Budget, decoding: CarrelDecode) -> House:
-    return House(decoding._model, policy, budget, 2, 1000, 1064, 8192)
+    return House(decoding.model, policy, budget, 2, 1000, 1064, 8192)
 
 
 def test_a_retain_policy_takes_the_slots_that_it_keeps(decoding: CarrelDecode) -> None:
@@ -278,7 +278,7 @@ def test_under_a_limit_sequences_that_recall_share_what_is_left(decoding: Carrel
     every = recalling.slots(None, True)
     much = 16 << 30
     assert recalling.slots(much, True) == every
-    others = much - recalling._room(much, True)
+    others = much - recalling.room_beside_slots(much, True)
     # half of the slots
     limit = others + every.num_bytes // 2
     shared = recalling.slots(limit, True)
@@ -291,7 +291,7 @@ def test_under_a_limit_sequences_that_recall_share_what_is_left(decoding: Carrel
         recalling.slots(others // 2, True)
     dense = house(Full(), Budget(share=1.0), decoding)
     with pytest.raises(NotMeasurable, match="2 sequences need"):
-        dense.slots(much - dense._room(much, True) + every.num_bytes // 2 + 4096, True)
+        dense.slots(much - dense.room_beside_slots(much, True) + every.num_bytes // 2 + 4096, True)
 
 
 def decodes(house: House, limit: int) -> int:

@@ -20,7 +20,7 @@ from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
 from benchmarks.rivals.child import measure_all
 from benchmarks.rivals.dense_model import DenseModel
-from benchmarks.rivals.minimal_dense import _attend_causally
+from benchmarks.rivals.minimal_dense import attend_causally
 from benchmarks.shapes import SHAPES
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
@@ -38,7 +38,7 @@ def test_the_dense_model_decodes_what_it_prefills() -> None:
         layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         kept.append((keys, values))
-        return _attend_causally(layer, queries, keys, values)
+        return attend_causally(layer, queries, keys, values)
 
     whole = model.next_tokens(prompt, rotation, attend_and_keep, 30)
     assert len(set(whole.tolist())) > 10
@@ -60,9 +60,9 @@ def test_the_dense_model_is_a_llama() -> None:
     shape = replace(TINY, vocab_size=500)
     ours = DenseModel(shape, CPU, torch.float32)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape.config_fields())).eval()
-    state = {"model.embed_tokens.weight": ours._embed, "lm_head.weight": ours._head}
-    state["model.norm.weight"] = ours._final_norm
-    for index, layer in enumerate(ours._layers):
+    state = {"model.embed_tokens.weight": ours.embed, "lm_head.weight": ours.head}
+    state["model.norm.weight"] = ours.final_norm
+    for index, layer in enumerate(ours.layers):
         prefix = f"model.layers.{index}"
         heads = [num * shape.head_dim for num in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
         for name, matrix in zip("qkv", layer.qkv.split(heads), strict=True):
@@ -78,7 +78,7 @@ def test_the_dense_model_is_a_llama() -> None:
         }
     theirs.load_state_dict(state)
     prompt = torch.randint(500, (40,), generator=torch.Generator().manual_seed(2))
-    found = ours.next_tokens(prompt, ours.rotation(torch.arange(40)), _attend_causally, 40)
+    found = ours.next_tokens(prompt, ours.rotation(torch.arange(40)), attend_causally, 40)
     assert found.tolist() == theirs(prompt[None]).logits[0].argmax(-1).tolist()
 
 

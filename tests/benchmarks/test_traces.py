@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.commands.options import Workload
 from benchmarks.errors import BenchmarkError
-from benchmarks.kernels.resolve import _empty
+from benchmarks.kernels.resolve import empty_state
 from benchmarks.traces import RecordedTrace, WindowTrace, overlap
 from gpu_worker.kernels.resolve.reference import SeatRows, resolve
 
@@ -60,7 +60,7 @@ def test_the_same_seed_selects_the_same() -> None:
 def test_a_hot_cache_hits_as_often_as_the_trace_says() -> None:
     selected, slots, workload = 40, 160, Workload(1000, 2)
     trace = WindowTrace(2, 2, range(1000), selected, 0.9, CPU)
-    state = _empty(workload, 2, slots, CPU)
+    state = empty_state(workload, 2, slots, CPU)
     seats = torch.arange(2)
     rows = SeatRows(seats, torch.full((2,), slots), torch.zeros_like(seats), torch.full((2,), 1000))
     shares = []
@@ -128,7 +128,7 @@ def test_a_longer_context_keeps_every_repetition() -> None:
     trace = RecordedTrace(drawn, 200)
     assert trace.at(333, range(4, 333)).hit_rate == pytest.approx(trace.hit_rate)
     shorter = trace.at(120, range(4, 120))
-    assert shorter._positions.diff(dim=-1).min() > 0
+    assert shorter.positions.diff(dim=-1).min() > 0
     assert shorter.hit_rate > 0.5
 
 

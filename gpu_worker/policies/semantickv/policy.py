@@ -62,7 +62,7 @@ class SemanticKV(ScoredPolicy):
         return plan.num_prompt_tokens if plan.selects else 0
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        is_voter = self._voters(rows)
+        is_voter = self.voters(rows)
         # As many as any head may have, a number that nobody has to ask the device for.
         most = math.ceil(self.semantic_share * rows.num_tokens) + self._num_recent_voters(rows.num_tokens)
         voters = listed(is_voter, min(most, is_voter.shape[1]))
@@ -85,7 +85,7 @@ class SemanticKV(ScoredPolicy):
         seen_by = of_window.flip(1).cumsum(dim=1).flip(1)
         return group_mean(votes / seen_by.clamp(min=1), num_kv_heads)
 
-    def _voters(self, rows: LayerRows) -> Tensor:
+    def voters(self, rows: LayerRows) -> Tensor:
         """Which queries vote: bool [H_q, w]."""
         # Rotation changes no norm, but for rounding: the first layer's queries of one token are equally long wherever
         # it stands, and which of them vote must not be up to the last bit.

@@ -11,6 +11,7 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.memory import context_bytes
+from gpu_worker.models.loader import read_config
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 
@@ -86,7 +87,8 @@ def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> N
     old, new = request("old", policy, old_page, num_tokens=60), request("new", "full", new_page)
     with running("cuda") as engine:
         row_bytes = engine.pool.row_bytes
-        num_heads = engine._decoder.config.num_layers * engine._decoder.config.num_kv_heads
+        config = read_config(NANO)
+        num_heads = config.num_layers * config.num_kv_heads
         expected, gave_up = run_pressed(engine, old, new)
         assert not gave_up
     # Room for the old one's whole context and its sinks and window once more: the newcomer lacks some.

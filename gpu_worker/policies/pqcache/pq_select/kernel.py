@@ -71,7 +71,7 @@ def pq_select(
         scale * LOG2_E, query.shape[1] // num_kv_heads, ksub, dsub,
         *codebooks.stride()[:2], *pairs.stride()[:2], *pair_counts.stride()[:2],
         KSUB=padded_ksub, WIDTH=triton.next_power_of_2(dsub), TILE=tile,
-        COUNT_BITS=_count_bits(num_positions, padded_ksub**2),
+        COUNT_BITS=count_bits(num_positions, padded_ksub**2),
         # Vectors of 8 tokens end within the codes of a head.
         ALIGN=8 if codes.shape[2] % 8 == 0 else 1, num_warps=num_warps, maxnreg=64,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def pq_select(
     return taken
 
 
-def _count_bits(num_positions: int, num_pairs: int) -> int:
+def count_bits(num_positions: int, num_pairs: int) -> int:
     """Bits for a number of candidates, beside a number of pairs in one integer of 31 bits, or else of 63."""
     left = 31 - num_pairs.bit_length()
     return left if num_positions < 2**left else 32

@@ -15,7 +15,7 @@ from seat_rig import seated, seats_of
 
 from gpu_worker.policies.pqcache.pq_score.reference import pq_score
 from gpu_worker.policies.pqcache.pq_select import reference
-from gpu_worker.policies.pqcache.pq_select.kernel import _count_bits, pq_select
+from gpu_worker.policies.pqcache.pq_select.kernel import count_bits, pq_select
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -190,7 +190,7 @@ def test_the_bound_of_positions_may_be_loose_or_below_the_index(device: torch.de
 
 
 def test_candidates_and_pairs_may_be_too_many_for_one_word(device: torch.device) -> None:
-    assert [_count_bits(n, 64**2) for n in (2**18 - 1, 2**18)] == [18, 32]
+    assert [count_bits(n, 64**2) for n in (2**18 - 1, 2**18)] == [18, 32]
     check(problem(device, ((0, 70_000),), (900,), 70_000, 1, (128, 16)))
 
 

@@ -189,7 +189,7 @@ def test_of_equally_long_queries_the_later_vote_whatever_the_last_bits_say() -> 
     queries[:, 10:34] *= 3
     for seed in range(20):
         noise = 1 + 1e-7 * torch.randn(queries.shape, generator=torch.Generator().manual_seed(seed))
-        voters = policy._voters(replace(rows, queries=queries * noise))
+        voters = policy.voters(replace(rows, queries=queries * noise))
         assert [head.nonzero().flatten().tolist() for head in voters] == [[*range(24, 34), 39]] * 4
 
 

@@ -1,0 +1,52 @@
+"""Tests go through public names: what begins with an underscore may change without one of them noticing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+# The processes' options; and of other projects, where they have no public name for it.
+ALLOWED = {
+    "_build_parser",
+    "_config",
+    "_parser",
+    "_actions",  # argparse: the options of a parser
+    "_cdata",  # torch: a storage's address
+    "_getframe",  # sys: who calls
+    "_local_scalar_dense",  # torch's operators that read data
+    "_unique2",
+    "_running_attn_sum",  # kvpress: the sums of a press
+    "_sleep",  # torch.cuda: keeps a device busy
+}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in ALLOWED
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Of others: a class's own are its business."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
+            if not (own or inherited):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, alias.name) for alias in node.names if is_private(alias.name))
+
+
+def test_tests_read_no_private_names() -> None:
+    found = [
+        f"{file.relative_to(TESTS)}:{line}: {name}"
+        for file in sorted(TESTS.rglob("*.py"))
+        for line, name in private_names(ast.parse(file.read_text()))
+    ]
+    assert found == []
+
+
+def test_private_names_are_seen() -> None:
+    seen = ast.parse("from a import _b, c\nself._d\nsuper()._e()\nf._g\nh.__class__\nself.i._j")
+    assert {name for _, name in private_names(seen)} == {"_b", "f._g", "self.i._j"}
