@@ -1,13 +1,22 @@
-"""What the answers of chat and completion have in common: the events of a whole one, and its usage as JSON."""
+"""Answers as OpenAI writes them: one object, or the chunks of a stream, for chat and for completion."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from gateway.records import ChoiceFinished, Completed, Event, Prefilling, TextDelta, TokenLogprob, Usage
+from gateway.records import (
+    ChoiceFinished,
+    Completed,
+    Event,
+    Generation,
+    Prefilling,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 
 CARREL_FIELDS = (
     "policy",
@@ -62,6 +71,78 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
                 case Prefilling():
                     pass
     return Answer([choices[index] for index in sorted(choices)], usage)
+
+
+class ChoiceFormat(Protocol):
+    """What a choice has beside its index and its finish reason; one object serves one request."""
+
+    id_prefix: str
+    kind: str
+    chunk_kind: str
+
+    def whole(self, choice: ChoiceText) -> dict[str, Any]: ...
+
+    def begin(self) -> dict[str, Any] | None:
+        """What comes in a chunk of its own before the first text; None: nothing."""
+
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]: ...
+
+    def end(self) -> dict[str, Any]:
+        """What the chunk with the finish reason holds."""
+
+
+class AnswerWriter:
+    """Writes one request's answer; `include_usage`: a stream's last chunk tells it."""
+
+    def __init__(self, generation: Generation, choice_format: ChoiceFormat, include_usage: bool) -> None:
+        self._generation = generation
+        self._format = choice_format
+        self._include_usage = include_usage
+        self._begun: set[int] = set()
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        choices = [
+            _choice(choice.index, self._format.whole(choice), choice.finish_reason)
+            for choice in answer.choices
+        ]
+        return {**self._head(self._format.kind), "choices": choices, "usage": usage_json(answer.usage)}
+
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The chunks that an event of the request becomes."""
+        match event:
+            case TextDelta(index=index, text=text, logprobs=logprobs):
+                yield from self._begin(index)
+                if text or logprobs:
+                    yield self._chunk([_choice(index, self._format.piece(index, text, logprobs), None)])
+            case ChoiceFinished(index=index, finish_reason=reason):
+                yield from self._begin(index)
+                yield self._chunk([_choice(index, self._format.end(), reason)])
+            case Completed(usage=usage) if self._include_usage:
+                yield {**self._chunk([]), "usage": usage_json(usage)}
+            case Completed() | Prefilling():
+                pass
+
+    def _begin(self, index: int) -> Iterator[dict[str, Any]]:
+        if index not in self._begun:
+            self._begun.add(index)
+            if (fields := self._format.begin()) is not None:
+                yield self._chunk([_choice(index, fields, None)])
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"usage": None} if self._include_usage else {}
+        return {**self._head(self._format.chunk_kind), "choices": choices, **usage}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"{self._format.id_prefix}-{self._generation.request_id}",
+            "object": kind,
+            "created": self._generation.created,
+            "model": self._generation.model,
+        }
+
+
+def _choice(index: int, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, **fields, "finish_reason": finish_reason}
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

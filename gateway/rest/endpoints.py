@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,16 +12,15 @@ from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, WorkerUnavailable
 from gateway.records import Generation
-from gateway.rest.answer import Answer, collect
+from gateway.rest.answer import AnswerWriter, ChoiceFormat, collect
 from gateway.rest.body import B, read_body
-from gateway.rest.chat_format import ChatChunks, chat_json
-from gateway.rest.completion_format import CompletionChunks, completion_json
 from gateway.rest.converters import read_chat, read_completion, read_messages
 from gateway.rest.documentation import Operation
 from gateway.rest.errors import error_response
 from gateway.rest.feed import Feed, while_connected
+from gateway.rest.formats import ChatFormat, CompletionFormat
 from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from gateway.rest.sse import ChunkFormat, EventStream
+from gateway.rest.sse import EventStream
 from gateway.service import ChatService
 
 # the service's own deadline comes first and can still be told
@@ -56,26 +54,14 @@ class Endpoints:
         """Continue a chat; with `stream` as server-sent events."""
         body = await self._body(request, ChatBody)
         generation = self._service.chat(read_chat(body, request.state.request_id, request.state.caller))
-        return await self._answer(
-            request,
-            body,
-            generation,
-            lambda include_usage: ChatChunks(generation, include_usage),
-            lambda answer: chat_json(generation, answer, bool(body.logprobs)),
-        )
+        return await self._answer(request, body, generation, ChatFormat(bool(body.logprobs)))
 
     async def completion(self, request: Request) -> Response:
         """Continue one or several prompts; with `stream` as server-sent events."""
         body = await self._body(request, CompletionBody)
         asked = read_completion(body, request.state.request_id, request.state.caller)
         generation = self._service.completion(asked)
-        return await self._answer(
-            request,
-            body,
-            generation,
-            lambda include_usage: CompletionChunks(generation, include_usage),
-            lambda answer: completion_json(generation, answer, body.logprobs is not None),
-        )
+        return await self._answer(request, body, generation, CompletionFormat(body.logprobs is not None))
 
     async def models(self, request: Request) -> Response:
         """The model that is served."""
@@ -139,16 +125,13 @@ class Endpoints:
         }
 
     async def _answer(
-        self,
-        request: Request,
-        body: GenerationBody,
-        generation: Generation,
-        chunk_format: Callable[[bool], ChunkFormat],
-        whole: Callable[[Answer], dict[str, Any]],
+        self, request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat
     ) -> Response:
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        writer = AnswerWriter(generation, choice_format, include_usage)
         if not body.stream:
             answer = await while_connected(request.receive, collect(generation.events))
-            return JSONResponse(whole(answer))
+            return JSONResponse(writer.whole(answer))
         feed = Feed(generation.events)
         try:
             # an early failure still gets its own status; a long prefill gets its 200 and heartbeats
@@ -157,6 +140,5 @@ class Endpoints:
         except BaseException:
             await feed.close()
             raise
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
         timeout_s = self._config.request_timeout_s + STREAM_GRACE_S
-        return EventStream(feed, chunk_format(include_usage), self._config.heartbeat_s, timeout_s)
+        return EventStream(feed, writer, self._config.heartbeat_s, timeout_s)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
 from gateway.records import Event
+from gateway.rest.answer import AnswerWriter
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.feed import ClientGone, Feed, while_connected
 
@@ -22,24 +22,16 @@ DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
 
-class ChunkFormat(Protocol):
-    """One request's events as JSON chunks."""
-
-    def chunks(self, event: Event) -> Iterable[dict[str, Any]]: ...
-
-
 class EventStream(Response):
     """Sends a feed and closes it: at its end, when the client goes, and after `timeout_s` if it is not read."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, feed: Feed[Event], chunk_format: ChunkFormat, heartbeat_s: float, timeout_s: float
-    ) -> None:
+    def __init__(self, feed: Feed[Event], writer: AnswerWriter, heartbeat_s: float, timeout_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._feed = feed
-        self._format = chunk_format
+        self._writer = writer
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
 
@@ -73,7 +65,7 @@ class EventStream(Response):
             event = await self._feed.take()
             if event is None:
                 return
-            if body := b"".join(frame(chunk) for chunk in self._format.chunks(event)):
+            if body := b"".join(frame(chunk) for chunk in self._writer.chunks(event)):
                 await _write(send, body)
 
 

@@ -1,0 +1,89 @@
+"""A choice as chat writes it, and as completion does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from gateway.records import TokenLogprob
+from gateway.rest.answer import ChoiceText, json_float
+
+
+class ChatFormat:
+    """A message; in a stream deltas of one, the role first."""
+
+    id_prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, has_logprobs: bool) -> None:
+        self._has_logprobs = has_logprobs
+
+    def whole(self, choice: ChoiceText) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {
+            "message": message,
+            "logprobs": _chat_logprobs(choice.logprobs) if self._has_logprobs else None,
+        }
+
+    def begin(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs) if logprobs else None}
+
+    def end(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
+
+
+class CompletionFormat:
+    """Text, and where in it each token begins."""
+
+    id_prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, has_logprobs: bool) -> None:
+        self._has_logprobs = has_logprobs
+        # characters of the tokens in the stream so far, per choice
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, choice: ChoiceText) -> dict[str, Any]:
+        logprobs = _completion_logprobs(choice.logprobs, 0) if self._has_logprobs else None
+        return {"text": choice.text, "logprobs": logprobs}
+
+    def begin(self) -> None:
+        return None
+
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(token.token) for token in logprobs)
+        return {"text": text, "logprobs": _completion_logprobs(logprobs, offset) if logprobs else None}
+
+    def end(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [
+        {
+            **_chat_logprob(token.token, token.logprob),
+            "top_logprobs": [_chat_logprob(text, logprob) for text, logprob in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": json_float(logprob), "bytes": list(token.encode())}
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    offsets = accumulate((len(token.token) for token in tokens), initial=offset)
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [json_float(token.logprob) for token in tokens],
+        "top_logprobs": [{text: json_float(logprob) for text, logprob in token.top} for token in tokens],
+        "text_offset": list(offsets)[:-1],
+    }
