@@ -57,7 +57,7 @@ class FreeRuns:
 
 
 class SlabAllocator:
-    """Slabs 0..num_slabs-1, each free, private (one holder, writable) or sealed (immutable, shareable).
+    """Slabs 0..num_slabs-1, each free or held by one holder or more.
 
     Not thread-safe: the store's lock guards it. An allocated slab has one reference, the caller's; the last
     `release` frees it.
@@ -67,7 +67,6 @@ class SlabAllocator:
         self.num_slabs = num_slabs
         self.num_free = num_slabs
         self._references = np.zeros(num_slabs, np.int32)
-        self._sealed = np.zeros(num_slabs, np.bool_)
         self._runs = FreeRuns(num_slabs)
 
     @property
@@ -80,9 +79,6 @@ class SlabAllocator:
 
     def references(self, slab_ids: SlabIds) -> npt.NDArray[np.int32]:
         return self._references[np.asarray(slab_ids, np.int64)]
-
-    def is_sealed(self, slab_ids: SlabIds) -> npt.NDArray[np.bool_]:
-        return self._sealed[np.asarray(slab_ids, np.int64)]
 
     def allocate_run(self, count: int) -> range | None:
         """`count` slabs in a row, or None when no free run is that long."""
@@ -106,10 +102,6 @@ class SlabAllocator:
             taken += self._hold(self._runs.take(start, min(missing, self._runs.length_at(start))))
         return taken
 
-    def seal(self, slab_ids: SlabIds) -> None:
-        """Make held slabs immutable. Sealing twice is harmless."""
-        self._sealed[np.asarray(slab_ids, np.int64)] = True
-
     def retain(self, slab_ids: SlabIds) -> None:
         """One more reference to each of these distinct, held slabs."""
         ids = np.asarray(slab_ids, np.int64)
@@ -126,7 +118,6 @@ class SlabAllocator:
         freed = np.sort(ids[self._references[ids] == 0])
         if not freed.size:
             return
-        self._sealed[freed] = False
         self.num_free += freed.size
         for run in np.split(freed, np.flatnonzero(np.diff(freed) != 1) + 1):
             self._runs.give(int(run[0]), run.size)

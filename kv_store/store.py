@@ -124,10 +124,8 @@ class Store:
                 raise InvalidArgument(
                     f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
                 )
-            for layer in range(layer_begin, layer_end):
-                full = sequence.num_full_slabs(layer)
-                sequence.sealed[layer] = max(int(sequence.sealed[layer]), num_tokens)
-                state.allocator.seal(sequence.table[layer, full : sequence.num_full_slabs(layer)])
+            sealed = sequence.sealed[layer_begin:layer_end]
+            np.maximum(sealed, num_tokens, out=sealed)
             if len(prefix_hashes) > len(known):
                 sequence.prefix_hashes = tuple(prefix_hashes)
             self._publish(sequence)

@@ -162,6 +162,7 @@ def _slot_bytes(
         prefill_chunk=config.prefill_chunk,
         full_layers=config.full_layers,
         trains_indexes=config.index_device == "gpu",
+        has_indexes=config.transport != "grpc",
     )
     plan = MemoryPlan.of(workload, available_bytes(shape.device, limit), asked)
     logger.info("device memory beside the weights: %s", plan)

@@ -75,10 +75,11 @@ class MemoryPlan:
         """
         seats, prefill, decode = seat_bytes(workload), prefill_bytes(workload), decode_bytes(workload)
         default = workload.default
-        indexes = index_bytes(default, workload.shape)
+        indexes = index_bytes(default, workload.shape) if workload.has_indexes else 0
         rest = available - seats - prefill - decode - indexes
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
-        sizes = (index_bytes(policy, workload.shape) for policy in workload.likely_others)
+        likely_others = workload.likely_others if workload.has_indexes else ()
+        sizes = (index_bytes(policy, workload.shape) for policy in likely_others)
         others = _smallest_within(min(OTHERS_SHARE * rest, rest - least), sizes)
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)

@@ -28,6 +28,8 @@ class Workload:
     prefill_chunk: int
     full_layers: int
     trains_indexes: bool
+    # On the device; else the store has them, and selects.
+    has_indexes: bool = True
 
     @property
     def default(self) -> Policy:

@@ -152,11 +152,16 @@ class StoreClient:
         `prefix_hashes`: a chain of 32-byte hashes, one for each full slab; those slabs stay for reuse after
         `release`. Raises InvalidStoreRequest, NotInStore.
         """
-        attached = self._attached
         table = self._tables.get(sequence_id)
         end = self._layout.num_layers if layer_end is None else layer_end
-        sealed = requests.Seal(sequence_id, num_tokens, layer_begin, end, prefix_hashes)
-        attached.call(attached.rpc.stub.Seal, requests.seal(attached.epoch, self._worker_id, sealed))
+        self._attached.ask(
+            "Seal",
+            sequence_id=sequence_id,
+            num_tokens=num_tokens,
+            layer_begin=layer_begin,
+            layer_end=end,
+            prefix_hashes=prefix_hashes,
+        )
         for layer in range(layer_begin, end):
             table.sealed[layer] = max(table.sealed[layer], num_tokens)
 
@@ -190,9 +195,15 @@ class StoreClient:
         """
         attached = self._attached
         request = requests.build_index(
-            attached.epoch,
-            self._worker_id,
-            requests.Build(sequence_id, layer, token_begin, token_end, params, seed, prefill_seconds),
+            params,
+            epoch=attached.epoch,
+            worker_id=self._worker_id,
+            sequence_id=sequence_id,
+            layer=layer,
+            token_begin=token_begin,
+            token_end=token_end,
+            seed=seed,
+            prefill_seconds=prefill_seconds,
         )
         return self._builds.submit(build_and_fetch, attached, request)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+from google.protobuf.message import Message
+
 from carrel.process.version import Edition, edition_of
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import LAYOUT_VERSION, Layout
@@ -121,54 +126,14 @@ def array_from_message(message: pb.ArrayRef) -> ArrayRef:
 
 
 def stats_to_message(stats: StoreStats) -> pb.StatsResponse:
-    return pb.StatsResponse(
-        epoch=stats.epoch,
-        arena_bytes=stats.arena_bytes,
-        held_bytes=stats.held_bytes,
-        reserved_bytes=stats.reserved_bytes,
-        leased_bytes=stats.leased_bytes,
-        index_bytes=stats.index_bytes,
-        num_sequences=stats.num_sequences,
-        num_indexes=stats.num_indexes,
-        num_workers=stats.num_workers,
-        num_sessions=stats.num_sessions,
-        training_seconds=stats.training_seconds,
-        gathered_rows=stats.gathered_rows,
-        sequences=[
-            pb.SequenceStats(
-                sequence_id=sequence.sequence_id,
-                worker_id=sequence.worker_id,
-                num_tokens=sequence.num_tokens,
-                held_bytes=sequence.held_bytes,
-                reserved_bytes=sequence.reserved_bytes,
-            )
-            for sequence in stats.sequences
-        ],
-    )
+    """The message has the record's fields, by the same names."""
+    return pb.StatsResponse(**dataclasses.asdict(stats))
 
 
 def stats_from_message(message: pb.StatsResponse) -> StoreStats:
-    return StoreStats(
-        epoch=message.epoch,
-        arena_bytes=message.arena_bytes,
-        held_bytes=message.held_bytes,
-        reserved_bytes=message.reserved_bytes,
-        leased_bytes=message.leased_bytes,
-        index_bytes=message.index_bytes,
-        num_sequences=message.num_sequences,
-        num_indexes=message.num_indexes,
-        num_workers=message.num_workers,
-        num_sessions=message.num_sessions,
-        training_seconds=message.training_seconds,
-        gathered_rows=message.gathered_rows,
-        sequences=tuple(
-            SequenceStats(
-                sequence.sequence_id,
-                sequence.worker_id,
-                sequence.num_tokens,
-                sequence.held_bytes,
-                sequence.reserved_bytes,
-            )
-            for sequence in message.sequences
-        ),
-    )
+    sequences = tuple(SequenceStats(**_fields(SequenceStats, each)) for each in message.sequences)
+    return StoreStats(**{**_fields(StoreStats, message), "sequences": sequences})
+
+
+def _fields(kind: type, message: Message) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
