@@ -6,7 +6,7 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-from kv_store.client.records import ArrayRef, IndexParams
+from kv_store.client.indexes import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex

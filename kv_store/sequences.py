@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
-from kv_store.client.records import ArrayRef
 from kv_store.errors import InvalidArgument, NotFound
 from kv_store.index import Index
 

@@ -14,21 +14,18 @@ from kv_store.client.errors import (
     TokenRefused,
     VersionMismatch,
 )
-from kv_store.client.layout import Layout
-from kv_store.client.records import (
+from kv_store.client.indexes import (
     KMEANS_METRICS,
     PQ_METRICS,
     IndexSegment,
     KMeansParams,
     PQParams,
-    PrefixMatch,
-    RowsWanted,
-    SequenceStats,
-    StoreStats,
-    TopKWanted,
     check_metric,
 )
+from kv_store.client.layout import Layout
+from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
+from kv_store.client.stats import SequenceStats, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",

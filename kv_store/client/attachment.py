@@ -11,9 +11,9 @@ from google.protobuf.message import Message
 
 from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
+from kv_store.client.indexes import IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
-from kv_store.client.records import IndexSegment
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb

@@ -12,17 +12,11 @@ import numpy.typing as npt
 from kv_store.client import requests, wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
 from kv_store.client.errors import InvalidStoreRequest, StoreError
+from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
-from kv_store.client.records import (
-    IndexParams,
-    IndexSegment,
-    PrefixMatch,
-    RowsWanted,
-    StoreStats,
-    TopKWanted,
-    count_rows,
-)
+from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted, count_rows
 from kv_store.client.slab_tables import SlabTables
+from kv_store.client.stats import StoreStats
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from kv_store.client import wire
 from kv_store.client.errors import refusing_odd_fields
-from kv_store.client.records import IndexParams, RowsWanted, TopKWanted
+from kv_store.client.indexes import IndexParams
+from kv_store.client.rows import RowsWanted, TopKWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest, NotInStore
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.records import RowsWanted
+from kv_store.client.rows import RowsWanted
 
 
 class SlabTable:

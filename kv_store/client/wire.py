@@ -9,8 +9,9 @@ from google.protobuf.message import Message
 
 from carrel.process.version import Edition, edition_of
 from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.indexes import ArrayRef, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
-from kv_store.client.records import ArrayRef, IndexParams, KMeansParams, PQParams, SequenceStats, StoreStats
+from kv_store.client.stats import SequenceStats, StoreStats
 from kv_store.v1 import kv_store_pb2 as pb
 
 _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}

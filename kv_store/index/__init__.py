@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_store.client.records import IndexParams, KMeansParams, PQParams
+from kv_store.client.indexes import IndexParams, KMeansParams, PQParams
 from kv_store.index.base import ArraySpec, FitOptions, Index
 from kv_store.index.bound import Effort, FitCost, IterationBound
 from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource

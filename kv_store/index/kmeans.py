@@ -9,8 +9,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
 from kv_store.client.layout import Layout
-from kv_store.client.records import KMEANS_METRICS, KMeansParams
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
 from kv_store.index.keys import Keys, KeySource

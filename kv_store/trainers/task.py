@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.indexes import ArrayRef, IndexParams
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.records import ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, FitOptions, make_index
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import Layout
-from kv_store.client.records import ArrayRef, RowsWanted
+from kv_store.client.rows import RowsWanted
 from kv_store.client.rpc import StoreRpc
 from kv_store.v1 import kv_store_pb2 as pb
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from kv_store.client import requests
 from kv_store.client.errors import HandoffRefused, StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
+from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.records import ArrayRef, RowsWanted, count_rows
+from kv_store.client.rows import RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
-from kv_store.client.records import RowsWanted, count_rows
+from kv_store.client.rows import RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports.base import Bytes
 from kv_store.client.transports.shm import ShmTransport

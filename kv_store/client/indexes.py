@@ -1,4 +1,4 @@
-"""The records that cross the client's seam."""
+"""Indexes over keys: with which parameters they are trained, and what comes back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 PQ_METRICS = ("l2", "ip")
@@ -74,71 +73,3 @@ class IndexSegment:
     arrays: Mapping[str, npt.NDArray[Any]]
     training_seconds: float
     iterations: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowsWanted:
-    """Rows of one KV head of one sequence, in this order; `positions` int64 [num_rows]."""
-
-    sequence_id: str
-    kv_head: int
-    positions: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TopKWanted:
-    """What one sequence selects from: the `k` best of the candidates [token_begin, token_end).
-
-    queries: float32 [num_kv_heads, group_size, head_dim]. resident: bool [num_kv_heads, candidates], true where the row
-    is not wanted; None: no rows are.
-    """
-
-    sequence_id: str
-    token_begin: int
-    token_end: int
-    k: int
-    queries: npt.NDArray[np.float32]
-    resident: npt.NDArray[np.bool_] | None = None
-
-
-def count_rows(wanted: Sequence[RowsWanted]) -> int:
-    """Rows of all items."""
-    return sum(item.positions.size for item in wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Sealed slabs that a sequence now shares: `slab_table` int32 [num_layers, slabs_per_layer]."""
-
-    num_tokens: int
-    slab_table: npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceStats:
-    """One live sequence; `num_tokens` are sealed in every layer."""
-
-    sequence_id: str
-    worker_id: str
-    num_tokens: int
-    held_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """The store's gauges of now and its counters since the start."""
-
-    epoch: int
-    arena_bytes: int
-    held_bytes: int
-    reserved_bytes: int
-    leased_bytes: int
-    index_bytes: int
-    num_sequences: int
-    num_indexes: int
-    num_workers: int
-    num_sessions: int
-    training_seconds: float
-    gathered_rows: int
-    sequences: tuple[SequenceStats, ...]
