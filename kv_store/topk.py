@@ -8,6 +8,9 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
+# Of more centroids the pairs are too many for a table.
+_MAX_PAIR_KSUB = 128
+
 
 def top_k_positions(scores: F32, k: int) -> I64:
     """The `k` best of `scores` [N], ascending by position; of equal scores the later position wins."""
@@ -25,16 +28,21 @@ def pq_scores(queries: F32, codebooks: F32, codes: npt.NDArray[np.uint8], scale:
 
     queries [G, d], codebooks [m, 2**b, d/m], codes [N, m]; scale: of the softmax. Returns float32 [N].
     """
-    parts, _, width = codebooks.shape
-    tables = np.einsum("gpw,pjw->gpj", queries.reshape(-1, parts, width), codebooks)
-    logits = np.zeros((queries.shape[0], codes.shape[0]), np.float32)
+    parts, ksub, width = codebooks.shape
+    tables = np.einsum("gpw,pjw->gpj", queries.reshape(-1, parts, width) * np.float32(scale), codebooks)
+    if parts == 2 and ksub <= _MAX_PAIR_KSUB:
+        # Two codes determine a weight: one exponential for each pair that occurs, and none for a row.
+        pairs = codes[:, 0].astype(np.int64) * ksub + codes[:, 1]
+        counts = np.bincount(pairs, minlength=ksub * ksub)
+        logits = (tables[:, 0, :, None] + tables[:, 1, None, :]).reshape(len(queries), -1)
+        logits[:, counts == 0] = -np.inf
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (weights / (weights @ counts.astype(np.float32))[:, None]).sum(axis=0)[pairs]
+    logits = np.zeros((len(queries), len(codes)), np.float32)
     for part in range(parts):
         logits += tables[:, part, codes[:, part]]
-    logits *= np.float32(scale)
-    logits -= logits.max(axis=1, keepdims=True)
-    weights = np.exp(logits)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights.sum(axis=0)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (weights / weights.sum(axis=1, keepdims=True)).sum(axis=0)
 
 
 def cluster_rows(queries: F32, centroids: F32, labels: npt.NDArray[np.integer], k: int) -> I64:

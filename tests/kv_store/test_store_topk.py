@@ -17,12 +17,13 @@ def test_top_k_with_many_ties(k: int) -> None:
     assert top_k_positions(scores, k).tolist() == brute_top_k(scores, k)
 
 
-def test_pq_scores_are_softmax_sums_over_the_group() -> None:
+@pytest.mark.parametrize(("parts", "ksub"), [(2, 16), (2, 256), (1, 16), (4, 4)])
+def test_pq_scores_are_softmax_sums_over_the_group(parts: int, ksub: int) -> None:
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((4, 8)).astype(np.float32)
-    codebooks = rng.standard_normal((2, 16, 4)).astype(np.float32)
-    codes = rng.integers(0, 16, (60, 2)).astype(np.uint8)
-    keys = np.concatenate([codebooks[0][codes[:, 0]], codebooks[1][codes[:, 1]]], axis=1).astype(np.float64)
+    codebooks = rng.standard_normal((parts, ksub, 8 // parts)).astype(np.float32)
+    codes = rng.integers(0, ksub, (60, parts)).astype(np.uint8)
+    keys = np.concatenate([codebooks[p][codes[:, p]] for p in range(parts)], axis=1).astype(np.float64)
     logits = queries.astype(np.float64) @ keys.T / np.sqrt(8)
     weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert np.allclose(pq_scores(queries, codebooks, codes, 8**-0.5), weights.sum(axis=0), rtol=1e-5)
