@@ -130,5 +130,5 @@ def _interval(policy: Policy, case: DecodeCase) -> int:
     plan = policy.plan(case.context, budget_of(case).resolve(case.context))
     if policy.family is not Family.RETAIN or not plan.selects:
         return 1
-    interval = cast(RetainPolicy, policy).interval(plan)
-    return interval if 1 < interval <= LONGEST_INTERVAL else 1
+    again = cast(RetainPolicy, policy).recompression(plan)
+    return again.interval if again and 1 < again.interval <= LONGEST_INTERVAL else 1

@@ -14,7 +14,6 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
-from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget
 from gpu_worker.state.sequence import ring_size
@@ -96,7 +95,7 @@ class House:
     @property
     def _may_miss(self) -> bool:
         recalls = self.policy.family is Family.RECALL and self.plan.selects
-        return recalls and not cast(RecallPolicy, self.policy).reads_keys
+        return recalls and not self.plan.all_resident
 
     @property
     def _num_fixed(self) -> int:

@@ -7,9 +7,9 @@ from typing import cast
 
 from torch import Tensor
 
-from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import Family, Plan, Policy
-from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
+from gpu_worker.policies.wrapper import AllocationPolicy
 
 
 def once_compressed(policy: Policy) -> Policy:
@@ -24,8 +24,7 @@ class _Kept:
     """What `Retained` has beside keys and values."""
 
     positions: Tensor
-    degrees: Tensor | None
-    scores: Tensor | None
+    notes: Tensor | None
     history: Tensor | None
     rounds: int
 
@@ -33,7 +32,7 @@ class _Kept:
 @dataclass(frozen=True, slots=True, eq=False)
 class OnceCompressed(AllocationPolicy):
     """Asks the policy once for each length and layer budget. Every other prompt, and every other layer of that budget,
-    keeps the same positions of its own random rows, with the same degrees and scores: the shapes are the policy's, of
+    keeps the same positions of its own random rows, with the same notes: the shapes are the policy's, of
     unequal heads too. What is compressed again while decoding is the policy's own work."""
 
     inner: RetainPolicy
@@ -43,9 +42,8 @@ class OnceCompressed(AllocationPolicy):
     def name(self) -> str:
         return self.inner.name
 
-    @property
-    def treats_layers_alike(self) -> bool:  # type: ignore[override]
-        return self.inner.treats_layers_alike
+    def recompression(self, plan: Plan) -> Recompression | None:
+        return self.inner.recompression(plan)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         if rows.num_tokens > plan.num_prompt_tokens:
@@ -53,10 +51,8 @@ class OnceCompressed(AllocationPolicy):
         key = rows.num_tokens, budget
         if key not in self.kept:
             first = self.inner.compress(rows, plan, budget)
-            self.kept[key] = _Kept(first.positions, first.degrees, first.scores, first.history, first.rounds)
+            self.kept[key] = _Kept(first.positions, first.notes, first.history, first.rounds)
         kept = self.kept[key]
         # A prompt's rows lie at their positions.
         same = Retained.of(rows, kept.positions)
-        return replace(
-            same, degrees=kept.degrees, scores=kept.scores, history=kept.history, rounds=kept.rounds
-        )
+        return replace(same, notes=kept.notes, history=kept.history, rounds=kept.rounds)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.allocation import AllocationPolicy
-from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, PromptAttention
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.wrapper import AllocationPolicy, delegating
 from gpu_worker.store.layer_writer import Mark
 
 
@@ -70,6 +70,7 @@ class TimedRetain(AllocationPolicy):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+@delegating
 class TimedRecall(RecallPolicy[Any]):
     """Times `observe_prefill`; and, where indexes are trained on the device, from the question what is to be trained
     until it is loaded, between which the engine trains and does nothing else."""
@@ -83,58 +84,24 @@ class TimedRecall(RecallPolicy[Any]):
     def name(self) -> str:
         return self.inner.name
 
-    @property
-    def reads_keys(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_keys
-
-    @property
-    def trains_when_leaving(self) -> bool:  # type: ignore[override]
-        return self.inner.trains_when_leaving
-
-    @property
-    def trains_last_layers(self) -> bool:  # type: ignore[override]
-        return self.inner.trains_last_layers
-
-    @property
-    def reads_early_query(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_early_query
-
-    @property
-    def mixes_mean(self) -> bool:  # type: ignore[override]
-        return self.inner.mixes_mean
-
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return self.inner.plan(num_prompt_tokens, budget_tokens)
-
-    def prompt_attention(self, plan: Plan) -> PromptAttention | None:
-        return self.inner.prompt_attention(plan)
-
-    def num_queries(self, plan: Plan) -> int:
-        return self.inner.num_queries(plan)
-
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return self.inner.window_begin(plan, num_tokens)
-
-    def max_window(self, plan: Plan) -> int:
-        return self.inner.max_window(plan)
 
     def allocate(self, shape: CacheShape) -> Any:
         return self.inner.allocate(shape)
 
-    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
-        job = self.inner.index_job(plan, begin, end)
+    def score(self, index: Any, candidates: Candidates) -> Tensor:
+        return self.inner.score(index, candidates)
+
+    def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
+        job = self.inner.prompt_job(plan, begin, end)
         if job is not None and self.trains_indexes:
             self.asked[:] = [self.clock.mark()]
         return job
 
-    def observe_prefill(
-        self, index: Any, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
-    ) -> None:
+    def observe_prefill(self, *layer: Any) -> None:
         with self.clock.timing():
-            self.inner.observe_prefill(index, seat, layer, plan, keys, queries)
-
-    def coarse(self, job: IndexJob) -> IndexJob:
-        return self.inner.coarse(job)
+            self.inner.observe_prefill(*layer)
 
     def load(
         self,
@@ -148,18 +115,3 @@ class TimedRecall(RecallPolicy[Any]):
         self.inner.load(index, seat, layer, job, arrays, read_keys)
         if self.asked:
             self.clock.add_since(self.asked.pop())
-
-    def load_bytes(self, num_keys: int) -> int:
-        return self.inner.load_bytes(num_keys)
-
-    def extend(self, index: Any, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
-        self.inner.extend(index, seats, layers, positions, keys)
-
-    def select(self, index: Any, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
-        return self.inner.select(index, candidates, counts, width)
-
-    def missed(self, index: Any, candidates: Candidates, selected: Tensor) -> Tensor:
-        return self.inner.missed(index, candidates, selected)
-
-    def score(self, index: Any, candidates: Candidates) -> Tensor:
-        return self.inner.score(index, candidates)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
+from gpu_worker.policies.base import CacheShape, Policy, StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 
 
-class GroupStep(ABC):
+class GroupStep(StepAttention):
     """One decode step of one group in some layers. What is the same in all of them is done when it is made.
 
     new_slots: int32 [B, layers, H_kv], the pool rows that the new tokens take; -1 for padding.
@@ -19,20 +21,23 @@ class GroupStep(ABC):
 
     group: Group
     new_slots: Tensor
-    # Whether `attend` is to be given an early query.
-    reads_early_query: bool = False
-
-    @abstractmethod
-    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
-        """Attention of the new tokens, which are in their slots by now: query [B, H_q, d] to the same shape.
-
-        early_query: what the layer's query would be if the layer before it changed nothing; else, and for the first
-        layer, the query itself.
-        """
 
     def finish(self) -> None:
         """After the last layer, before the new tokens count as past: what is measured of the step, on the host."""
         return None
+
+
+class PolicyStates:
+    """Each policy's state of all seats, made when its first request comes."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._states: dict[str, Any] = {}
+
+    def of(self, policy: Policy) -> Any:
+        if policy.name not in self._states:
+            self._states[policy.name] = policy.allocate(self._shape)
+        return self._states[policy.name]
 
 
 class Cache(ABC):

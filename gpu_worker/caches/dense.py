@@ -7,7 +7,7 @@ from torch import Tensor
 from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_blocks
-from gpu_worker.policies.base import Family
+from gpu_worker.policies.base import Family, StepQueries
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
@@ -73,9 +73,9 @@ class DenseStep(GroupStep):
         self._scale = scale
         self._lengths = (group.rows.positions + 1)[:, None].expand(-1, tables.shape[2])
 
-    def attend(self, layer: int, query: Tensor, early_query: Tensor) -> Tensor:
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
         return attend_blocks(
-            query,
+            queries.own,
             self._pool_rows,
             self._tables[:, layer],
             self.group.rows.seats,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from gpu_worker.engine.graphs import StepGraphs
 from gpu_worker.errors import WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
-from gpu_worker.state.batch import Batch, join
+from gpu_worker.policies.base import StepQueries
+from gpu_worker.state.batch import Batch, Group, join
 from gpu_worker.state.row_inputs import RowInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
@@ -116,27 +118,33 @@ class DecodeStep:
         arena_bytes = None if arena is None else arena.bytes
         offsets = None if arena is None else arena.offsets(rows.seats, rows.positions)
         ranges = self._caches.begin_step(batch, table)
-        reads_early = any(step.reads_early_query for steps in ranges for step in steps.steps)
-        early: Tensor | None = None
+        before: Tensor | None = None
         for steps in ranges:
             for layer in steps.layers:
                 query, key, value = decoder.project_qkv(layer, hidden, positions)
-                early_query = query if early is None else early
+                early = self._early_query(layer, before, positions, query)
                 slots = steps.new_slots[:, layer - steps.layers.start]
                 at_layer = None if offsets is None else offsets[:, layer]
                 store_token(key, value, self._pool.rows, slots, arena_bytes, at_layer)
                 attended = [
-                    step.attend(layer, step.group.part_of(query), step.group.part_of(early_query))
+                    step.attend(layer, StepQueries(step.group.part_of(query), _part(step.group, early)))
                     for step in steps.steps
                 ]
-                if reads_early and layer + 1 < decoder.config.num_layers:
-                    early = decoder.project_qkv(layer + 1, hidden, positions)[0]
-                hidden = decoder.finish_layer(layer, hidden, join(attended))
+                before, hidden = hidden, decoder.finish_layer(layer, hidden, join(attended))
         for steps in ranges:
             for step in steps.steps:
                 step.finish()
         new_rows = self._new_rows(ranges) if self._host_stores(batch) else None
         return decoder.logits(hidden), new_rows
+
+    def _early_query(
+        self, layer: int, before: Tensor | None, positions: Tensor, query: Tensor
+    ) -> Callable[[], Tensor]:
+        """Projects what the layer's query would be if the layer before it, whose input is `before`, changed nothing:
+        once, if it is asked for."""
+        if before is None:
+            return lambda: query
+        return cache(lambda: self._decoder.project_qkv(layer, before, positions)[0])
 
     def _new_rows(self, ranges: list[LayerSteps]) -> Tensor:
         slots = torch.cat([steps.new_slots for steps in ranges], dim=1)
@@ -158,6 +166,10 @@ class DecodeStep:
     def _note_written(self, sequence: Sequence) -> None:
         if sequence.offloads:
             self._offloader.wrote(sequence, sequence.num_tokens)
+
+
+def _part(group: Group, query: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: group.part_of(query())
 
 
 def _each(

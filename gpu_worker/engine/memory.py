@@ -22,7 +22,6 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family, Policy
-from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import ring_size
@@ -154,14 +153,12 @@ def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
         return 0
     kept = KeptSlots(shape)
     policy = cast(RetainPolicy, workload.default)
-    kept.make_room(most_kept + (1 if policy.evicts else FEW_DECODED), policy)
+    kept.make_room(most_kept + (1 if policy.evicts else FEW_DECODED), has_notes=True)
     return kept.num_bytes
 
 
 def index_bytes(policy: Policy, shape: CacheShape) -> int:
-    """A policy's index of every seat."""
-    if not isinstance(policy, RecallPolicy):
-        return 0
+    """A policy's own state of every seat."""
     index = policy.allocate(replace(shape, device=torch.device("meta")))
     if not is_dataclass(index):
         return 0
@@ -187,7 +184,7 @@ def least_slot_bytes(workload: Workload) -> int:
     """Slots of one request of the greatest length under the default policy and budget."""
     shape, policy = workload.shape, workload.default
     plan, slots, num_dense = workload.plan(policy), shape.max_model_len, shape.num_layers
-    if isinstance(policy, RecallPolicy) and plan.selects and not policy.reads_keys:
+    if policy.family is Family.RECALL and plan.selects and not plan.all_resident:
         num_dense = min(workload.full_layers, shape.num_layers)
         needed = plan.num_sink + policy.max_window(plan) + 1 + (plan.num_selected or 0)
         slots = min(slots, needed)

@@ -8,14 +8,12 @@ import torch
 
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
+from gpu_worker.policies.base import Family
 from gpu_worker.policies.observed import MAX_WEIGHTS
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.store.layer_writer import STAGE_BYTES
 from gpu_worker.trainers import training_bytes
-
-# A layer's keys as float32, so many times: what a policy that merges has in passing.
-MERGED_KEYS = 7
 
 
 def prefill_bytes(workload: Workload) -> int:
@@ -38,23 +36,23 @@ def prefill_bytes(workload: Workload) -> int:
 
 def _training_bytes(workload: Workload) -> int:
     """The most that training needs, of all policies that are trained on the device."""
-    here = workload.trains_indexes
-    policies = [workload.default, *(workload.likely_others if here else ())]
+    policies = [workload.default, *(workload.likely_others if workload.trains_indexes else ())]
     return max(
         (
-            layer_training_bytes(workload, policy)
+            layer_training_bytes(workload, cast(RecallPolicy, policy))
             for policy in policies
-            if isinstance(policy, RecallPolicy) and (here or policy.trains_last_layers)
+            if policy.family is Family.RECALL
         ),
         default=0,
     )
 
 
 def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
-    """Most bytes alive beside one layer's keys of the longest prompt while its index is trained, and loaded."""
+    """Most bytes alive beside one layer's keys of the longest prompt while its index is trained, and loaded; 0 where
+    the store does that."""
     plan, shape = workload.plan(policy), workload.shape
-    job = policy.index_job(plan, plan.num_sink, shape.max_model_len)
-    if job is None:
+    job = policy.prompt_job(plan, plan.num_sink, shape.max_model_len)
+    if job is None or not (workload.trains_indexes or job.is_quick):
         return 0
     size = (shape.num_kv_heads, shape.max_model_len, shape.head_dim)
     keys = torch.empty(size, dtype=workload.dtype, device="meta")
@@ -71,5 +69,4 @@ def _policy_bytes(workload: Workload, keys: int) -> int:
     if not workload.most_kept:
         return weighing
     policy = cast(RetainPolicy, workload.default)
-    merges = policy.has_degrees or policy.gives
-    return max(weighing + 2 * keys, MERGED_KEYS * keys if merges else 0)
+    return max(weighing + 2 * keys, policy.key_copies * keys)

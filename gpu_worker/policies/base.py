@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,7 +55,9 @@ class Plan:
     """How one request spends its budget; fixed when its prompt is known.
 
     `num_selected` None: every candidate is attended and nothing is scored. `window_extra`: window tokens come on
-    top of the budget (ClusterKV's unclustered tokens, CK-A1).
+    top of the budget (ClusterKV's unclustered tokens, CK-A1). `all_resident`: every token keeps a slot, for selecting
+    reads exact keys. `has_means`: what is kept are means of tokens, at no position of their own, so that attention mass
+    and recall are not measured.
     """
 
     num_prompt_tokens: int
@@ -63,6 +66,8 @@ class Plan:
     num_recent: int
     num_selected: int | None
     window_extra: bool = False
+    all_resident: bool = False
+    has_means: bool = False
 
     @property
     def selects(self) -> bool:
@@ -85,6 +90,26 @@ class PromptAttention(ABC):
         rows: [H_kv, n, 2d], K then V, of which the first begin + T are there. scale: of the model's attention. Asked
         from 0 on in order, layer by layer.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StepQueries:
+    """Queries of a step's new tokens in one layer: [B, H_q, d].
+
+    own: the layer's. early: computes those that it would have if the layer before it changed nothing, by which a policy
+    may guess ahead; of the first layer its own.
+    """
+
+    own: Tensor
+    early: Callable[[], Tensor]
+
+
+class StepAttention(ABC):
+    """How the new tokens of one step attend, layer by layer."""
+
+    @abstractmethod
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        """Attention of the new tokens, which are in their slots by now: [B, H_q, d]."""
 
 
 class Policy(ABC):
@@ -112,16 +137,28 @@ class Policy(ABC):
         to no other request."""
         return None
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        """First position of the local window when `num_tokens` tokens are past. Never falls; 0: no window.
+    def allocate(self, shape: CacheShape) -> Any:
+        """State of its own for every seat, uninitialised; None: none."""
+        return None
 
-        It moves by one position a token, or it empties the window (`trains_when_leaving`).
+    def observe_prefill(
+        self, state: Any, seat: int, layer: int, plan: Plan, keys: Tensor, values: Tensor, queries: Tensor
+    ) -> None:
+        """Put into the state what it needs of a prefilled layer. state: what `allocate` gave. keys, values:
+        [H_kv, n, d] of the prompt, in the model's dtype. queries: [H_q, w, d] of its last w tokens, as many as
+        `num_queries`."""
+        return None
+
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        """First position of the local window when `num_tokens` tokens are past. Never falls.
+
+        It moves by one position a token, or it empties the window, as a whole.
         """
-        return 0
+        return max(plan.num_sink, num_tokens - plan.num_recent)
 
     def max_window(self, plan: Plan) -> int:
         """Most tokens that the window ever holds."""
-        return 0
+        return plan.num_recent
 
 
 def attend_all(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
+from gpu_worker.kernels.top_k import outside, top_k
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, StepAttention, StepQueries
 from kv_store.client import KMeansParams, PQParams
 
 
@@ -18,15 +18,25 @@ from kv_store.client import KMeansParams, PQParams
 class IndexJob:
     """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
 
-    needs_keys: what is trained says nothing of single tokens; `load` gets their keys to do so itself. num_before:
-    clusters that the sequence has from jobs before this one.
+    coarse: the least that the store must train where `load` can do the rest from the keys; None: all of it. is_quick: a
+    GPU trains a layer in less time and memory than is worth a wait for the store. needs_keys: what is trained says
+    nothing of single tokens; `load` gets their keys to do so itself. num_before: clusters that the sequence has from
+    jobs before this one.
     """
 
     begin: int
     end: int
     params: PQParams | KMeansParams
+    coarse: PQParams | KMeansParams | None = None
+    is_quick: bool = False
     needs_keys: bool = False
     num_before: int = 0
+
+    def coarsened(self) -> IndexJob:
+        """What the store does of it where the keys will be at hand."""
+        return (
+            self if self.coarse is None else replace(self, params=self.coarse, coarse=None, needs_keys=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +52,86 @@ class FixedKeys:
         return self.pool[self.slots.clamp(min=0).long()[..., None], channels[:, :, None]].float()
 
 
+def _not_there() -> tuple[Tensor, Tensor]:
+    raise LookupError("exact keys are there only where the plan keeps every token resident")
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """One layer's scoring problem: B seats, their new token's queries, and where their candidates lie.
+    """One layer's scoring problem: B seats, their new tokens' queries, and where their candidates lie.
 
-    query: [B, H_q, d]. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions is N,
-    at least the largest end. scale: of the model's attention. For a policy with `reads_keys`: keys [B, H_kv, M, d] of
-    all tokens, the new one included, and their number, num_tokens int64 [B]; else None. For one with
-    `reads_early_query`: early_query, like query, but of the previous layer's attention input (the first layer's own).
-    fixed: for one that `mixes_mean`.
+    queries: of the new tokens. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions
+    is N, at least the largest end. scale: of the model's attention. exact_keys: reads the keys of all tokens, the new
+    one included, [B, H_kv, M, d], and their number, int64 [B], where the plan keeps them resident.
     """
 
     layer: int
-    query: Tensor
+    queries: StepQueries
     seats: Tensor
     begin: Tensor
     end: Tensor
     num_positions: int
     scale: float
-    keys: Tensor | None = None
-    num_tokens: Tensor | None = None
-    early_query: Tensor | None = None
-    fixed: FixedKeys | None = None
+    exact_keys: Callable[[], tuple[Tensor, Tensor]] = _not_there
+
+    @property
+    def query(self) -> Tensor:
+        """[B, H_q, d]."""
+        return self.queries.own
+
+    def outside(self) -> Tensor:
+        """Positions that are no candidates: bool [B, N]."""
+        return outside(self.num_positions, self.begin, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Tokens that leave the window at a step, at most one of each of B seats: seats, positions int64 [B], -1 where none
+    leaves. read_keys: theirs in these layers, [B, len(layers), H_kv, d]."""
+
+    seats: Tensor
+    layers: range
+    positions: Tensor
+    read_keys: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a layer attends of its candidates: their positions, int64 [B, H_kv, K], ascending, then -1; and the pool
+    rows where they lie by now, int32 alike."""
+
+    candidates: Candidates
+    positions: Tensor
+    pool_rows: Tensor
+
+
+class SelectingStep(StepAttention):
+    """How a recall step attends if its policy says nothing else: sinks, window, and what is selected, exactly.
+
+    positions: int64 [B], of the new tokens; -1 for padding. latest: what was selected last.
+    """
+
+    positions: Tensor
+    latest: Selected
+
+    @abstractmethod
+    def select(self, layer: int, queries: StepQueries) -> Selected:
+        """Select, and make resident."""
+
+    @abstractmethod
+    def attend_selected(self, selected: Selected) -> Tensor:
+        """[B, H_q, d]."""
+
+    @abstractmethod
+    def fixed_keys(self, layer: int) -> FixedKeys:
+        """Of sinks, window and new token."""
+
+    @abstractmethod
+    def new_values(self, layer: int) -> Tensor:
+        """Of the new tokens [B, H_kv, d]; padding has anyone's."""
+
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        return self.attend_selected(self.select(layer, queries))
 
 
 IndexT = TypeVar("IndexT")
@@ -77,35 +145,16 @@ class RecallPolicy(Policy, Generic[IndexT]):
 
     family = Family.RECALL
     needs_index_here: ClassVar[bool] = True
-    # Scores exact keys: then every token must be resident.
-    reads_keys: ClassVar[bool] = False
-    # Tokens that leave the window are trained, all at once, rather than coded one by one by `extend`.
-    trains_when_leaving: ClassVar[bool] = False
-    # A GPU trains the indexes of a prompt's last layers itself, in less time and memory than is worth a wait.
-    trains_last_layers: bool = False
-    # Guesses a layer's query before the layer before it is done.
-    reads_early_query: ClassVar[bool] = False
-    # What a step leaves out is stood for by the mean of all values (`missed`).
-    mixes_mean: ClassVar[bool] = False
+
+    # What is indexed.
 
     @abstractmethod
     def allocate(self, shape: CacheShape) -> IndexT:
         """The index state of every seat, uninitialised."""
 
-    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
-        """What must be trained for candidates [begin, end); None: nothing."""
+    def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
+        """What must be trained of a prefilled prompt's candidates [begin, end); None: nothing."""
         return None
-
-    def observe_prefill(
-        self, index: IndexT, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
-    ) -> None:
-        """Index a prefilled layer without training. keys: [H_kv, n, d] of the prompt, in the model's dtype. queries:
-        [H_q, w, d] of its last w tokens, as many as `num_queries`."""
-
-    def coarse(self, job: IndexJob) -> IndexJob:
-        """The least of a job that the store must do where the keys are at hand when it is done; the job itself, unless
-        `load` can do the rest."""
-        return job
 
     def load(
         self,
@@ -124,9 +173,21 @@ class RecallPolicy(Policy, Generic[IndexT]):
         all heads."""
         return 0
 
-    def extend(self, index: IndexT, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
-        """Code tokens that leave the window. seats, positions: int64 [B], -1 where none leaves. keys:
-        [B, len(layers), H_kv, d]."""
+    # What leaves the window.
+
+    def leaving_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
+        """What must be trained of the tokens [begin, end), which leave the window together; None: they leave it one by
+        one, and `extend` codes them."""
+        return None
+
+    def extend(self, index: IndexT, leaving: Leaving) -> None:
+        """Code tokens that leave the window one by one."""
+
+    # How a step is attended.
+
+    def attention(self, index: IndexT, step: SelectingStep) -> StepAttention:
+        """How a step is attended: as `step` does, or by an object that does more."""
+        return step
 
     def select(self, index: IndexT, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         """Positions of the best `counts[b]` candidates of every head, ascending, -1 pads: int64 [B, H_kv, width].
@@ -135,11 +196,6 @@ class RecallPolicy(Policy, Generic[IndexT]):
         score every candidate overrides this.
         """
         return top_k(self.score(index, candidates), counts, width)
-
-    def missed(self, index: IndexT, candidates: Candidates, selected: Tensor) -> Tensor:
-        """Share of the attention that candidates have which are not selected, as far as the policy can tell: float32
-        [B, H_q], in [0, 1]. selected: as `select` gave them. For a policy that `mixes_mean`."""
-        raise NotImplementedError(f"{self.name} attends what it selects and no more")
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:

@@ -7,14 +7,15 @@ device, and may be asked again while the sequence decodes.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.base import Family, Plan, Policy
+from gpu_worker.policies.base import Family, Plan, Policy, StepAttention, StepQueries
 
 LEAST, MOST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
 
@@ -28,10 +29,10 @@ class LayerRows:
     context; more than the plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions:
     int64 [H_kv, n], ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter
     ones. queries: [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none
-    when the sequence decodes. scale: of the model's attention. seed: of the request. degrees: float32 [H_kv, n], how
-    many tokens a row stands for; None: one each. scores: float32 [H_kv, n], what `observe` has gathered; None at first.
-    history: [H_kv, n, m] and rounds: what the last `Retained` of this layer said, 0 for rows that came since. is_even:
-    no head is padded, and that is known without waiting for the device.
+    when the sequence decodes. scale: of the model's attention. seed: of the request. notes: float32 [H_kv, n], as the
+    last `Retained` had them and the steps since have changed them; None at first. history: [H_kv, n, m] and rounds:
+    what the last `Retained` of this layer said, 0 for rows that came since. is_even: no head is padded, and that is
+    known without waiting for the device.
     """
 
     layer: int
@@ -43,8 +44,7 @@ class LayerRows:
     queries: Tensor
     scale: float
     seed: int = 0
-    degrees: Tensor | None = None
-    scores: Tensor | None = None
+    notes: Tensor | None = None
     history: Tensor | None = None
     rounds: int = 0
     is_even: bool = False
@@ -71,8 +71,7 @@ class LayerRows:
             values=self.values[heads],
             positions=self.positions[heads],
             queries=self.queries.unflatten(0, (self.keys.shape[0], -1))[heads].flatten(0, 1),
-            degrees=None if self.degrees is None else self.degrees[heads],
-            scores=None if self.scores is None else self.scores[heads],
+            notes=None if self.notes is None else self.notes[heads],
             history=None if self.history is None else self.history[heads],
         )
 
@@ -82,36 +81,34 @@ class Retained:
     """What stays of a layer. Heads may keep unequal numbers S_h; what lies beyond a head's is padding.
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
-    [H_kv, S, d] in the model's dtype. degrees, scores: float32 [H_kv, S], as in `LayerRows`. history: [H_kv, S, m] of
-    any type and rounds: any numbers that the policy wants to be told next time. is_even: surely nothing is padding, so
-    that nobody waits for the device to learn it.
+    [H_kv, S, d] in the model's dtype. notes: float32 [H_kv, S], a number of the policy's own for each slot, which its
+    steps read and change; a new token's is 0. history: [H_kv, S, m] of any type and rounds: any numbers that the policy
+    wants to be told next time. is_even: surely nothing is padding, so that nobody waits for the device to learn it.
     """
 
     positions: Tensor
     keys: Tensor
     values: Tensor
-    degrees: Tensor | None = None
-    scores: Tensor | None = None
+    notes: Tensor | None = None
     history: Tensor | None = None
     rounds: int = 0
     is_even: bool = False
 
     @classmethod
     def of(
-        cls, rows: LayerRows, index: Tensor, scores: Tensor | None = None, is_even: bool = False
+        cls, rows: LayerRows, index: Tensor, notes: Tensor | None = None, is_even: bool = False
     ) -> Retained:
-        """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1 unless `is_even`. scores: float32
-        [H_kv, n]."""
+        """Rows unchanged. index: int64 [H_kv, S] into the rows, ascending, then -1 unless `is_even`. notes: float32
+        [H_kv, n]; None: the rows' own."""
         taken = index if is_even else index.clamp(min=0)
         positions = rows.positions.gather(1, taken)
         wide = taken[..., None].expand(-1, -1, rows.keys.shape[2])
-        history = rows.history
+        history, notes = rows.history, rows.notes if notes is None else notes
         return cls(
             positions if is_even else positions.masked_fill(index < 0, -1),
             rows.keys.gather(1, wide),
             rows.values.gather(1, wide),
-            None if rows.degrees is None else rows.degrees.gather(1, taken),
-            None if scores is None else scores.gather(1, taken),
+            None if notes is None else notes.gather(1, taken),
             None if history is None else history.gather(1, taken[..., None].expand(-1, -1, history.shape[2])),
             rows.rounds,
             is_even,
@@ -132,13 +129,13 @@ class Retained:
 class StepSlots:
     """The slots of B sequences in some layers when a step begins, before its new tokens have any.
 
-    positions: int64 [B, L, H_kv, S], -1 where a slot is empty. scores: float32, the same shape, what `observe` has
-    gathered; only for a policy that observes. begin, end: int64 [B]: sinks are below begin, the window is from end
+    positions: int64 [B, L, H_kv, S], -1 where a slot is empty. notes: float32, the same shape; None where no policy has
+    any. begin, end: int64 [B]: sinks are below begin, the window is from end
     up. num_tokens: int64 [B], the position of the new tokens; -1 for padding.
     """
 
     positions: Tensor
-    scores: Tensor | None
+    notes: Tensor | None
     begin: Tensor
     end: Tensor
     num_tokens: Tensor
@@ -159,33 +156,85 @@ class Gift:
     share: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """slots: int64 [B, L, H_kv], what each head gives up to its new token. gift: where its value goes, if anywhere."""
+
+    slots: Tensor
+    gift: Gift | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recompression:
+    """When what is kept is compressed again while a sequence decodes.
+
+    interval: after so many decoded tokens. together: what a head keeps depends on its rows, the plan and the budget
+    only, and every layer has that budget, so that several layers may be compressed at once.
+    """
+
+    interval: int
+    together: bool = False
+
+    def mark(self, num_left: int) -> int:
+        """What `KeptStep.marks` say of a step after which the layers are compressed within `num_left` steps, its own
+        among them: what does not follow from tensors is said here, on the host."""
+        return 0
+
+
+class KeptStep(StepAttention):
+    """How a retain step attends if its policy says nothing else: every slot that a head has filled, exactly.
+
+    layers: that it is of. seats, positions, begin, marks: int64 [B]: of the new tokens, -1 for padding; sinks are below
+    begin; what `Recompression.mark` said. lengths: int64 [B, layers, H_kv], slots that are filled, the new tokens' too.
+    """
+
+    layers: range
+    seats: Tensor
+    positions: Tensor
+    begin: Tensor
+    marks: Tensor
+    lengths: Tensor
+
+    @abstractmethod
+    def notes(self, layer: int) -> Tensor:
+        """float32 [seats, H_kv, S], to be read."""
+
+    @abstractmethod
+    def observe(self, layer: int, query: Tensor, note: Callable[[Tensor, Tensor, Tensor], None]) -> None:
+        """Let `note(notes, weights, marks)` change one layer's notes in place. notes, weights: float32 [B, H_kv, S];
+        weights are the step's softmax weights, the mean over the group, 0 in empty slots. query: [B, H_q, d]."""
+
+    @abstractmethod
+    def write_keys(self, slots: Tensor, keys: Tensor) -> None:
+        """Overwrite the keys of slots int64 [B, layers, H_kv, R], each of which is there, with [B, layers, H_kv, R, d];
+        of a row of padding nothing."""
+
+    @abstractmethod
+    def attend_kept(self, layer: int, query: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[B, H_q, d] to the same shape. bias: float32 [seats, H_kv, S], added to the scores."""
+
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        return self.attend_kept(layer, queries.own)
+
+
 class RetainPolicy(Policy):
     """Compresses each layer once it is prefilled; while decoding it lets new tokens be appended, evicts a token at
-    every step (`evicts`), or compresses again every so often (`interval`).
+    every step (`evicts`), or compresses again every so often (`recompression`).
 
     `Plan.num_selected` is the number of tokens kept between sinks and window.
     """
 
     family = Family.RETAIN
-    # Gives up one slot of each head at every step, to the new token.
-    evicts: ClassVar[bool] = False
-    # Wants the softmax weights of every step.
-    observes: ClassVar[bool] = False
-    # What an evicted token's value was worth goes to others (`give`).
-    gives: ClassVar[bool] = False
-    # Rows may stand for several tokens: attention adds the logarithm of their degrees to the scores.
-    has_degrees: ClassVar[bool] = False
-    # What a head keeps depends on its rows, the plan and the budget only, and every layer has that budget: several may
-    # be compressed at once.
-    treats_layers_alike: ClassVar[bool] = False
-    # So many of the sinks, if there are as many, are turned on at every step by as many positions as are missing
-    # behind them: the query finds all that is kept at neighbouring positions.
-    num_shifted: ClassVar[int] = 0
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        # Where nothing is evicted, all that is decoded stays with the prompt's last tokens.
-        end = num_tokens if self.evicts else plan.num_prompt_tokens
-        return max(plan.num_sink, end - plan.num_recent)
+    # What is kept.
+
+    # So many copies of a layer's keys as float32 `compress` has on a GPU at one time.
+    key_copies: ClassVar[int] = 2
+
+    @abstractmethod
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        """Keep `budget` tokens for each KV head, sinks and window included, the mean over the heads exactly. The rows
+        are never fewer than that."""
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget.
@@ -197,43 +246,50 @@ class RetainPolicy(Policy):
         """Tokens that one head may keep of a layer's budget, at most."""
         return budget
 
-    def interval(self, plan: Plan) -> int:
-        """Tokens decoded until `compress` is called again; 0: never."""
-        return 0
-
-    def mark(self, plan: Plan, num_left: int) -> int:
-        """A number that `observe` is told of a step after which the layers are compressed within `num_left` steps, its
-        own among them; what does not follow from tensors is said here, on the host."""
-        return 0
-
     def room(self, plan: Plan, num_decoded: int) -> int:
         """Slots of a head beyond what it keeps, when so many tokens will be decoded; the new token's is one."""
         if self.evicts:
             return 1
-        interval = self.interval(plan)
-        return min(interval, num_decoded) if interval else num_decoded
+        again = self.recompression(plan)
+        return num_decoded if again is None else min(again.interval, num_decoded)
 
-    @abstractmethod
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        """Keep `budget` tokens for each KV head, sinks and window included, the mean over the heads exactly. The rows
-        are never fewer than that."""
+    # What leaves.
 
-    def evict(self, slots: StepSlots) -> Tensor:
-        """The slot of each head that its new token takes: int64 [B, L, H_kv]. For a policy that `evicts`; asked for
-        full heads only, so that every head has an evictable slot; where it has none, any slot is an answer."""
+    # Gives up one slot of each head at every step, to the new token.
+    evicts: ClassVar[bool] = False
+
+    def evict(self, slots: StepSlots) -> Evicted:
+        """For a policy that `evicts`; asked for full heads only, so that every head has an evictable slot; where it has
+        none, any slot is an answer."""
         raise NotImplementedError(f"{self.name} evicts nothing while decoding")
 
-    def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
-        """Where the values of evicted slots int64 [B, L, H_kv] go. For a policy that `gives`."""
-        raise NotImplementedError(f"{self.name} gives up values for good")
+    def recompression(self, plan: Plan) -> Recompression | None:
+        """None: never."""
+        return None
 
-    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
-        """Add a step to the scores of one layer, in place.
+    def window_begin(self, plan: Plan, num_tokens: int) -> int:
+        # Where nothing leaves, all that is decoded stays with the prompt's last tokens.
+        leaves = self.evicts or self.recompression(plan) is not None
+        return super().window_begin(plan, num_tokens if leaves else plan.num_prompt_tokens)
 
-        scores, weights: float32 [B, H_kv, S]; weights are softmax weights, the mean over the group, 0 in empty slots.
-        A new token's score was 0 before. marks: int64 [B], what `mark` said of the step.
-        """
-        raise NotImplementedError(f"{self.name} observes nothing while decoding")
+    # How a step is attended.
+
+    def attention(self, state: Any, step: KeptStep) -> StepAttention:
+        """How a step is attended: as `step` does, or by an object that does more. state: what `allocate` gave."""
+        return step
+
+
+class Observing(StepAttention):
+    """Has every step's weights noted, and attends what is kept."""
+
+    def __init__(self, step: KeptStep, note: Callable[[Tensor, Tensor, Tensor], None]) -> None:
+        """note: as for `KeptStep.observe`."""
+        self._step = step
+        self._note = note
+
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        self._step.observe(layer, queries.own, self._note)
+        return self._step.attend(layer, queries)
 
 
 class ScoredPolicy(RetainPolicy):
@@ -251,12 +307,12 @@ class ScoredPolicy(RetainPolicy):
 @dataclass(frozen=True, slots=True)
 class Scores:
     """first: float32 [H_kv, n], the larger, the sooner kept. second: float32 [H_kv, n], for ties; then the higher
-    position goes first. kept: float32 [H_kv, n], what `observe` goes on with; None where the policy does not observe.
+    position goes first. notes: float32 [H_kv, n], of what is kept; None: the rows' own.
     """
 
     first: Tensor
     second: Tensor | None = None
-    kept: Tensor | None = None
+    notes: Tensor | None = None
 
 
 def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None = None) -> Retained:
@@ -270,7 +326,7 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
     is_fixed = is_there & ((rows.positions < plan.num_sink) | (rows.positions >= window_begin))
     first = first.masked_fill(is_fixed, float("inf")).masked_fill(~is_there, float("-inf"))
     counts = is_fixed.sum(dim=1) + (plan.num_selected or 0 if counts is None else counts)
-    return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.kept)
+    return Retained.of(rows, best_rows(first, counts, int(counts.max()), scores.second), scores.notes)
 
 
 def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
@@ -282,7 +338,7 @@ def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
     best = best_rows(scores.first[:, begin:end], counts, num_best, second)
     every = torch.arange(num_rows, device=best.device).expand(num_heads, -1)
     index = torch.cat([every[:, :begin], best + begin, every[:, end:]], dim=1)
-    return Retained.of(rows, index, scores.kept, is_even=True)
+    return Retained.of(rows, index, scores.notes, is_even=True)
 
 
 def finite(scores: Tensor) -> Tensor:

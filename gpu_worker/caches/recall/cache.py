@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.base import Cache
+from gpu_worker.caches.base import Cache, PolicyStates
 from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache, HotCacheSize
-from gpu_worker.caches.recall.index_book import IndexBook
 from gpu_worker.caches.recall.index_training import IndexTraining, recall_policy
-from gpu_worker.caches.recall.step import RecallParts, RecallStep
+from gpu_worker.caches.recall.selection import RecallParts
+from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import CapacityError, no_room_for_policy
@@ -56,7 +56,7 @@ class RecallCache(Cache):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
-        self.indexes = IndexBook(shape)
+        self.indexes = PolicyStates(shape)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
             self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)
@@ -88,8 +88,8 @@ class RecallCache(Cache):
 
     def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         """Slots for each KV head and layer where so many are free."""
-        plan, policy = sequence.plan, recall_policy(sequence)
-        if policy.reads_keys:
+        plan = sequence.plan
+        if plan.all_resident:
             return sequence.capacity
         fixed = sequence.num_fixed
         wanted = fixed + self._hot_cache_size.num_slots(
@@ -99,7 +99,7 @@ class RecallCache(Cache):
 
     def least_slots(self, sequence: Sequence) -> int:
         """Slots of each KV head and layer that a sequence cannot do without."""
-        if recall_policy(sequence).reads_keys:
+        if sequence.plan.all_resident:
             return sequence.capacity
         return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
@@ -113,7 +113,7 @@ class RecallCache(Cache):
         try:
             self.fixed.make_room(sequence.num_fixed)
             if self._in_store is None:
-                self.indexes.make(recall_policy(sequence))
+                self.indexes.of(recall_policy(sequence))
             if sequence.can_miss:
                 self._hot_cache()
         except torch.OutOfMemoryError as error:
@@ -178,11 +178,13 @@ class RecallCache(Cache):
         policy, begin = recall_policy(sequence), sequence.window_begin
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
         sequence.leaving = -1
-        if end > begin and policy.trains_when_leaving:
-            self._training.train_leaving(sequence, layers, begin, end)
-            self.fixed.clear_window(sequence, layers)
-        elif end > begin:
-            sequence.leaving = begin
+        if end > begin:
+            job = policy.leaving_job(sequence.plan, begin, end)
+            if job is None:
+                sequence.leaving = begin
+            else:
+                self._training.train_leaving(sequence, layers, job)
+                self.fixed.clear_window(sequence, layers)
         sequence.window_begin = end
 
     def group_shape(
@@ -190,7 +192,7 @@ class RecallCache(Cache):
     ) -> GroupShape:
         """Of sequences that share a policy and may all miss or none. num_tokens: of the longest, rounded up."""
         first = sequences[0]
-        if recall_policy(first).reads_keys:
+        if first.plan.all_resident:
             num_positions = num_tokens
         else:
             num_positions = buckets.positions(max(sequence.window_begin for sequence in sequences))
@@ -215,11 +217,12 @@ class RecallCache(Cache):
             self._whole,
             self.hot,
             self._fetch,
-            self.indexes,
             self._in_store,
             self._probe,
         )
-        return RecallStep(group, layers, recall_policy(group.sequences[0]), parts)
+        policy = recall_policy(group.sequences[0])
+        index = self.indexes.of(policy) if self._in_store is None else None
+        return RecallStep(group, layers, policy, index, parts)
 
     def _make_fetch(self) -> RecallFetch:
         arena = self._offloader.arena

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.caches.base import PolicyStates
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
-from gpu_worker.caches.recall.index_book import IndexBook
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.base import CacheShape
@@ -39,15 +39,15 @@ def recall_policy(sequence: Sequence) -> RecallPolicy:
 def prompt_job(sequence: Sequence) -> IndexJob | None:
     """The index that a prefilled layer needs: of all between sinks and window."""
     plan = sequence.plan
-    return recall_policy(sequence).index_job(plan, plan.num_sink, sequence.window_begin)
+    return recall_policy(sequence).prompt_job(plan, plan.num_sink, sequence.window_begin)
 
 
 class IndexTraining:
     """Has layers indexed, and puts what was trained into the policies' indexes.
 
     trains_here: on the model's device; else by the store. Where that device is a GPU, it trains what the second token
-    would wait for (`RecallPolicy.trains_last_layers`); and where it has every row, the store does only what takes cores
-    and leaves the rest to it (`RecallPolicy.coarse`).
+    would wait for (`IndexJob.is_quick`); and where it has every row, the store does only what takes cores and leaves
+    the rest to it (`IndexJob.coarse`).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class IndexTraining:
         shape: CacheShape,
         pool: SlotPool,
         offloader: Offloader,
-        indexes: IndexBook,
+        indexes: PolicyStates,
         whole: WholeContext,
         fixed: FixedSlots,
         trains_here: bool,
@@ -73,20 +73,19 @@ class IndexTraining:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
         if self._offloader.selects_in_store:
             return
-        self._indexes.observe(recall_policy(sequence), sequence.seat, layer, sequence.plan, rows, queries)
-        job = prompt_job(sequence) if self._is_trained_here(sequence, layer) else None
-        if job is not None:
-            keys = rows[:, job.begin : job.end, : self._shape.head_dim]
-            self._train_here(sequence, range(layer, layer + 1), job, keys)
+        policy, seat, plan = recall_policy(sequence), sequence.seat, sequence.plan
+        keys, values = rows.chunk(2, dim=-1)
+        policy.observe_prefill(self._indexes.of(policy), seat, layer, plan, keys, values, queries)
+        job = prompt_job(sequence)
+        if job is not None and self._is_trained_here(job, layer):
+            self._train_here(sequence, range(layer, layer + 1), job, keys[:, job.begin : job.end])
 
     def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """What the store is to train of a prefilled layer; None: nothing."""
-        if not sequence.plan.selects or self._is_trained_here(sequence, layer):
+        job = prompt_job(sequence) if sequence.plan.selects else None
+        if job is None or self._is_trained_here(job, layer):
             return None
-        job = prompt_job(sequence)
-        if job is None or sequence.can_miss or not self._is_quick:
-            return job
-        return recall_policy(sequence).coarse(job)
+        return job.coarsened() if self._is_quick and not sequence.can_miss else job
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
@@ -97,24 +96,21 @@ class IndexTraining:
         device = self._shape.device
         arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}
         read_keys = self._reader(sequence, layer) if job.needs_keys else None
-        self._indexes.load(policy, sequence.seat, layer, job, arrays, read_keys)
+        policy.load(self._indexes.of(policy), sequence.seat, layer, job, arrays, read_keys)
         return True
 
-    def train_leaving(self, sequence: Sequence, layers: range, begin: int, end: int) -> None:
-        """Index the tokens [begin, end), which leave the window. Raises StoreUnavailable."""
-        job = recall_policy(sequence).index_job(sequence.plan, begin, end)
-        if job is None:
-            return
+    def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> None:
+        """Index tokens that leave the window together. Raises StoreUnavailable."""
         if self.trains_here:
-            positions = torch.arange(begin, end, device=self._shape.device)
-            layer_bytes = self._shape.num_kv_heads * (end - begin) * self._pool.row_bytes // 2
+            positions = torch.arange(job.begin, job.end, device=self._shape.device)
+            layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_bytes // 2
             at_once = max(1, WINDOW_BYTES // layer_bytes)
             for first in range(layers.start, layers.stop, at_once):
                 some = range(first, min(first + at_once, layers.stop))
                 slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
                 self._train_here(sequence, some, job, self._keys[slots])
             return
-        self._offloader.seal(sequence, end)
+        self._offloader.seal(sequence, job.end)
         trained = [self._offloader.build(sequence, layer, job) for layer in layers]
         deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
         for index in trained:
@@ -122,9 +118,9 @@ class IndexTraining:
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
 
-    def _is_trained_here(self, sequence: Sequence, layer: int) -> bool:
+    def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
         is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
-        return self.trains_here or (is_last and recall_policy(sequence).trains_last_layers)
+        return self.trains_here or (is_last and job.is_quick)
 
     @property
     def _keys(self) -> Tensor:
@@ -135,9 +131,10 @@ class IndexTraining:
         """Index the keys [layers x H_kv, T, d] of the job's tokens: many layers take hardly longer than one."""
         arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
         by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
+        policy = recall_policy(sequence)
         for place, layer in enumerate(layers):
             at_layer = {name: array[place] for name, array in by_layer.items()}
-            self._indexes.load(recall_policy(sequence), sequence.seat, layer, job, at_layer)
+            policy.load(self._indexes.of(policy), sequence.seat, layer, job, at_layer)
 
     def _reader(self, sequence: Sequence, layer: int) -> ReadKeys:
         head_dim = self._shape.head_dim

@@ -8,14 +8,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.base import Cache
+from gpu_worker.caches.base import Cache, PolicyStates
 from gpu_worker.caches.probe import Probe
+from gpu_worker.caches.retain.kept_attention import RetainParts
 from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
-from gpu_worker.caches.retain.step import RetainParts, RetainStep
+from gpu_worker.caches.retain.step import RetainStep
 from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import KeptLayer, Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
@@ -38,6 +39,7 @@ class RetainCache(Cache):
         self._block_tables = block_tables
         self._first_layer = first_layer
         self.kept = KeptSlots(shape)
+        self._states = PolicyStates(shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
         # Who waits is asked for its blocks at every step.
@@ -79,8 +81,16 @@ class RetainCache(Cache):
 
     def needs_store(self, sequence: Sequence) -> bool:
         # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
-        is_measured = sequence.request.measure and sequence.plan.selects
-        return is_measured and not retain_policy(sequence).has_degrees
+        return sequence.request.measure and sequence.plan.selects and not sequence.plan.has_means
+
+    def prepare(self, sequence: Sequence) -> None:
+        policy = retain_policy(sequence)
+        try:
+            self._states.of(policy)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no device memory is left for the state of policy {policy.name!r}; start with fewer --max-num-seqs"
+            ) from error
 
     def admit(self, sequence: Sequence, layer: int) -> None:
         blocks = self._layer_blocks(sequence, layer - self._first_layer)
@@ -89,6 +99,9 @@ class RetainCache(Cache):
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
         compressed = layer - self._first_layer
+        policy, (keys, values) = retain_policy(sequence), rows.chunk(2, dim=-1)
+        state = self._states.of(policy)
+        policy.observe_prefill(state, sequence.seat, layer, sequence.plan, keys, values, queries)
         prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
         sequence.kept_at = sequence.num_prefill
         self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
@@ -106,7 +119,7 @@ class RetainCache(Cache):
         counts = retained.counts_on_host()
         longest = max(counts)
         try:
-            self.kept.make_room(longest + room, policy)
+            self.kept.make_room(longest + room, retained.notes is not None)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
@@ -116,7 +129,7 @@ class RetainCache(Cache):
             sequence.longest_kept = sequence.num_kept = 0
         sequence.longest_kept = max(sequence.longest_kept, longest)
         sequence.num_kept += sum(counts)
-        is_final, num_heads = not policy.interval(sequence.plan), self._shape.num_kv_heads
+        is_final, num_heads = policy.recompression(sequence.plan) is None, self._shape.num_kv_heads
         for layer, first in zip(layers, range(0, len(counts), num_heads), strict=True):
             heads = slice(first, first + num_heads)
             self._block_tables.deal(
@@ -131,11 +144,13 @@ class RetainCache(Cache):
         """Let the window move on for the next token; compress again where it is time."""
         policy, plan = retain_policy(sequence), sequence.plan
         sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
-        interval = policy.interval(plan)
+        again = policy.recompression(plan)
+        if again is None:
+            return
         num_decoded = sequence.num_tokens - sequence.kept_at
-        if interval and num_decoded >= interval:
+        if num_decoded >= again.interval:
             sequence.kept_at = sequence.num_tokens
-            step = self._layers_at_once(sequence)
+            step = self._layers_at_once(sequence, again)
             for first in layers[::step]:
                 together = layers[first - layers.start :][:step]
                 # No name holds the rows while others are written.
@@ -144,16 +159,14 @@ class RetainCache(Cache):
                     together,
                     self._compress(sequence, self._rows.read(sequence, together, num_decoded)),
                 )
-        if interval:
-            sequence.mark = policy.mark(plan, sequence.kept_at + interval - sequence.num_tokens)
+        sequence.mark = again.mark(sequence.kept_at + again.interval - sequence.num_tokens)
 
-    def _layers_at_once(self, sequence: Sequence) -> int:
+    def _layers_at_once(self, sequence: Sequence, again: Recompression) -> int:
         """How many may be compressed together while the sequence decodes: their rows take no more memory in passing
         than those of one prompt of the greatest length, for which there is room as float32."""
-        policy = retain_policy(sequence)
-        if not policy.treats_layers_alike:
+        if not again.together:
             return 1
-        num_rows = sequence.longest_kept + policy.interval(sequence.plan)
+        num_rows = sequence.longest_kept + again.interval
         return max(1, 4 * self._shape.max_model_len // (self._shape.dtype.itemsize * num_rows))
 
     def group_shape(
@@ -167,7 +180,8 @@ class RetainCache(Cache):
         return GroupShape(sequences[0].policy.name, False, num_rows, num_positions)
 
     def begin_step(self, group: Group, layers: range) -> RetainStep:
-        return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
+        policy = retain_policy(group.sequences[0])
+        return RetainStep(group, layers, policy, self._states.of(policy), self._parts)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)

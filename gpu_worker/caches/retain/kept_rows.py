@@ -39,7 +39,7 @@ class KeptRows:
         place = sequence.seat, slice(layers.start, layers.stop), slice(None), slice(count)
         # Copies: what is kept again goes to where these are read from.
         positions = self._kept.positions[place].flatten(0, 1).clone()
-        head_dim, log_degrees, scores = self._shape.head_dim, self._kept.log_degrees, self._kept.scores
+        head_dim, notes = self._shape.head_dim, self._kept.notes
         # Padding is not read: it holds anything.
         keys, values = self._pool.rows.new_empty(2, *positions.shape, head_dim)
         gather_pairs(self._bytes, self._offsets(sequence.seat, layers, positions), keys, values)
@@ -53,8 +53,7 @@ class KeptRows:
             keys.new_empty(len(lengths) * self._shape.group_size, 0, head_dim),
             self._shape.scale,
             sequence.request.sampling.seed or 0,
-            None if log_degrees is None else log_degrees[place].flatten(0, 1).exp(),
-            None if scores is None else scores[place].flatten(0, 1).clone(),
+            None if notes is None else notes[place].flatten(0, 1).clone(),
             _histories(held, count),
             held[0].rounds,
             is_even=min(lengths) == count,

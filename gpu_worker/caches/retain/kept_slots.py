@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.retain import Retained, RetainPolicy, StepSlots
+from gpu_worker.policies.retain import Retained, StepSlots
 from gpu_worker.state.row_inputs import RowInputs
 
 
@@ -14,9 +16,8 @@ class KeptSlots:
     """For each seat, layer and KV head: what its slots hold. A head's slots are filled from the first on.
 
     positions: int64 [seats, L, H_kv, S], -1 where a slot is empty. lengths, limits: int32 [seats, L, H_kv], slots that
-    are filled, and most that ever are. scores: float32 like positions, what a policy observes while decoding.
-    log_degrees: float32 like positions, what attention adds; None until a policy has any. sink_keys:
-    [seats, L, H_kv, s, d], keys of the first slots at their positions in the text; None until a policy shifts any.
+    are filled, and most that ever are. notes: float32 like positions, a number of the policy's own for each slot; None
+    until a policy has any.
     """
 
     def __init__(self, shape: CacheShape) -> None:
@@ -24,45 +25,31 @@ class KeptSlots:
         self.lengths = shape.seated(dtype=torch.int32).zero_()
         self.limits = shape.seated(dtype=torch.int32).zero_()
         self.positions = shape.seated(0, dtype=torch.int64)
-        self.scores: Tensor | None = None
-        self.log_degrees: Tensor | None = None
-        self.sink_keys: Tensor | None = None
+        self.notes: Tensor | None = None
 
     @property
     def state(self) -> tuple[object, ...]:
         """A captured step is void once these are other objects."""
-        return self.positions, self.scores, self.log_degrees, self.sink_keys
+        return self.positions, self.notes
 
     @property
     def num_bytes(self) -> int:
-        tensors = (self.lengths, self.limits, self.positions, self.scores, self.log_degrees, self.sink_keys)
+        tensors = (self.lengths, self.limits, self.positions, self.notes)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
     def width(self) -> int:
         return self.positions.shape[3]
 
-    def make_room(self, width: int, policy: RetainPolicy) -> None:
-        """Have at least this many slots a head, and the state that the policy works with."""
+    def make_room(self, width: int, has_notes: bool) -> None:
+        """Have at least this many slots a head, and notes where the policy has any."""
         if width > self.width:
             width = 1 << (width - 1).bit_length()
             self.positions = self._widened(self.positions, width, -1)
-            if self.scores is not None:
-                self.scores = self._widened(self.scores, width, 0.0)
-            if self.log_degrees is not None:
-                self.log_degrees = self._widened(self.log_degrees, width, 0.0)
-        if policy.observes and self.scores is None:
-            self.scores = self._shape.seated(self.width, dtype=torch.float32).zero_()
-        if policy.has_degrees and self.log_degrees is None:
-            self.log_degrees = self._shape.seated(self.width, dtype=torch.float32).zero_()
-        num_sinks = 0 if self.sink_keys is None else self.sink_keys.shape[3]
-        if policy.num_shifted > num_sinks:
-            wider = self._shape.seated(
-                policy.num_shifted, self._shape.head_dim, dtype=self._shape.dtype
-            ).zero_()
-            if self.sink_keys is not None:
-                wider[..., :num_sinks, :] = self.sink_keys
-            self.sink_keys = wider
+            if self.notes is not None:
+                self.notes = self._widened(self.notes, width, 0.0)
+        if has_notes and self.notes is None:
+            self.notes = self._shape.seated(self.width, dtype=torch.float32).zero_()
 
     def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
@@ -75,22 +62,15 @@ class KeptSlots:
         self.lengths[place] = lengths
         self.limits[place] = lengths + room
         _start(self.positions[place], retained.positions, -1)
-        if self.scores is not None:
-            _start(self.scores[place], retained.scores, 0.0)
-        if self.log_degrees is not None:
-            degrees = retained.degrees
-            _start(self.log_degrees[place], None if degrees is None else degrees.clamp(min=1.0).log_(), 0.0)
-        if self.sink_keys is not None:
-            num_sinks = min(retained.keys.shape[1], self.sink_keys.shape[3])
-            sinks = retained.keys[:, :num_sinks].unflatten(0, (len(layers), -1))
-            self.sink_keys[place][:, :, :num_sinks] = sinks
+        if self.notes is not None:
+            _start(self.notes[place], retained.notes, 0.0)
 
     def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
         """What a policy that evicts chooses from. width: no head of these rows has more slots."""
         span = slice(layers.start, layers.stop)
-        scores = None if self.scores is None else self.scores[:, span, :, :width][rows.seats]
+        notes = None if self.notes is None else self.notes[:, span, :, :width][rows.seats]
         positions = self.positions[:, span, :, :width][rows.seats]
-        return StepSlots(positions, scores, rows.begin, rows.end, rows.positions)
+        return StepSlots(positions, notes, rows.begin, rows.end, rows.positions)
 
     def appended(self, rows: RowInputs, layers: range) -> Tensor:
         """The next slot of every head: int64 [B, layers, H_kv]."""
@@ -112,25 +92,17 @@ class KeptSlots:
         self.lengths[:, span][rows.seats] = torch.where(wide, lengths, before.long()).int()
         new = rows.positions[:, None, None].expand_as(slots)
         _put(self.positions[:, span], rows.seats, slots, new, wide)
-        if self.scores is not None:
-            _put(self.scores[:, span], rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
-        if self.log_degrees is not None:
-            _put(
-                self.log_degrees[:, span],
-                rows.seats,
-                slots,
-                torch.zeros_like(slots, dtype=torch.float32),
-                wide,
-            )
+        if self.notes is not None:
+            _put(self.notes[:, span], rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
         return lengths.masked_fill(~wide, 0)
 
-    def observe(self, policy: RetainPolicy, rows: RowInputs, layer: int, weights: Tensor) -> None:
-        """Let the policy note one layer's weights, float32 [B, H_kv, width]."""
-        assert self.scores is not None
-        at_layer = self.scores[:, layer, :, : weights.shape[2]]
+    def change_notes(self, rows: RowInputs, layer: int, width: int, change: Callable[[Tensor], None]) -> None:
+        """Let `change` change one layer's notes of the first slots in place, float32 [B, H_kv, width]."""
+        assert self.notes is not None, "a policy whose steps change notes keeps some from the prompt on"
+        at_layer = self.notes[:, layer, :, :width]
         before = at_layer[rows.seats]
         after = before.clone()
-        policy.observe(after, weights, rows.marks)
+        change(after)
         at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
 
 

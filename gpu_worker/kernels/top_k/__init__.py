@@ -3,6 +3,7 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.top_k import reference
 
-__all__ = ["top_k"]
+__all__ = ["outside", "top_k"]
 
+outside = reference.outside
 top_k = by_device(reference.top_k, "gpu_worker.kernels.top_k.kernel", "top_k")

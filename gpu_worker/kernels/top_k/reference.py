@@ -31,3 +31,9 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     positions = positions.topk(reach, dim=-1, largest=False, sorted=True).values
     positions = torch.nn.functional.pad(positions, (0, width - reach), value=num_positions)
     return positions.masked_fill(positions == num_positions, -1)
+
+
+def outside(num_positions: int, begin: Tensor, end: Tensor) -> Tensor:
+    """Positions of each row that are not in [begin, end): bool [B, num_positions]. begin, end: int64 [B]."""
+    positions = torch.arange(num_positions, device=begin.device)
+    return (positions < begin[:, None]) | (positions >= end[:, None])

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.retain import LayerRows, Retained, ScoredPolicy, finite, keep_best
 from gpu_worker.policies.rounding import round_to_sum
+from gpu_worker.policies.wrapper import AllocationPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan
+from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import Gift, LayerRows, Retained, Scores, StepSlots, keep_best
+from gpu_worker.policies.retain import (
+    Evicted,
+    Gift,
+    KeptStep,
+    LayerRows,
+    Observing,
+    Retained,
+    Scores,
+    StepSlots,
+    keep_best,
+)
 from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 # Blocks of evicted tokens that are solved together; a power of two.
@@ -40,8 +50,7 @@ class CaM(StreamingLLM):
     seed: int = 0
 
     name = "cam"
-    observes = True
-    gives = True
+    key_copies = 7
 
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
@@ -49,7 +58,7 @@ class CaM(StreamingLLM):
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         weights = observed_weight(rows)
         # All of the window, and nothing between it and the sinks.
-        retained = keep_best(rows, plan, Scores(weights, kept=weights))
+        retained = keep_best(rows, plan, Scores(weights, notes=weights))
         leaving = slice(plan.num_sink, rows.num_tokens - plan.num_recent)
         reach = min(self.merge_size, plan.num_recent)
         if reach == 0:
@@ -62,19 +71,24 @@ class CaM(StreamingLLM):
         values[:, plan.num_sink : plan.num_sink + reach] += bequest(rows.values[:, leaving], share, reach)
         return replace(retained, values=values.to(rows.values.dtype))
 
-    def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
-        if slots.scores is None:
-            raise ValueError("CaM gives by what it has observed: give StepSlots.scores")
+    def evict(self, slots: StepSlots) -> Evicted:
+        evicted = super(CaM, self).evict(slots).slots
+        return Evicted(evicted, self.gift(slots, evicted))
+
+    def gift(self, slots: StepSlots, evicted: Tensor) -> Gift:
+        """What evicted slots int64 [B, L, H_kv] pass on."""
+        if slots.notes is None:
+            raise ValueError("CaM gives by what it has observed: give StepSlots.notes")
         positions, device = slots.positions, evicted.device
         _, num_layers, num_heads, width = positions.shape
         place = evicted[..., None]
         is_recent = positions >= slots.end[:, None, None, None]
-        mean = (slots.scores * is_recent).sum(dim=-1) / is_recent.sum(dim=-1).clamp(min=1)
+        mean = (slots.notes * is_recent).sum(dim=-1) / is_recent.sum(dim=-1).clamp(min=1)
         left = positions.gather(-1, place)
         heads, layers = torch.arange(num_heads, device=device), torch.arange(num_layers, device=device)
         # Below a_i / mean, without the quotient, which may not exist.
         is_given = uniform(self.seed, left[..., 0], heads, layers[:, None]) * mean
-        is_given = is_given < slots.scores.gather(-1, place)[..., 0]
+        is_given = is_given < slots.notes.gather(-1, place)[..., 0]
         # The j-th token behind the one that leaves goes to column j, all others to one that is cut off.
         ahead = positions - left - 1
         is_heir = (ahead >= 0) & (ahead < self.merge_size) & slots.is_evictable.gather(-1, place)
@@ -86,8 +100,12 @@ class CaM(StreamingLLM):
         )
         return Gift(heirs[..., :-1], is_given.float() / self.merge_size)
 
-    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
-        scores.copy_(weights)
+    def attention(self, state: object, step: KeptStep) -> StepAttention:
+        return Observing(step, self.observe)
+
+    @staticmethod
+    def observe(notes: Tensor, weights: Tensor, marks: Tensor) -> None:
+        notes.copy_(weights)
 
 
 def bequest(values: Tensor, share: Tensor, reach: int) -> Tensor:

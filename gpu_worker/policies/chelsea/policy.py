@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention, StepQueries, sink_tokens, split_budget
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
-from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retained, RetainPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,7 @@ class Chelsea(RetainPolicy):
     interval_tokens: int = 128
     chunked: bool = True
 
-    has_degrees = True
-    treats_layers_alike = True
+    key_copies = 7
 
     def __post_init__(self) -> None:
         if self.chunk < 2:
@@ -54,14 +54,13 @@ class Chelsea(RetainPolicy):
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         # At least as many tokens of a small budget stand for the middle as are in the window.
         num_recent = min(self.num_recent, (budget_tokens - num_sink) // 2)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        return replace(split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent), has_means=True)
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        # What was decoded long ago is merged like the prompt.
-        return max(plan.num_sink, num_tokens - plan.num_recent)
+    def recompression(self, plan: Plan) -> Recompression | None:
+        return Recompression(self.interval_tokens, together=True) if plan.selects else None
 
-    def interval(self, plan: Plan) -> int:
-        return self.interval_tokens if plan.selects else 0
+    def attention(self, state: None, step: KeptStep) -> StepAttention:
+        return _WithDegrees(step)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         num_rows, dtype = _num_rows(rows), rows.keys.dtype
@@ -88,7 +87,7 @@ class Chelsea(RetainPolicy):
             torch.cat([part.positions for part in parts], dim=1),
             torch.cat([part.keys for part in parts], dim=1),
             torch.cat([part.values for part in parts], dim=1),
-            torch.cat([part.degrees for part in parts], dim=1),
+            torch.cat([part.degrees for part in parts], dim=1).clamp_(min=1.0).log_(),
             rounds=rounds,
             is_even=rows.is_even,
         )
@@ -98,13 +97,23 @@ class Chelsea(RetainPolicy):
         return max(self.r_min, self.r_init - self.alpha * min(self.decay_rounds, rounds))
 
 
+class _WithDegrees(StepAttention):
+    """A mean counts as often as the tokens that it stands for."""
+
+    def __init__(self, step: KeptStep) -> None:
+        self._step = step
+
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        return self._step.attend_kept(layer, queries.own, bias=self._step.notes(layer))
+
+
 def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
     taken = slice(begin, end)
     positions = rows.positions[:, taken]
-    # Whole numbers, though the engine keeps their logarithms.
+    # A slot's note is the logarithm of how many tokens it stands for.
     degrees = torch.ones_like(positions, dtype=torch.float32)
-    if rows.degrees is not None:
-        degrees = rows.degrees[:, taken].round()
+    if rows.notes is not None:
+        degrees = rows.notes[:, taken].exp().round()
     return WeightedRows(positions, degrees, rows.keys[:, taken], rows.values[:, taken])
 
 

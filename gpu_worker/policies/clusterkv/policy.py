@@ -50,7 +50,6 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     max_iterations: int = 10
     names_metric: bool = False
 
-    trains_when_leaving = True
     needs_index_here = False
 
     def __post_init__(self) -> None:
@@ -85,15 +84,19 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
             within=shape.seated(shape.max_model_len, dtype=torch.int32),
         )
 
-    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
-        num_prompt = plan.num_prompt_tokens
-        num_clusters, num_before = max(1, (num_prompt - plan.num_sink) // self.tokens_per_cluster), 0
-        if begin >= num_prompt:
-            num_windows = (begin - num_prompt) // self.window_size
-            num_before = num_clusters + num_windows * self.window_clusters
-            num_clusters = self.window_clusters
-        params = KMeansParams(num_clusters, self.metric, self.max_iterations)
-        return IndexJob(begin, end, params, num_before=num_before)
+    def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+        return IndexJob(begin, end, self._params(self._num_prompt_clusters(plan)))
+
+    def leaving_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+        num_windows = (begin - plan.num_prompt_tokens) // self.window_size
+        num_before = self._num_prompt_clusters(plan) + num_windows * self.window_clusters
+        return IndexJob(begin, end, self._params(self.window_clusters), num_before=num_before)
+
+    def _num_prompt_clusters(self, plan: Plan) -> int:
+        return max(1, (plan.num_prompt_tokens - plan.num_sink) // self.tokens_per_cluster)
+
+    def _params(self, num_clusters: int) -> KMeansParams:
+        return KMeansParams(num_clusters, self.metric, self.max_iterations)
 
     def load(
         self,

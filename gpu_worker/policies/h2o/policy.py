@@ -7,9 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, StepSlots
+from gpu_worker.policies.retain import (
+    Evicted,
+    KeptStep,
+    LayerRows,
+    Observing,
+    ScoredPolicy,
+    Scores,
+    StepSlots,
+)
 
 # H2O(C) may attend what a recall method spends on codes, a 128th of the keys it reads past.
 COMPENSATION = 128
@@ -30,7 +38,6 @@ class H2O(ScoredPolicy):
 
     name = "h2o"
     evicts = True
-    observes = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
@@ -42,18 +49,22 @@ class H2O(ScoredPolicy):
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
         gathered = observed_weight(rows)
-        return Scores(gathered, kept=gathered)
+        return Scores(gathered, notes=gathered)
 
-    def evict(self, slots: StepSlots) -> Tensor:
-        if slots.scores is None:
-            raise ValueError("H2O evicts by what it has observed: give StepSlots.scores")
-        scores = slots.scores.masked_fill(~slots.is_evictable, float("inf"))
+    def evict(self, slots: StepSlots) -> Evicted:
+        if slots.notes is None:
+            raise ValueError("H2O evicts by what it has observed: give StepSlots.notes")
+        scores = slots.notes.masked_fill(~slots.is_evictable, float("inf"))
         is_least = scores == scores.amin(dim=-1, keepdim=True)
         # Slots are reused, so that the first is not the oldest.
-        return slots.positions.masked_fill(~is_least, torch.iinfo(torch.int64).max).argmin(dim=-1)
+        return Evicted(slots.positions.masked_fill(~is_least, torch.iinfo(torch.int64).max).argmin(dim=-1))
 
-    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
-        scores.add_(weights)
+    def attention(self, state: None, step: KeptStep) -> StepAttention:
+        return Observing(step, self.observe)
+
+    @staticmethod
+    def observe(notes: Tensor, weights: Tensor, marks: Tensor) -> None:
+        notes.add_(weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
-from gpu_worker.policies.pqcache.pq_score.reference import outside
-from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
 
 # Rows in float32, and partial keys of a step, are made so many elements at a time: 256 MiB.
 MAX_ELEMENTS = 1 << 26
@@ -45,7 +44,6 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
     skew_path: str = ""
 
     name = "infinigen"
-    reads_early_query = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         if budget_tokens >= num_prompt_tokens:
@@ -54,9 +52,6 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
-
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return num_tokens
 
     def allocate(self, shape: CacheShape) -> InfiniGenIndex:
         """Raises ConfigError for a file that does not hold this model's skew."""
@@ -68,7 +63,14 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
         )
 
     def observe_prefill(
-        self, index: InfiniGenIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+        self,
+        index: InfiniGenIndex,
+        seat: int,
+        layer: int,
+        plan: Plan,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
     ) -> None:
         matrix = skew(queries, keys) if index.skew is None else index.skew[layer]
         grouped = queries.reshape(keys.shape[0], -1, keys.shape[2])
@@ -84,30 +86,27 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
             index.keys[seat, layer, :, first:last] = tile.float() @ columns
             first = last
 
-    def extend(
-        self, index: InfiniGenIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
-    ) -> None:
-        span = slice(layers.start, layers.stop)
+    def extend(self, index: InfiniGenIndex, leaving: Leaving) -> None:
+        seats, positions = leaving.seats, leaving.positions
+        span = slice(leaving.layers.start, leaving.layers.stop)
         at_layers, places = index.keys[:, span], positions.clamp(min=0)
-        partial = (keys.float()[..., None, :] @ index.columns[:, span][seats]).squeeze(-2)
+        partial = (leaving.read_keys().float()[..., None, :] @ index.columns[:, span][seats]).squeeze(-2)
         # A row without a token writes back what is there.
         old = at_layers[seats, :, :, places]
         is_present = (positions >= 0)[:, None, None, None]
         at_layers[seats, :, :, places] = partial.to(old.dtype).where(is_present, old)
 
     def score(self, index: InfiniGenIndex, candidates: Candidates) -> Tensor:
-        if candidates.early_query is None:
-            raise ValueError("InfiniGen scores with the query foretold: give Candidates.early_query")
         layer, seats, num_positions = candidates.layer, candidates.seats, candidates.num_positions
         columns, at_layer = index.columns[:, layer][seats], index.keys[:, layer]
         batch, num_kv_heads, head_dim, num_columns = columns.shape
-        query = candidates.early_query.float().view(batch, num_kv_heads, -1, head_dim) @ columns
+        query = candidates.queries.early().float().view(batch, num_kv_heads, -1, head_dim) @ columns
         scores = torch.empty(*query.shape[:3], num_positions, device=query.device)
         step = max(1, MAX_ELEMENTS // (batch * num_kv_heads * num_columns))
         for first in range(0, num_positions, step):
             span = slice(first, min(first + step, num_positions))
             scores[..., span] = query @ at_layer[:, :, span][seats].float().transpose(-1, -2)
-        masked = outside(num_positions, candidates.begin, candidates.end)[:, None]
+        masked = candidates.outside()[:, None]
         scores = (scores * candidates.scale).masked_fill(masked[:, None], float("-inf"))
         return scores.softmax(dim=-1).sum(dim=2).masked_fill(masked, float("-inf"))
 

@@ -11,7 +11,7 @@ from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_a
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
 from gpu_worker.policies.quest.policy import by_token
-from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,6 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
             return None
         return BlockPrefill(plan, self.block_size, self.repr_topk, self.chunk_size, self.per_head)
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
-    def max_window(self, plan: Plan) -> int:
-        return plan.num_recent
-
     def allocate(self, shape: CacheShape) -> InfLLMIndex:
         num_blocks = -(-shape.max_model_len // self.block_size)
         return InfLLMIndex(
@@ -90,7 +84,14 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         )
 
     def observe_prefill(
-        self, index: InfLLMIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+        self,
+        index: InfLLMIndex,
+        seat: int,
+        layer: int,
+        plan: Plan,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
     ) -> None:
         """Of all blocks, those in the window too: their tokens' attention is known now only."""
         num_tokens = keys.shape[1]
@@ -101,10 +102,12 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         index.counts[seat, layer, :, : means.shape[1]] = counts.int()
         index.num_prompt_tokens[seat] = num_tokens
 
-    def extend(
-        self, index: InfLLMIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
-    ) -> None:
-        span, blocks = slice(layers.start, layers.stop), positions.clamp(min=0) // self.block_size
+    def extend(self, index: InfLLMIndex, leaving: Leaving) -> None:
+        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
+        span, blocks = (
+            slice(leaving.layers.start, leaving.layers.stop),
+            positions.clamp(min=0) // self.block_size,
+        )
         means, counts = index.keys[:, span], index.counts[:, span]
         old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
         # A block that begins here may hold an earlier request's.

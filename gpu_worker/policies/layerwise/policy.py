@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.pyramidkv.policy import check_beta, pyramid_budget
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.policies.wrapper import AllocationPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.top_k import outside
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
-from gpu_worker.policies.pqcache.pq_score.reference import outside
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 
@@ -24,30 +24,22 @@ class Oracle(RecallPolicy[None]):
     recent_ratio: float = 0.5
 
     name = "oracle"
-    reads_keys = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
-    def max_window(self, plan: Plan) -> int:
-        return plan.num_recent
+        return replace(
+            split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent), all_resident=True
+        )
 
     def allocate(self, shape: CacheShape) -> None:
         return None
 
     def score(self, index: None, candidates: Candidates) -> Tensor:
-        keys, num_tokens = candidates.keys, candidates.num_tokens
-        if keys is None or num_tokens is None:
-            raise ValueError("the oracle scores exact keys: give Candidates.keys and Candidates.num_tokens")
+        keys, num_tokens = candidates.exact_keys()
         weights = exact_weights(candidates.query, keys, num_tokens, candidates.scale)
         weights = weights[..., : candidates.num_positions]
-        masked = outside(candidates.num_positions, candidates.begin, candidates.end)
-        return weights.masked_fill(masked[:, None], float("-inf"))
+        return weights.masked_fill(candidates.outside()[:, None], float("-inf"))
 
 
 def exact_weights(query: Tensor, keys: Tensor, num_tokens: Tensor, scale: float) -> Tensor:

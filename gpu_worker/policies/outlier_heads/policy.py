@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.allocation import AllocationPolicy
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
+from gpu_worker.policies.wrapper import AllocationPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,7 @@ def _together(first: Retained, second: Retained, order: Tensor) -> Retained:
         joined(first.positions, second.positions, -1),
         joined(first.keys, second.keys, 0),
         joined(first.values, second.values, 0),
-        joined_if_any(first.degrees, second.degrees, 1),
-        joined_if_any(first.scores, second.scores, 0),
+        joined_if_any(first.notes, second.notes, 0),
         joined_if_any(first.history, second.history, 0),
         max(first.rounds, second.rounds),
     )

@@ -12,7 +12,7 @@ from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
-from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
 # Tokens whose keys are read, and coded, at a time.
@@ -62,11 +62,6 @@ class PQCache(RecallPolicy[PQIndex]):
         check_metric(self.metric, PQ_METRICS)
 
     @property
-    def trains_last_layers(self) -> bool:  # type: ignore[override]
-        # By inner product it takes a copy of all keys; and who asks for so many iterations gets the store's.
-        return self.metric == "l2" and self.max_iterations == 0
-
-    @property
     def name(self) -> str:
         return "pqcache" + f"+{self.metric}" * self.names_metric
 
@@ -78,12 +73,6 @@ class PQCache(RecallPolicy[PQIndex]):
             return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
         num_selected = budget_tokens - num_sink - num_recent
         return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
-
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
-    def max_window(self, plan: Plan) -> int:
-        return plan.num_recent
 
     def allocate(self, shape: CacheShape) -> PQIndex:
         ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"
@@ -101,16 +90,14 @@ class PQCache(RecallPolicy[PQIndex]):
         """Whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
         return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
 
-    def index_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+    def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
         params = PQParams(self.num_subvectors, self.num_bits, self.max_iterations, self.metric)
-        return IndexJob(begin, end, params)
-
-    def coarse(self, job: IndexJob) -> IndexJob:
-        # By inner product keys are coded with a norm that takes a look at all of them.
+        # By inner product keys are coded with a norm that takes a look at all of them, and training copies them all.
         if self.metric != "l2":
-            return job
-        assert isinstance(job.params, PQParams)
-        return replace(job, params=replace(job.params, codebooks_only=True), needs_keys=True)
+            return IndexJob(begin, end, params)
+        # Who asks for so many iterations gets the store's.
+        is_quick = self.max_iterations == 0
+        return IndexJob(begin, end, params, coarse=replace(params, codebooks_only=True), is_quick=is_quick)
 
     def load(
         self,
@@ -138,13 +125,14 @@ class PQCache(RecallPolicy[PQIndex]):
     def load_bytes(self, num_keys: int) -> int:
         return num_keys * (self.num_subvectors + (PAIR_BYTES if self._counts_pairs else 0))
 
-    def extend(self, index: PQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor) -> None:
-        span = slice(layers.start, layers.stop)
+    def extend(self, index: PQIndex, leaving: Leaving) -> None:
+        seats, keys = leaving.seats, leaving.read_keys()
+        span = slice(leaving.layers.start, leaving.layers.stop)
         counts = None if index.pair_counts is None else index.pair_counts[:, span]
         coders = index.codebooks if index.coders is None else index.coders
         if index.max_square_norms is not None:
             keys = augment(keys, index.max_square_norms[:, span][seats])
-        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, positions)
+        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, leaving.positions)
 
     def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         if index.pair_counts is None:

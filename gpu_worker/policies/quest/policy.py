@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
-from gpu_worker.policies.pqcache.pq_score.reference import outside
 from gpu_worker.policies.quest.page_bound import page_bound
-from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,6 @@ class Quest(RecallPolicy[QuestIndex]):
             return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
         return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected)
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
-    def max_window(self, plan: Plan) -> int:
-        return plan.num_recent
-
     def allocate(self, shape: CacheShape) -> QuestIndex:
         num_pages = -(-shape.max_model_len // self.page_size)
         return QuestIndex(
@@ -59,7 +52,14 @@ class Quest(RecallPolicy[QuestIndex]):
         )
 
     def observe_prefill(
-        self, index: QuestIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+        self,
+        index: QuestIndex,
+        seat: int,
+        layer: int,
+        plan: Plan,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
     ) -> None:
         """A page that the window cuts has the extremes of its candidates only; `extend` adds the others."""
         end = self.window_begin(plan, keys.shape[1])
@@ -72,14 +72,13 @@ class Quest(RecallPolicy[QuestIndex]):
             index.key_min[seat, layer, :, num_full] = opened.amin(dim=1)
             index.key_max[seat, layer, :, num_full] = opened.amax(dim=1)
 
-    def extend(
-        self, index: QuestIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
-    ) -> None:
+    def extend(self, index: QuestIndex, leaving: Leaving) -> None:
+        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
         pages = positions.clamp(min=0) // self.page_size
         is_first = (positions % self.page_size == 0)[:, None, None, None]
         is_present = (positions >= 0)[:, None, None, None]
         for extremes, narrower in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
-            at_layers = extremes[:, layers.start : layers.stop]
+            at_layers = extremes[:, leaving.layers.start : leaving.layers.stop]
             old = at_layers[seats, :, :, pages]
             new = keys.where(is_first, narrower(old, keys))
             # A row without a token writes back what is there.
@@ -103,5 +102,4 @@ class Quest(RecallPolicy[QuestIndex]):
 def by_token(scores: Tensor, page_size: int, candidates: Candidates) -> Tensor:
     """Every candidate's page's score: float32 [B, H_kv, N] of [B, H_kv, P], -inf for what is no candidate."""
     wide = scores[..., None].expand(*scores.shape, page_size).flatten(-2)[..., : candidates.num_positions]
-    masked = outside(candidates.num_positions, candidates.begin, candidates.end)
-    return wide.masked_fill(masked[:, None], float("-inf"))
+    return wide.masked_fill(candidates.outside()[:, None], float("-inf"))

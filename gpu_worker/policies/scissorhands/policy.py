@@ -9,13 +9,40 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan, StepAttention, attend_all
 from gpu_worker.policies.observed import group_mean, weight_tiles
-from gpu_worker.policies.retain import LayerRows, Retained, ScoredPolicy, Scores
+from gpu_worker.policies.retain import (
+    KeptStep,
+    LayerRows,
+    Observing,
+    Recompression,
+    Retained,
+    ScoredPolicy,
+    Scores,
+)
 
 # While decoding a score is two counters in one: this times the steps in the windows of all calls to come but the last
 # that has any, and those in its window too. Neither exceeds w, so that the sum is exact in float32.
 EVERY = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class HalfDropped(Recompression):
+    """window_size: queries w that a call's counters look back on."""
+
+    window_size: int = 0
+
+    @property
+    def num_later(self) -> int:
+        """Calls after the next one whose windows reach back before it; all but the last of them have every step since
+        the call before it."""
+        return (self.window_size - 1) // self.interval
+
+    def mark(self, num_left: int) -> int:
+        if num_left > self.window_size:
+            return 0
+        is_in_last = self.num_later and num_left + self.num_later * self.interval <= self.window_size
+        return EVERY + 1 if is_in_last else EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +68,6 @@ class Scissorhands(ScoredPolicy):
     recent_ratio: float = 0.01
 
     name = "scissorhands"
-    observes = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.window_size < EVERY:
@@ -53,15 +79,15 @@ class Scissorhands(ScoredPolicy):
             return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
         return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        # What was decoded long ago may go like the prompt's.
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
 
-    def interval(self, plan: Plan) -> int:
-        return max(1, plan.budget_tokens // 2) if plan.selects else 0
+    def recompression(self, plan: Plan) -> HalfDropped | None:
+        return (
+            HalfDropped(max(1, plan.budget_tokens // 2), window_size=self.window_size)
+            if plan.selects
+            else None
+        )
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         if rows.num_tokens == plan.num_prompt_tokens:
@@ -75,45 +101,43 @@ class Scissorhands(ScoredPolicy):
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
         if rows.history is not None:
             counters = rows.history[..., 0].float()
-        elif rows.scores is None:
+        elif rows.notes is None:
             counters = self._counted(rows)
         else:
             # In a wrapper that keeps no history: all since the prompt.
-            return Scores(-rows.scores, kept=rows.scores)
-        return Scores(-counters, kept=torch.zeros_like(counters))
+            return Scores(-rows.notes, notes=rows.notes)
+        return Scores(-counters, notes=torch.zeros_like(counters))
 
-    def mark(self, plan: Plan, num_left: int) -> int:
-        if num_left > self.window_size:
-            return 0
-        num_later = self._num_later(plan)
-        is_in_last = num_later and num_left + num_later * self.interval(plan) <= self.window_size
-        return EVERY + 1 if is_in_last else EVERY
+    def attention(self, state: None, step: KeptStep) -> StepAttention:
+        return Observing(step, self.observe)
 
-    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
+    @staticmethod
+    def observe(notes: Tensor, weights: Tensor, marks: Tensor) -> None:
         # Only slots with a token have a weight.
         average = 1 / (weights > 0).sum(dim=-1, keepdim=True)
-        scores.add_((weights < average) * marks[:, None, None])
+        notes.add_((weights < average) * marks[:, None, None])
 
-    def _num_later(self, plan: Plan) -> int:
-        """Calls after the next one whose windows reach back before it; all but the last of them have every step since
-        the call before it."""
-        return (self.window_size - 1) // self.interval(plan)
+    def _dropped(self, plan: Plan) -> HalfDropped:
+        dropped = self.recompression(plan)
+        assert dropped is not None, "nothing is compressed where all is attended"
+        return dropped
 
     def _gathered(self, rows: LayerRows, plan: Plan) -> Tensor:
         """Counters at this call, and what is in those of the calls after it by now: int16 [H_kv, n, 1 + later]."""
-        num_later = self._num_later(plan)
-        assert rows.scores is not None
+        num_later = self._dropped(plan).num_later
+        assert rows.notes is not None
         assert rows.history is not None
-        in_all = (rows.scores / EVERY).floor()
+        in_all = (rows.notes / EVERY).floor()
         steps = [in_all] * max(1, num_later)
         if num_later:
-            steps.append(rows.scores - in_all * EVERY)
+            steps.append(rows.notes - in_all * EVERY)
         return rows.history + torch.stack(steps, dim=-1).short()
 
     def _seen_by_next(self, rows: LayerRows, plan: Plan, positions: Tensor) -> Tensor:
         """What the prompt's queries leave in the counters of the first call and those after it, of these positions
         int64 [H_kv, S]: int16 [H_kv, S, 1 + later]."""
-        num_later, interval = self._num_later(plan), self.interval(plan)
+        dropped = self._dropped(plan)
+        num_later, interval = dropped.num_later, dropped.interval
         calls = torch.arange(1, num_later + 2, device=positions.device)
         seen = torch.zeros(*positions.shape, num_later + 1, device=positions.device)
         if num_later:

@@ -7,18 +7,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
-from gpu_worker.policies.pqcache.pq_score.reference import outside
-from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.policies.base import CacheShape, Plan, StepAttention, StepQueries, sink_tokens, split_budget
+from gpu_worker.policies.recall import (
+    Candidates,
+    FixedKeys,
+    Leaving,
+    RecallPolicy,
+    Selected,
+    SelectingStep,
+)
+from gpu_worker.policies.sparq.value_means import ValueMeans, mixed
 
 EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SparQIndex:
-    """keys: [seats, L, H_kv, d, N] in their dtype, by position, a channel's values side by side."""
+    """keys: [seats, L, H_kv, d, N] in their dtype, by position, a channel's values side by side. means: of all values,
+    where they are mixed in."""
 
     keys: Tensor
+    means: ValueMeans | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,52 +51,56 @@ class SparQ(RecallPolicy[SparQIndex]):
     def name(self) -> str:
         return "sparq+mean" if self.mean_value else "sparq"
 
-    @property
-    def mixes_mean(self) -> bool:  # type: ignore[override]
-        return self.mean_value
-
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
-    def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        return max(plan.num_sink, num_tokens - plan.num_recent)
-
-    def max_window(self, plan: Plan) -> int:
-        return plan.num_recent
-
     def allocate(self, shape: CacheShape) -> SparQIndex:
-        return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))
+        keys = shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype)
+        return SparQIndex(keys, ValueMeans(shape) if self.mean_value else None)
 
     def observe_prefill(
-        self, index: SparQIndex, seat: int, layer: int, plan: Plan, keys: Tensor, queries: Tensor
+        self,
+        index: SparQIndex,
+        seat: int,
+        layer: int,
+        plan: Plan,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
     ) -> None:
         end = self.window_begin(plan, keys.shape[1])
         index.keys[seat, layer, :, :, :end] = keys[:, :end].transpose(1, 2)
+        if index.means is not None:
+            index.means.fill(seat, layer, values)
 
-    def extend(
-        self, index: SparQIndex, seats: Tensor, layers: range, positions: Tensor, keys: Tensor
-    ) -> None:
-        at_layers, columns = index.keys[:, layers.start : layers.stop], positions.clamp(min=0)
+    def extend(self, index: SparQIndex, leaving: Leaving) -> None:
+        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
+        at_layers = index.keys[:, leaving.layers.start : leaving.layers.stop]
+        columns = positions.clamp(min=0)
         # A row without a token writes back what is there.
         old = at_layers[seats, :, :, :, columns]
         is_present = (positions >= 0)[:, None, None, None]
         at_layers[seats, :, :, :, columns] = keys.to(old.dtype).where(is_present, old)
 
+    def attention(self, index: SparQIndex, step: SelectingStep) -> StepAttention:
+        return step if index.means is None else _WithMean(self, index, index.means, step)
+
     def score(self, index: SparQIndex, candidates: Candidates) -> Tensor:
         weights = (
             self._scores(index, candidates, *self._reduced(index, candidates)).softmax(dim=-1).sum(dim=2)
         )
-        masked = outside(candidates.num_positions, candidates.begin, candidates.end)[:, None]
-        return weights.masked_fill(masked, float("-inf"))
+        return weights.masked_fill(candidates.outside()[:, None], float("-inf"))
 
-    def missed(self, index: SparQIndex, candidates: Candidates, selected: Tensor) -> Tensor:
+    def missed(self, index: SparQIndex, attended: Selected, fixed_keys: FixedKeys) -> Tensor:
+        """Share of the attention that candidates have which are not selected, by the approximate scores: float32
+        [B, H_q], in [0, 1]."""
+        candidates, selected = attended.candidates, attended.positions
         channels, query = self._reduced(index, candidates)
         scores = self._scores(index, candidates, channels, query)
-        assert candidates.fixed is not None, "the engine tells who mixes a mean in where sinks and window lie"
-        fixed = query @ candidates.fixed.at(channels).transpose(-1, -2)
-        fixed = fixed.masked_fill((candidates.fixed.slots < 0)[:, :, None], float("-inf"))
+        fixed = query @ fixed_keys.at(channels).transpose(-1, -2)
+        fixed = fixed.masked_fill((fixed_keys.slots < 0)[:, :, None], float("-inf"))
         every = torch.cat([fixed, scores], dim=-1).logsumexp(dim=-1)
         # Pads mark a column of their own.
         num_positions = candidates.num_positions
@@ -124,5 +137,23 @@ class SparQ(RecallPolicy[SparQIndex]):
         )
         at_layer = index.keys[:, candidates.layer, :, :, :num_positions]
         keys = at_layer[candidates.seats[:, None, None], heads[:, None], channels].float()
-        masked = outside(num_positions, candidates.begin, candidates.end)[:, None, None]
-        return (query @ keys).masked_fill(masked, float("-inf"))
+        return (query @ keys).masked_fill(candidates.outside()[:, None, None], float("-inf"))
+
+
+class _WithMean(StepAttention):
+    """What is selected is attended, and the mean of all values stands for what is not."""
+
+    def __init__(self, policy: SparQ, index: SparQIndex, means: ValueMeans, step: SelectingStep) -> None:
+        self._policy = policy
+        self._index = index
+        self._means = means
+        self._step = step
+
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        step = self._step
+        selected = step.select(layer, queries)
+        attended = step.attend_selected(selected)
+        missed = self._policy.missed(self._index, selected, step.fixed_keys(layer))
+        seats = selected.candidates.seats
+        means = self._means.take_in(seats, layer, step.positions, step.new_values(layer))
+        return mixed(attended, means, missed)

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
-from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy, Scores, StepSlots, keep_best
+from gpu_worker.policies.base import CacheShape, Plan, StepAttention, attend_all, sink_tokens
+from gpu_worker.policies.retain import (
+    Evicted,
+    KeptStep,
+    LayerRows,
+    Retained,
+    RetainPolicy,
+    Scores,
+    StepSlots,
+    keep_best,
+)
+from gpu_worker.policies.streaming_llm.sink_keys import SinkKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +39,6 @@ class StreamingLLM(RetainPolicy):
     def name(self) -> str:
         return "streaming_llm+shift" if self.shift_positions else "streaming_llm"
 
-    @property
-    def num_shifted(self) -> int:  # type: ignore[override]
-        return self.num_sink if self.shift_positions else 0
-
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = budget_tokens - num_sink
@@ -43,6 +49,28 @@ class StreamingLLM(RetainPolicy):
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)))
 
-    def evict(self, slots: StepSlots) -> Tensor:
+    def evict(self, slots: StepSlots) -> Evicted:
         # One has left the window since the last step.
-        return slots.is_evictable.int().argmax(dim=-1)
+        return Evicted(slots.is_evictable.int().argmax(dim=-1))
+
+    def allocate(self, shape: CacheShape) -> SinkKeys | None:
+        return SinkKeys.of(shape, self.num_sink) if self.shift_positions else None
+
+    def observe_prefill(
+        self,
+        state: SinkKeys | None,
+        seat: int,
+        layer: int,
+        plan: Plan,
+        keys: Tensor,
+        values: Tensor,
+        queries: Tensor,
+    ) -> None:
+        if state is not None:
+            state.fill(seat, layer, keys)
+
+    def attention(self, state: SinkKeys | None, step: KeptStep) -> StepAttention:
+        if state is not None:
+            # Once for all layers of the step.
+            state.turn(step)
+        return step

@@ -100,8 +100,8 @@ def test_what_no_layer_hides_the_device_trains(
     indexes = [each.engine.caches.recall.indexes.of(free["pqcache"]) for each in (rig, alone)]
     assert torch.equal(indexes[0].codebooks[0, -2:], indexes[1].codebooks[0, -2:])
     # One whose training is fixed is the store's as a whole.
-    assert not PQCache(max_iterations=4).trains_last_layers
-    assert not PQCache(metric="ip").trains_last_layers
+    for fixed in (PQCache(max_iterations=4), PQCache(metric="ip")):
+        assert not fixed.prompt_job(fixed.plan(500, 100), 32, 400).is_quick
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
@@ -145,10 +145,9 @@ def test_an_abort_after_indexes_were_taken_over_leaves_nothing(
 
 
 def test_by_inner_product_the_store_codes() -> None:
-    policy = PQCache(metric="ip")
-    job = policy.index_job(policy.plan(500, 100), 32, 400)
-    assert job is not None
-    assert policy.coarse(job) == job
-    coarse = PQCache().coarse(job)
-    assert coarse.needs_keys
-    assert coarse.params == replace(job.params, codebooks_only=True)
+    by_product, by_l2 = (
+        policy.prompt_job(policy.plan(500, 100), 32, 400) for policy in (PQCache(metric="ip"), PQCache())
+    )
+    assert by_product.coarsened() == by_product
+    assert by_l2.coarsened().needs_keys
+    assert by_l2.coarsened().params == replace(by_l2.params, codebooks_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,10 +11,20 @@ from naive_decoder import greedy
 from torch import Tensor
 
 from gpu_worker.caches.retain.cache import RetainCache
-from gpu_worker.policies.base import Plan, Policy, attend_all
+from gpu_worker.policies.base import Plan, Policy, StepAttention, attend_all
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.retain import Gift, LayerRows, Retained, RetainPolicy, StepSlots
+from gpu_worker.policies.retain import (
+    Evicted,
+    Gift,
+    KeptStep,
+    LayerRows,
+    Observing,
+    Recompression,
+    Retained,
+    RetainPolicy,
+    StepSlots,
+)
 
 PROMPT, BUDGET, STEPS = 120, 30, 50
 
@@ -109,19 +119,22 @@ class Doubting(HandMade):
 
     name = "doubting"
     evicts = True
-    observes = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         if budget_tokens >= num_prompt_tokens:
             return attend_all(num_prompt_tokens, budget_tokens, 2, 3)
         return Plan(num_prompt_tokens, budget_tokens, 2, 3, budget_tokens - 5)
 
-    def evict(self, slots: StepSlots) -> Tensor:
-        assert slots.scores is not None
-        return slots.scores.masked_fill(~slots.is_evictable, float("inf")).argmin(dim=-1)
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        retained = super().compress(rows, plan, budget)
+        return replace(retained, notes=torch.zeros(retained.positions.shape))
 
-    def observe(self, scores: Tensor, weights: Tensor, marks: Tensor) -> None:
-        scores += weights
+    def evict(self, slots: StepSlots) -> Evicted:
+        assert slots.notes is not None
+        return Evicted(slots.notes.masked_fill(~slots.is_evictable, float("inf")).argmin(dim=-1))
+
+    def attention(self, state: None, step: KeptStep) -> StepAttention:
+        return Observing(step, lambda notes, weights, marks: notes.add_(weights))
 
 
 def test_a_policy_evicts_by_the_weights_that_it_observed() -> None:
@@ -150,12 +163,15 @@ class Giving(HandMade):
 
     name = "giving"
     evicts = True
-    gives = True
 
-    def evict(self, slots: StepSlots) -> Tensor:
+    def evict(self, slots: StepSlots) -> Evicted:
+        evicted = self.oldest(slots)
+        return Evicted(evicted, self.gift(slots, evicted))
+
+    def oldest(self, slots: StepSlots) -> Tensor:
         return slots.positions.masked_fill(~slots.is_evictable, 1 << 40).argmin(dim=-1)
 
-    def give(self, slots: StepSlots, evicted: Tensor) -> Gift:
+    def gift(self, slots: StepSlots, evicted: Tensor) -> Gift:
         position = slots.positions.gather(-1, evicted[..., None])
         takers = [(slots.positions == position + step).int().argmax(dim=-1) for step in (1, 2)]
         return Gift(torch.stack(takers, dim=-1), torch.full(evicted.shape, 0.5))
@@ -208,9 +224,9 @@ def test_a_head_that_evicts_nothing_yet_may_name_any_slot_to_give_from() -> None
             index[0, :10], index[1] = torch.tensor(few), torch.tensor(many)
             return Retained.of(rows, index)
 
-        def evict(self, slots: StepSlots) -> Tensor:
+        def oldest(self, slots: StepSlots) -> Tensor:
             none = torch.full(slots.positions.shape[:3], slots.positions.shape[3] - 1)
-            return torch.where(slots.is_evictable.any(dim=-1), super().evict(slots), none)
+            return torch.where(slots.is_evictable.any(dim=-1), super().oldest(slots), none)
 
     rig = Rig(policies=with_policy(Hasty()))
     # Blocks that nobody was dealt are in no table.
@@ -223,18 +239,20 @@ class Merging(HandMade):
     """Joins neighbours until the budget is reached, every eight tokens; doubles count double."""
 
     name = "merging"
-    has_degrees = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         if budget_tokens >= num_prompt_tokens:
             return attend_all(num_prompt_tokens, budget_tokens, 0, 0)
-        return Plan(num_prompt_tokens, budget_tokens, 0, 0, budget_tokens)
+        return Plan(num_prompt_tokens, budget_tokens, 0, 0, budget_tokens, has_means=True)
 
-    def interval(self, plan: Plan) -> int:
-        return 8
+    def recompression(self, plan: Plan) -> Recompression:
+        return Recompression(8)
+
+    def attention(self, state: None, step: KeptStep) -> StepAttention:
+        return Chelsea().attention(state, step)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        positions, degrees = rows.positions, rows.degrees
+        positions, degrees = rows.positions, None if rows.notes is None else rows.notes.exp()
         assert (degrees is None) == (rows.num_tokens == plan.num_prompt_tokens)
         assert rows.rounds == (0 if degrees is None else (rows.num_tokens - PROMPT) // 8)
         if degrees is None:
@@ -251,7 +269,7 @@ class Merging(HandMade):
             values[:, 1:2] = torch.lerp(values[:, 1:2], values[:, :1], share)
             degrees = torch.cat([total, degrees[:, 2:]], dim=1)
             keys, values, positions = keys[:, 1:], values[:, 1:], positions[:, 1:]
-        return Retained(positions, keys, values, degrees, rounds=rows.rounds + 1)
+        return Retained(positions, keys, values, degrees.log(), rounds=rows.rounds + 1)
 
 
 def test_means_are_weighed_by_their_degrees_and_layers_are_compressed_again() -> None:
@@ -269,15 +287,15 @@ def test_a_mean_of_equal_tokens_counts_as_all_of_them() -> None:
         weight: float
         name = "heavy"
 
-        def interval(self, plan: Plan) -> int:
-            return 0
+        def recompression(self, plan: Plan) -> None:
+            return None
 
         def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
             index = torch.arange(rows.positions.shape[1] - budget, rows.positions.shape[1])
             kept = Retained.of(rows, index.expand(NUM_KV_HEADS, -1))
             degrees = torch.ones(kept.positions.shape)
             degrees[:, 0] = self.weight
-            return Retained(kept.positions, kept.keys, kept.values, degrees)
+            return Retained(kept.positions, kept.keys, kept.values, degrees.log())
 
     first, last = PROMPT - BUDGET, PROMPT - BUDGET + 1
 
@@ -355,8 +373,8 @@ def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
 
         name = "rising"
 
-        def interval(self, plan: Plan) -> int:
-            return 4
+        def recompression(self, plan: Plan) -> Recompression:
+            return Recompression(4)
 
         def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
             return plan.budget_tokens + 5 * (layer - 1)
@@ -387,15 +405,15 @@ def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few, many = 20, 140
-    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence: at_once)
+    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence, again: at_once)
 
     class Swinging(HandMade):
         """When it is compressed again, the heads change places; every eight tokens."""
 
         name = "swinging"
 
-        def interval(self, plan: Plan) -> int:
-            return 8
+        def recompression(self, plan: Plan) -> Recompression:
+            return Recompression(8)
 
         def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
             is_there = rows.positions >= 0
@@ -464,6 +482,6 @@ def test_layers_that_are_compressed_at_once_give_the_same_tokens(monkeypatch: py
     # Each layer of the prompt, then all of them every nine tokens.
     assert compressed[: NUM_LAYERS + 1] == [1] * NUM_LAYERS + [NUM_LAYERS]
     rig.check_empty()
-    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence: 1)
+    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence, again: 1)
     assert Rig(policies=with_policy(policy)).tokens(one) == together
     assert compressed[-1] == 1

@@ -77,4 +77,3 @@ def test_the_mean_is_of_this_request_alone(expected: list[int]) -> None:
 
 def test_only_the_form_with_the_mean_bears_its_name() -> None:
     assert (SparQ().name, SparQ(mean_value=True).name) == ("sparq", "sparq+mean")
-    assert not SparQ().mixes_mean

@@ -293,11 +293,8 @@ def test_an_early_query_is_the_layers_own_of_the_layer_before(
     class Guessing(Oracle):
         """Notes what it is given, and selects by it."""
 
-        reads_early_query = True
-
         def score(self, index: None, candidates: Candidates) -> Tensor:
-            assert candidates.early_query is not None
-            seen.append((candidates.layer, candidates.early_query.clone()))
+            seen.append((candidates.layer, candidates.queries.early().clone()))
             return super().score(index, candidates)
 
     seen: list[tuple[int, Tensor]] = []
@@ -314,8 +311,8 @@ def test_an_early_query_is_the_layers_own_of_the_layer_before(
     monkeypatch.setattr(decoder, "project_qkv", noted)
     rig.run(request("one", "oracle", 30, max_tokens=4))
     assert [layer for layer, _ in seen] == 3 * list(range(full_layers, 3))
-    # A layer's own input comes last, after what the guess was made of.
-    of_layer = {(layer, int(at)): hidden for layer, hidden, at in inputs}
+    # A layer's own input comes first; what the guess was made of is projected when it is asked for.
+    of_layer = {(layer, int(at)): hidden for layer, hidden, at in reversed(inputs)}
     for count, (layer, early) in enumerate(seen):
         position = 120 + count // (3 - full_layers)
         hidden = of_layer[max(0, layer - 1), position]

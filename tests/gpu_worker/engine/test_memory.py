@@ -141,8 +141,8 @@ def test_a_retain_policy_needs_its_budget_and_the_state_of_its_slots() -> None:
         MemoryPlan.of(llama(default_policy=name), 60 * GIB) for name in ("full", "snapkv", "chelsea")
     )
     seats = 4 * 32 * 8
-    # Positions and, where means are kept, their degrees, of 4096 slots, 2048 + 1024 rounded up; lengths and limits.
-    assert snapkv.seats - dense.seats == seats * (4096 * 8 + 8)
+    # Positions and notes of 4096 slots, 2048 + 1024 rounded up; lengths and limits.
+    assert snapkv.seats - dense.seats == seats * (4096 * 12 + 8)
     assert chelsea.seats - dense.seats == seats * (4096 * 12 + 8)
     # The window's queries, not the prompt's, and a copy; the keys as float32, twice; tiles of weights.
     keys, queries = 4 * 131072 * 8 * 128, 32 * 32 * 128 * 2
@@ -172,12 +172,12 @@ def planned(name: str, *, full_layers: int = 0) -> MemoryPlan:
 
 
 def test_state_is_as_wide_as_the_head_and_the_layer_that_keep_most() -> None:
-    per_slot = 4 * 32 * 8 * 8
+    seats = 4 * 32 * 8
     dense, even = planned("full").seats, planned("snapkv").seats
-    assert even - dense == per_slot * (4096 + 1)
+    assert even - dense == seats * (4096 * 12 + 8)
     # The first layer keeps nearly twice the budget; a head may win nearly all that eight have.
-    assert planned("snapkv+layerwise").seats - dense == per_slot * (8192 + 1)
-    assert planned("snapkv+adakv").seats - dense == per_slot * (16384 + 1)
+    assert planned("snapkv+layerwise").seats - dense == seats * (8192 * 12 + 8)
+    assert planned("snapkv+adakv").seats - dense == seats * (16384 * 12 + 8)
     assert planned("chelsea+outliers").seats - planned("chelsea").seats == 4 * 32 * 8 * 12 * (262144 - 4096)
     # With one compressed layer there is nothing to move between layers.
     assert planned("snapkv+layerwise", full_layers=31).seats == even

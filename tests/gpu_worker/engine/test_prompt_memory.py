@@ -68,7 +68,7 @@ def allocated(
     rows = torch.randn(HEADS, LENGTH, 2 * HEAD_DIM, generator=torch.Generator().manual_seed(0))
     rows = rows.to(device, of.dtype)
     begin = plan.num_sink
-    job = policy.index_job(plan, begin, LENGTH)
+    job = policy.prompt_job(plan, begin, LENGTH)
     assert job is not None
     index = policy.allocate(shape)
     state = [getattr(index, name) for name in index.__slots__ if getattr(index, name) is not None]

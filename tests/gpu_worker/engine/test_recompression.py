@@ -45,7 +45,7 @@ def decoding(policy: RetainPolicy, budget: int) -> tuple[Rig, Sequence]:
 def test_the_host_waits_at_most_once_for_layers_that_are_compressed_together(
     policy: RetainPolicy, waits: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence: at_once)
+    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence, again: at_once)
     rig, sequence = decoding(policy, 40)
     for _ in range(2):
         while sequence.num_tokens - sequence.kept_at < INTERVAL:

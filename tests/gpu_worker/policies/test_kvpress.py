@@ -365,8 +365,9 @@ def our_step(
         torch.tensor([policy.window_begin(plan, num_tokens)]),
         torch.tensor([num_tokens]),
     )
-    evicted = policy.evict(slots)
-    gift = policy.give(slots, evicted)
+    given_up = policy.evict(slots)
+    evicted, gift = given_up.slots, given_up.gift
+    assert gift is not None
     assert (evicted == evicted[0, 0, 0]).all()
     slot, values = int(evicted[0, 0, 0]), values.clone()
     for head, heirs in enumerate(gift.slots[0, 0]):

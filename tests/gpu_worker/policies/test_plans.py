@@ -61,15 +61,15 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
     clusterkv = ClusterKV().plan(32000, 1024)
     assert (clusterkv.num_sink, clusterkv.num_recent, clusterkv.num_selected) == (16, 0, 1008)
     assert clusterkv.window_extra
-    job = ClusterKV().index_job(clusterkv, 16, 32000)
+    job = ClusterKV().prompt_job(clusterkv, 16, 32000)
     # Half of the iterations that the paper makes at most: see the policy.
     assert (job.params.num_clusters, job.params.metric, job.params.max_iterations) == (399, "cosine", 10)
-    window_job = ClusterKV().index_job(clusterkv, 32000, 32320)
+    window_job = ClusterKV().leaving_job(clusterkv, 32000, 32320)
     assert (window_job.begin, window_job.end, window_job.params.num_clusters) == (32000, 32320, 4)
     # Each job's clusters come behind those of the jobs before it.
     assert (job.num_before, window_job.num_before) == (0, 399)
-    assert ClusterKV().index_job(clusterkv, 32000 + 3 * 320, 32000 + 4 * 320).num_before == 399 + 3 * 4
-    job = PQCache().index_job(pqcache, 32, 9032)
+    assert ClusterKV().leaving_job(clusterkv, 32000 + 3 * 320, 32000 + 4 * 320).num_before == 399 + 3 * 4
+    job = PQCache().prompt_job(pqcache, 32, 9032)
     assert (job.params.num_subvectors, job.params.num_bits, job.params.max_iterations) == (2, 6, 0)
 
 

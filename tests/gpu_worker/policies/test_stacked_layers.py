@@ -20,7 +20,7 @@ def layer_rows(layer: int, with_more: bool) -> LayerRows:
     if not with_more:
         return prompt
     degrees = torch.randint(1, 5, (NUM_HEADS, 120), generator=generator).float()
-    return replace(prompt, num_tokens=130, degrees=degrees, rounds=2)
+    return replace(prompt, num_tokens=130, notes=degrees.log(), rounds=2)
 
 
 @pytest.mark.parametrize("with_more", [False, True])
@@ -34,9 +34,7 @@ def test_chelsea_keeps_the_same_of_each_layer(with_more: bool) -> None:
         values=torch.cat([rows.values for rows in layers]),
         positions=torch.cat([rows.positions for rows in layers]),
         queries=torch.cat([rows.queries for rows in layers]),
-        degrees=torch.cat([rows.degrees for rows in layers if rows.degrees is not None])
-        if with_more
-        else None,
+        notes=torch.cat([rows.notes for rows in layers if rows.notes is not None]) if with_more else None,
     )
     together = policy.compress(stacked, plan, 40)
     for layer, alone in enumerate(policy.compress(rows, plan, 40) for rows in layers):
@@ -44,9 +42,9 @@ def test_chelsea_keeps_the_same_of_each_layer(with_more: bool) -> None:
         assert torch.equal(together.positions[heads], alone.positions)
         torch.testing.assert_close(together.keys[heads], alone.keys)
         torch.testing.assert_close(together.values[heads], alone.values)
-        assert together.degrees is not None
-        assert alone.degrees is not None
-        assert torch.equal(together.degrees[heads], alone.degrees)
+        assert together.notes is not None
+        assert alone.notes is not None
+        assert torch.equal(together.notes[heads], alone.notes)
         assert together.rounds == alone.rounds
 
 

@@ -74,7 +74,7 @@ class Slots:
     since: int = 0
     most: int = 0
     positions: Tensor = field(init=False)
-    scores: Tensor = field(init=False)
+    notes: Tensor = field(init=False)
     values: Tensor = field(init=False)
     history: Tensor | None = field(init=False)
 
@@ -89,10 +89,10 @@ class Slots:
             : retained.counts.max()
         ]
         self.positions = torch.full(shape, -1)
-        self.scores, self.values = torch.zeros(shape), torch.zeros(*shape, DIM)
+        self.notes, self.values = torch.zeros(shape), torch.zeros(*shape, DIM)
         self.positions[:, order], self.values[:, order] = retained.positions, retained.values
-        if retained.scores is not None:
-            self.scores[:, order] = retained.scores
+        if retained.notes is not None:
+            self.notes[:, order] = retained.notes
         self.history = retained.history
         self.since = 0
 
@@ -102,7 +102,7 @@ class Slots:
         keys = self.stream.keys.gather(1, positions[..., None].expand(-1, -1, DIM))
         rows = self.stream.prompt(self.policy, self.plan, self.layer)
         rows = replace(rows, keys=keys, positions=positions, queries=rows.queries[:, :0])
-        rows = replace(rows, values=self.values.gather(1, wide), scores=self.scores.gather(1, order))
+        rows = replace(rows, values=self.values.gather(1, wide), notes=self.notes.gather(1, order))
         if self.history is not None:
             padding = order.shape[1] - self.history.shape[1]
             rows = replace(rows, history=torch.nn.functional.pad(self.history, (0, 0, 0, padding)))
@@ -123,39 +123,43 @@ def decode(batch: list[list[Slots]]) -> None:
     ends = [policy.window_begin(layers[0].plan, layers[0].num_tokens) for layers in batch]
     step = StepSlots(
         torch.stack([torch.stack([slots.positions for slots in layers]) for layers in batch]),
-        torch.stack([torch.stack([slots.scores for slots in layers]) for layers in batch]),
+        torch.stack([torch.stack([slots.notes for slots in layers]) for layers in batch]),
         torch.tensor(begins),
         torch.tensor(ends),
         torch.tensor([layers[0].num_tokens for layers in batch]),
     )
     if policy.evicts:
         with Captured():
-            evicted = policy.evict(step).flatten(0, 1)
-        if policy.gives:
-            with Captured():
-                gift = policy.give(step, evicted.view(step.positions.shape[:3]))
-            heirs, shares = gift.slots.flatten(0, 1), gift.share.flatten(0, 1)
+            evicted = policy.evict(step)
     for index, slots in enumerate(every):
         for head in range(slots.positions.shape[0]):
             is_full = int((slots.positions[head] >= 0).sum()) == slots.capacity
-            place = int(evicted[index, head]) if is_full else int(slots.positions[head].argmin())
-            if is_full and policy.gives:
-                value = slots.values[head, place].clone()
-                taken = heirs[index, head][heirs[index, head] >= 0]
-                slots.values[head, taken] += shares[index, head] * value
+            place = (
+                int(evicted.slots.flatten(0, 1)[index, head])
+                if is_full
+                else int(slots.positions[head].argmin())
+            )
+            if is_full and evicted.gift is not None:
+                value, heirs = (
+                    slots.values[head, place].clone(),
+                    evicted.gift.slots.flatten(0, 1)[index, head],
+                )
+                share = evicted.gift.share.flatten(0, 1)[index, head]
+                slots.values[head, heirs[heirs >= 0]] += share * value
             assert is_full or slots.positions[head, place] < 0
-            slots.positions[head, place], slots.scores[head, place] = slots.num_tokens, 0
+            slots.positions[head, place], slots.notes[head, place] = slots.num_tokens, 0
             slots.values[head, place] = slots.stream.values[head, slots.num_tokens]
             slots.most = max(slots.most, int((slots.positions[head] >= 0).sum()))
-        weights = torch.zeros_like(slots.scores)
+        weights = torch.zeros_like(slots.notes)
         for head in range(weights.shape[0]):
             weights[head, [slots.of(head, position) for position in slots.kept(head)]] = torch.tensor(
                 slots.stream.weights(head, slots.num_tokens, slots.kept(head))
             )
-        marks = torch.tensor([policy.mark(slots.plan, policy.interval(slots.plan) - slots.since)])
+        again = policy.recompression(slots.plan)
+        marks = torch.tensor([again.mark(again.interval - slots.since) if again else 0])
         slots.num_tokens += 1
         slots.since += 1
         with Captured():
-            policy.observe(slots.scores[None], weights[None], marks)
-        if slots.since == policy.interval(slots.plan):
+            policy.observe(slots.notes[None], weights[None], marks)
+        if again and slots.since == again.interval:
             slots.compress()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan
-from gpu_worker.policies.recall import Candidates, RecallPolicy
+from gpu_worker.policies.base import CacheShape, Plan, StepQueries
+from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
 
 SHAPE = CacheShape(
     max_num_seqs=3,
@@ -44,7 +44,12 @@ def candidates_of(query: Tensor, spans: dict[int, tuple[int, int]], layer: int, 
     """Of seats with these spans. query: [B, H_q, d], the early one too. extra: positions beyond the largest end."""
     begin, end = torch.tensor(list(spans.values())).T
     seats, num_positions = torch.tensor(list(spans)), int(end.max()) + extra
-    return Candidates(layer, query, seats, begin, end, num_positions, SHAPE.scale, early_query=query)
+    return Candidates(layer, queries_of(query), seats, begin, end, num_positions, SHAPE.scale)
+
+
+def queries_of(own: Tensor, early: Tensor | None = None) -> StepQueries:
+    """Of one layer; the early ones are the same if not given."""
+    return StepQueries(own, lambda: own if early is None else early)
 
 
 def select(
@@ -83,7 +88,7 @@ def grow(policy: RecallPolicy, index: object, seat: int, tokens: Tokens, plan: P
     layers = range(tokens.keys.shape[0])
     for layer in layers:
         keys, queries = tokens.keys[layer, :, :num_prompt], tokens.queries[layer, :, :num_prompt]
-        policy.observe_prefill(index, seat, layer, plan, keys, queries[:, num_prompt - width :])
+        policy.observe_prefill(index, seat, layer, plan, keys, keys, queries[:, num_prompt - width :])
     begin = policy.window_begin(plan, num_prompt)
     for num_tokens in range(num_prompt + 1, tokens.keys.shape[2] + 1):
         end = policy.window_begin(plan, num_tokens)
@@ -98,7 +103,7 @@ def leave(policy: RecallPolicy, index: object, seat: int, layers: range, positio
     other = (seat + 1) % SHAPE.max_num_seqs
     nothing = torch.full_like(keys, float("nan"))
     seats, positions = torch.tensor([other, seat, other]), torch.tensor([-1, position, -1])
-    policy.extend(index, seats, layers, positions, torch.stack([nothing, keys, nothing]))
+    policy.extend(index, Leaving(seats, layers, positions, lambda: torch.stack([nothing, keys, nothing])))
 
 
 def check_seats_apart(policy: RecallPolicy, num_tokens: int, budget: int, k: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.top_k.reference import outside
+
 
 def pq_score(
     query: Tensor,
@@ -47,9 +49,3 @@ def pq_assign(keys: Tensor, codebooks: Tensor) -> Tensor:
     parts = keys.float().unflatten(-1, (num_subvectors, dsub)).transpose(-2, -3)
     distances = codebooks.square().sum(-1)[..., None, :] - 2 * parts @ codebooks.transpose(-1, -2)
     return distances.argmin(dim=-1).transpose(-1, -2).to(torch.uint8)
-
-
-def outside(num_positions: int, begin: Tensor, end: Tensor) -> Tensor:
-    """Bool [B, N]: positions that are no candidates of their sequence."""
-    positions = torch.arange(num_positions, device=begin.device)
-    return (positions < begin[:, None]) | (positions >= end[:, None])

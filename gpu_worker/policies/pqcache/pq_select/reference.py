@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.pqcache.pq_score.reference import outside
+from gpu_worker.kernels.top_k.reference import outside
 
 LOG2_E = math.log2(math.e)
 MAX_KSUB = 128

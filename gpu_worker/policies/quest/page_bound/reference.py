@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.pqcache.pq_score.reference import outside
+from gpu_worker.kernels.top_k.reference import outside
 
 
 def page_bound(

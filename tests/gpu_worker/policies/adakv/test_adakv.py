@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from allocation_inner import NUM_RECENT, NUM_SINK, Given, layer_rows, step_slots
+from allocation_inner import NUM_RECENT, NUM_SINK, Given, layer_rows
 from torch import Tensor
 
 from gpu_worker.policies.adakv.policy import AdaKV
@@ -144,7 +144,7 @@ def test_what_is_kept_are_the_layers_rows_and_their_scores() -> None:
     for head, positions in enumerate(kept(retained)):
         assert torch.equal(retained.keys[head, : len(positions)], rows.keys[head, positions])
         assert torch.equal(retained.values[head, : len(positions)], rows.values[head, positions])
-        assert torch.equal(retained.scores[head, : len(positions)], scores[head, positions] + 1)
+        assert torch.equal(retained.notes[head, : len(positions)], scores[head, positions] + 1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
@@ -198,27 +198,6 @@ def test_a_layers_own_budget_is_what_its_heads_share() -> None:
     plan = inside.plan(3000, 600)
     schedule = [PyramidKV().layer_budget(plan, layer, 4) for layer in range(4)]
     assert [inside.layer_budget(plan, layer, 4) for layer in range(4)] == schedule
-
-
-def test_in_all_else_it_is_the_inner_policy() -> None:
-    inner = Given(torch.zeros(1, 1))
-    policy, slots = AdaKV(inner), step_slots()
-    plan = policy.plan(100, 40)
-    assert policy.name == "given+adakv"
-    assert plan == inner.plan(100, 40)
-    assert (policy.num_queries(plan), policy.window_begin(plan, 5), policy.max_window(plan)) == (71, 77, 73)
-    assert (policy.layer_budget(plan, 3, 9), policy.interval(plan), policy.room(plan, 5)) == (9003, 74, 80)
-    assert policy.evict(slots).tolist() == [[[1]]]
-    gift = policy.give(slots, torch.full((1, 1, 1), 6))
-    assert gift.slots.tolist() == [[[[11, 9, 15, 10]]]]
-    assert gift.share.tolist() == [2.0]
-    scores = torch.ones(1, 1, 2)
-    policy.observe(scores, torch.tensor([[[0.5, 0.25]]]), torch.tensor([4]))
-    assert scores.tolist() == [[[3.0, 2.0]]]
-    assert (policy.evicts, policy.observes, policy.gives, policy.has_degrees) == (True, True, True, True)
-    plain = AdaKV(SnapKV())
-    assert (plain.evicts, plain.observes, plain.gives, plain.has_degrees) == (False, False, False, False)
-    assert plain.family is SnapKV.family
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])

@@ -163,18 +163,19 @@ def step(scores: list[float]) -> StepSlots:
 
 def test_heirs_are_the_next_tokens_wherever_they_lie() -> None:
     policy, slots = CaM(merge_size=3), step([0.1, 0.5, 0.1, 0.0, 0.1, 0.0, 0.1])
-    evicted = policy.evict(slots)
+    given_up = policy.evict(slots)
+    evicted, gift = given_up.slots, given_up.gift
     assert evicted.tolist() == [[[1]]]
-    gift = policy.give(slots, evicted)
+    assert gift is not None
     assert sorted(gift.slots.flatten().tolist()) == [0, 2, 6]
     torch.testing.assert_close(gift.share, torch.full((1, 1, 1), 1 / 3))
     # Four are in the window, and still each gets a share of 1/32.
-    gift = CaM().give(slots, evicted)
+    gift = CaM().gift(slots, evicted)
     assert sorted(gift.slots.flatten().tolist()) == [-1] * 28 + [0, 2, 4, 6]
     assert gift.share.item() == 1 / 32
     # An empty slot, a sink and a token of the window have no heirs.
     for place in (5, 3, 2):
-        assert (policy.give(slots, torch.tensor([[[place]]])).slots == -1).all()
+        assert (policy.gift(slots, torch.tensor([[[place]]])).slots == -1).all()
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.05, 0.1])
@@ -182,7 +183,7 @@ def test_the_chance_of_a_gift_is_the_weight_by_the_windows_mean(weight: float) -
     """The window's mean is 0.1; neither the sink nor the empty slot counts."""
     slots = step([0.05, weight, 0.15, 0.7, 0.1, 9.0, 0.1])
     evicted = torch.tensor([[[1]]])
-    given = [bool(CaM(seed=seed).give(slots, evicted).share > 0) for seed in range(400)]
+    given = [bool(CaM(seed=seed).gift(slots, evicted).share > 0) for seed in range(400)]
     assert abs(sum(given) / 400 - 10 * weight) < 0.1 * (0 < weight < 0.1) + 1e-9
 
 
@@ -212,4 +213,4 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
     policy = CaM()
     plan = policy.plan(10000, 2000)
     assert (plan.num_sink, plan.num_recent, plan.num_selected) == (4, 1996, 0)
-    assert (policy.num_queries(plan), policy.interval(plan)) == (32, 0)
+    assert (policy.num_queries(plan), policy.recompression(plan)) == (32, None)

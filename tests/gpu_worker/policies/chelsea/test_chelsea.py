@@ -13,7 +13,7 @@ from gpu_worker.models import KeyShift, RopeConfig
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.chelsea.soft_matching import match_rows, num_matches
-from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained
 
 DIM = 16
 POLICY = Chelsea(num_sink=2, num_recent=4, chunk=8)
@@ -38,6 +38,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, degrees: Tensor) -> Te
     return scores.softmax(dim=-1) @ values
 
 
+def degrees_of(rows: LayerRows | Retained) -> Tensor:
+    """How many tokens each row stands for: whole numbers, whose logarithms are the notes."""
+    degrees = rows.notes.exp()
+    torch.testing.assert_close(degrees, degrees.round())
+    return degrees.round()
+
+
 def again(retained: Retained, rows: LayerRows, num_new: int, seed: int = 5) -> LayerRows:
     """What `compress` gets once so many more tokens are decoded."""
     heads, _, dim = retained.keys.shape
@@ -49,7 +56,7 @@ def again(retained: Retained, rows: LayerRows, num_new: int, seed: int = 5) -> L
         keys=torch.cat([retained.keys, new[0]], dim=1),
         values=torch.cat([retained.values, new[1]], dim=1),
         positions=torch.cat([retained.positions, positions], dim=1),
-        degrees=torch.cat([retained.degrees, torch.ones(heads, num_new)], dim=1),
+        notes=torch.cat([retained.notes, torch.zeros(heads, num_new)], dim=1),
         rounds=retained.rounds,
     )
 
@@ -63,13 +70,13 @@ def test_duplicates_merge_into_the_even_row_and_others_stay() -> None:
     # The middle is 2..9, one chunk; a quarter of 8 rows goes in the first round.
     retained = Chelsea(2, 4, 8, r_init=0.25).compress(rows, plan_of(14, 12), 12)
     assert retained.positions[0].tolist() == [0, 1, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    assert retained.degrees[0].tolist() == [1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert degrees_of(retained)[0].tolist() == [1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1]
     torch.testing.assert_close(retained.keys[0, 3], keys[0, [2, 4, 5]].mean(0))
     torch.testing.assert_close(retained.values[0, 3], rows.values[0, [2, 4, 5]].mean(0))
     assert 8 not in retained.positions[1]
     at_3 = retained.positions[1].tolist().index(3)
     torch.testing.assert_close(retained.keys[1, at_3], keys[1, [3, 8]].mean(0))
-    alone = retained.degrees == 1
+    alone = degrees_of(retained) == 1
     for head in range(2):
         kept = retained.positions[head][alone[head]]
         assert torch.equal(retained.keys[head][alone[head]], keys[head, kept])
@@ -86,21 +93,20 @@ def test_the_budget_is_met_exactly_and_every_token_is_counted(
     policy = replace(POLICY, chunked=chunked)
     rows = rows_of(random_keys(3, num_tokens), group_size=4)
     retained = policy.compress(rows, plan_of(num_tokens, budget), budget)
-    assert retained.positions.shape == retained.degrees.shape == (3, budget)
+    assert retained.positions.shape == degrees_of(retained).shape == (3, budget)
     assert retained.keys.shape == retained.values.shape == (3, budget, DIM)
     assert retained.counts.tolist() == [budget] * 3
     assert (retained.positions.diff(dim=1) > 0).all()
-    assert retained.degrees.sum(dim=1).tolist() == [num_tokens] * 3
-    assert torch.equal(retained.degrees, retained.degrees.round())
+    assert degrees_of(retained).sum(dim=1).tolist() == [num_tokens] * 3
     # Weighted by degrees, the mean of all is what it was.
     for kept, given in ((retained.keys, rows.keys), (retained.values, rows.values)):
         torch.testing.assert_close(
-            (kept * retained.degrees[..., None]).sum(1), given.sum(1), atol=1e-3, rtol=0
+            (kept * degrees_of(retained)[..., None]).sum(1), given.sum(1), atol=1e-3, rtol=0
         )
     for kept, given in ((retained.keys, rows.keys), (retained.values, rows.values)):
         assert torch.equal(kept[:, :2], given[:, :2])
         assert torch.equal(kept[:, -4:], given[:, -4:])
-    assert retained.degrees[:, [0, 1, -4, -3, -2, -1]].eq(1).all()
+    assert degrees_of(retained)[:, [0, 1, -4, -3, -2, -1]].eq(1).all()
 
 
 def test_sinks_and_window_merge_with_nothing_though_they_are_duplicates() -> None:
@@ -108,8 +114,8 @@ def test_sinks_and_window_merge_with_nothing_though_they_are_duplicates() -> Non
     keys[0, [0, 1, 4, 6, 18, 19, 20, 21]] = keys[0, 3].clone()
     retained = POLICY.compress(rows_of(keys), plan_of(22, 20), 20)
     assert retained.positions[0].tolist() == [0, 1, 2, 3, 5, *range(7, 22)]
-    assert retained.degrees[0, 3] == 3
-    assert retained.degrees.sum() == 22
+    assert degrees_of(retained)[0, 3] == 3
+    assert degrees_of(retained).sum() == 22
 
 
 def test_attention_over_merged_duplicates_is_attention_over_all_tokens() -> None:
@@ -122,10 +128,10 @@ def test_attention_over_merged_duplicates_is_attention_over_all_tokens() -> None
     exact = attend(queries, keys, values, torch.ones(3, 38))
     # Half of the 32 between sinks and window, at once.
     retained = replace(POLICY, r_init=0.5).compress(rows, plan_of(38, 22), 22)
-    assert retained.degrees[:, 2:-4].eq(2).all()
-    merged = attend(queries, retained.keys, retained.values, retained.degrees)
+    assert degrees_of(retained)[:, 2:-4].eq(2).all()
+    merged = attend(queries, retained.keys, retained.values, degrees_of(retained))
     torch.testing.assert_close(merged, exact, atol=1e-5, rtol=1e-5)
-    uncounted = attend(queries, retained.keys, retained.values, torch.ones_like(retained.degrees))
+    uncounted = attend(queries, retained.keys, retained.values, torch.ones_like(degrees_of(retained)))
     assert (uncounted - exact).abs().max() > 1e-2
 
 
@@ -136,7 +142,7 @@ def test_later_rounds_weigh_by_degrees() -> None:
     # 0 and 2 are most like 1, the others are alone: clusters of unequal degrees meet in the next rounds.
     keys[0, [3, 4, 5, 6, 7]] = torch.randn(5, DIM, generator=torch.Generator().manual_seed(3)) + 2
     retained = policy.compress(rows_of(keys, values), plan_of(8, 1, 0, 0), 1)
-    assert retained.degrees.tolist() == [[8.0]]
+    assert degrees_of(retained).tolist() == [[8.0]]
     torch.testing.assert_close(retained.values[0, 0], values[0].mean(0))
     torch.testing.assert_close(retained.keys[0, 0], keys[0].mean(0))
 
@@ -147,7 +153,7 @@ def test_nothing_merges_across_a_chunk_border_unless_chunk_free(chunked: bool) -
     keys, values = torch.randn(1, 22, 22, generator=torch.Generator().manual_seed(0)), torch.eye(22)[None]
     keys[0, 10] = keys[0, 9]
     retained = replace(POLICY, chunked=chunked).compress(rows_of(keys, values), plan_of(22, 21), 21)
-    (merged,) = (retained.degrees[0] > 1).nonzero()[:, 0].tolist()
+    (merged,) = (degrees_of(retained)[0] > 1).nonzero()[:, 0].tolist()
     members = retained.values[0, merged].nonzero()[:, 0]
     if chunked:
         assert len(set(((members - 2) // 8).tolist())) == 1
@@ -244,24 +250,23 @@ def test_a_second_call_continues() -> None:
     plan = plan_of(120, 40)
     first = POLICY.compress(rows, plan, 40)
     grown = again(first, rows, num_new=30)
-    # The engine keeps logarithms.
-    grown = replace(grown, degrees=grown.degrees.log().exp())
     second = POLICY.compress(grown, plan, 40)
     assert second.rounds > first.rounds
-    assert second.degrees.sum(dim=1).tolist() == [150, 150]
-    assert torch.equal(second.degrees, second.degrees.round())
+    assert degrees_of(second).sum(dim=1).tolist() == [150, 150]
     assert second.positions[:, -4:].tolist() == [[146, 147, 148, 149]] * 2
     assert torch.equal(second.positions[:, :2], first.positions[:, :2])
     # The first window is now merged like anything else; what was a mean still counts.
-    total = (grown.values * grown.degrees[..., None]).sum(1)
-    torch.testing.assert_close((second.values * second.degrees[..., None]).sum(1), total, atol=1e-3, rtol=0)
+    total = (grown.values * degrees_of(grown)[..., None]).sum(1)
+    torch.testing.assert_close(
+        (second.values * degrees_of(second)[..., None]).sum(1), total, atol=1e-3, rtol=0
+    )
     # Padding, where other layers keep more, changes nothing.
     padded = replace(
         grown,
         keys=torch.nn.functional.pad(grown.keys, (0, 0, 0, 7), value=float("nan")),
         values=torch.nn.functional.pad(grown.values, (0, 0, 0, 7), value=float("nan")),
         positions=torch.nn.functional.pad(grown.positions, (0, 7), value=-1),
-        degrees=torch.nn.functional.pad(grown.degrees, (0, 7), value=1.0),
+        notes=torch.nn.functional.pad(grown.notes, (0, 7)),
         is_even=False,
     )
     same = POLICY.compress(padded, plan, 40)
@@ -278,7 +283,7 @@ def test_the_model_dtype_is_kept_and_sums_are_not_made_in_it() -> None:
         replace(halves, keys=halves.keys.float(), values=halves.values.float()), plan_of(200, 20), 20
     )
     assert retained.keys.dtype == retained.values.dtype == torch.bfloat16
-    assert retained.degrees.dtype == torch.float32
+    assert retained.notes.dtype == torch.float32
     assert torch.equal(retained.keys, wide.keys.bfloat16())
     assert torch.equal(retained.values, wide.values.bfloat16())
 
@@ -301,7 +306,7 @@ def test_the_plan_spends_the_budget_and_leaves_something_to_merge_into(budget: i
     assert plan.num_sink + plan.num_recent + plan.num_selected == budget
     assert min(plan.num_sink, plan.num_selected) >= 1
     assert plan.num_selected >= plan.num_recent
-    assert policy.interval(plan) == 128
+    assert policy.recompression(plan) == Recompression(128, together=True)
     retained = policy.compress(rows_of(random_keys(1, 1001)), plan, budget)
     assert retained.counts.tolist() == [budget]
     if budget >= 144:
@@ -311,7 +316,7 @@ def test_the_plan_spends_the_budget_and_leaves_something_to_merge_into(budget: i
 def test_a_budget_for_the_whole_prompt_needs_no_rounds() -> None:
     plan = Chelsea().plan(100, 100)
     assert not plan.selects
-    assert Chelsea().interval(plan) == 0
+    assert Chelsea().recompression(plan) is None
 
 
 @pytest.mark.parametrize("wrong", [{"chunk": 1}, {"r_init": 0.6}, {"r_min": 0.0}, {"interval_tokens": 0}])

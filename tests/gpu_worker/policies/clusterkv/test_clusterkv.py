@@ -83,7 +83,8 @@ def test_the_seat_has_room_for_the_longest_sequence() -> None:
         segments.append((segments[-1][1], segments[-1][1] + POLICY.window_size))
     plan = POLICY.plan(num_prompt, 10)
     for begin, end in segments:
-        own = POLICY.index_job(plan, begin, end)
+        ask = POLICY.leaving_job if begin >= num_prompt else POLICY.prompt_job
+        own = ask(plan, begin, end)
         clusters = own.params.num_clusters
         labels = (torch.arange(end - begin) % clusters).expand(HEADS, -1)
         POLICY.load(index, 0, 0, own, kmeans_segment(random_centroids(clusters, 0), labels))
@@ -138,7 +139,7 @@ def test_the_metric_is_that_of_the_job(metric: str) -> None:
     policy = ClusterKV(metric=metric)
     plan = policy.plan(2000, 400)
     for begin, end in [(16, 2000), (2000, 2320)]:
-        assert policy.index_job(plan, begin, end).params.metric == metric
+        assert policy.prompt_job(plan, begin, end).params.metric == metric
 
 
 def test_an_unknown_metric_is_refused() -> None:

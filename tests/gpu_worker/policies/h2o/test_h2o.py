@@ -88,8 +88,8 @@ def test_heavy_hitters_of_every_query_stay() -> None:
     retained = policy.compress(rows, policy.plan(40, 8), 8)
     # The first tokens gather what the queries spread while few are there, the published bias.
     assert retained.positions.tolist() == [[0, 1, 2, 7, 36, 37, 38, 39]]
-    assert retained.scores is not None
-    assert retained.scores[0, 3] > 11
+    assert retained.notes is not None
+    assert retained.notes[0, 3] > 11
     one_less = H2O(recent_ratio=0.8)
     assert one_less.compress(rows, one_less.plan(40, 5), 5).positions.tolist() == [[7, 36, 37, 38, 39]]
 
@@ -106,11 +106,11 @@ def slots_of(positions: list[int], scores: list[float], begin: int, end: int) ->
 
 def test_the_least_between_sinks_and_window_goes_and_of_equals_the_oldest() -> None:
     policy = H2O(num_sink=1)
-    assert policy.evict(slots_of([0, 9, 5, 7, -1], [0.0, 0.1, 2.0, 1.0, 0.0], 1, 9)).tolist() == [[[3]]]
+    assert policy.evict(slots_of([0, 9, 5, 7, -1], [0.0, 0.1, 2.0, 1.0, 0.0], 1, 9)).slots.tolist() == [[[3]]]
     # Token 6 came into an earlier slot than token 5.
-    assert policy.evict(slots_of([0, 6, 9, 5, 7], [0.0, 1.0, 0.1, 1.0, 2.0], 1, 9)).tolist() == [[[3]]]
+    assert policy.evict(slots_of([0, 6, 9, 5, 7], [0.0, 1.0, 0.1, 1.0, 2.0], 1, 9)).slots.tolist() == [[[3]]]
     # Padding and what is not full get some slot.
-    nothing = policy.evict(slots_of([-1, 3, 4], [0.0, 1.0, 1.0], 0, 3))
+    nothing = policy.evict(slots_of([-1, 3, 4], [0.0, 1.0, 1.0], 0, 3)).slots
     assert 0 <= int(nothing) < 3
 
 

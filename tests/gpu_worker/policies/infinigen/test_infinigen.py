@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, queries_of, select
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -95,9 +95,8 @@ def test_it_scores_with_the_early_query() -> None:
     span = grow(POLICY, index, 0, tokens, POLICY.plan(60, 20))
     given = candidates_of(torch.randn(1, 2 * HEADS, DIM), {0: span}, layer=0)
     scores = POLICY.score(index, given)
-    assert torch.equal(POLICY.score(index, replace(given, query=given.query + 5)), scores)
-    with pytest.raises(ValueError, match="early_query"):
-        POLICY.score(index, replace(given, early_query=None))
+    other = queries_of(given.query + 5, early=given.query)
+    assert torch.equal(POLICY.score(index, replace(given, queries=other)), scores)
 
 
 def test_keys_that_leave_the_window_are_coded_as_the_prompts_are() -> None:

@@ -13,6 +13,7 @@ from gpu_worker.policies.base import Plan
 from gpu_worker.policies.infllm import blocks as infllm_blocks
 from gpu_worker.policies.infllm.blocks import local_attention
 from gpu_worker.policies.infllm.policy import InfLLM
+from gpu_worker.policies.recall import Leaving
 
 POLICY = InfLLM(block_size=16, repr_topk=2, num_sink=4)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
@@ -147,7 +148,7 @@ def test_padding_writes_nothing_on_a_seat_that_nobody_had() -> None:
     index = new_index(POLICY)
     index.num_prompt_tokens.fill_(-7)
     nobody = torch.tensor([-1])
-    POLICY.extend(index, torch.tensor([1]), range(2), nobody, torch.zeros(1, 2, HEADS, DIM))
+    POLICY.extend(index, Leaving(torch.tensor([1]), range(2), nobody, lambda: torch.zeros(1, 2, HEADS, DIM)))
     assert index.keys.isnan().all()
     assert (index.counts == 113).all()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from allocation_inner import NUM_RECENT, NUM_SINK, Given, layer_rows, step_slots
+from allocation_inner import NUM_RECENT, NUM_SINK, Given, layer_rows
 
 from gpu_worker.policies.layerwise.policy import LayerWise
 from gpu_worker.policies.pyramidkv.policy import PyramidKV
@@ -60,23 +60,6 @@ def test_the_schedule_is_pyramidkvs_and_replaces_the_inner_one() -> None:
     expected = [pyramid.layer_budget(plan, layer, 9) for layer in range(9)]
     for inner in (SnapKV(), PyramidKV()):
         assert [LayerWise(inner, beta=7).layer_budget(plan, layer, 9) for layer in range(9)] == expected
-
-
-def test_in_all_else_it_is_the_inner_policy() -> None:
-    policy, slots = LayerWise(GIVEN), step_slots()
-    plan = policy.plan(100, 40)
-    assert policy.name == "given+layerwise"
-    assert plan == GIVEN.plan(100, 40)
-    assert (policy.num_queries(plan), policy.window_begin(plan, 5), policy.max_window(plan)) == (71, 77, 73)
-    assert (policy.interval(plan), policy.room(plan, 5)) == (74, 80)
-    assert policy.evict(slots).tolist() == [[[1]]]
-    assert policy.give(slots, torch.full((1, 1, 1), 6)).slots.tolist() == [[[[11, 9, 15, 10]]]]
-    scores = torch.ones(1, 1, 2)
-    policy.observe(scores, torch.tensor([[[0.5, 0.25]]]), torch.tensor([4]))
-    assert scores.tolist() == [[[3.0, 2.0]]]
-    assert (policy.evicts, policy.observes, policy.gives, policy.has_degrees) == (True, True, True, True)
-    plain = LayerWise(SnapKV())
-    assert (plain.evicts, plain.observes, plain.gives, plain.has_degrees) == (False, False, False, False)
 
 
 def test_budgets_never_rise() -> None:

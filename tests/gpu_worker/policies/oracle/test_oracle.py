@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from policy_index import queries_of
 
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.recall import Candidates
@@ -18,7 +19,9 @@ def test_scores_are_the_exact_weights_of_the_candidates() -> None:
     keys = torch.randn(2, 2, 60, 8, generator=generator)
     keys[1, :, 33:] = float("nan")
     begin, end = torch.tensor(spans).T
-    candidates = Candidates(0, query, torch.arange(2), begin, end, 50, scale, keys, num_tokens)
+    candidates = Candidates(
+        0, queries_of(query), torch.arange(2), begin, end, 50, scale, lambda: (keys, num_tokens)
+    )
     scores = POLICY.score(None, candidates)
     assert scores.shape == (2, 2, 50)
     for b, (first, last) in enumerate(spans):
@@ -34,5 +37,5 @@ def test_scores_are_the_exact_weights_of_the_candidates() -> None:
 
 def test_the_oracle_refuses_to_score_without_keys() -> None:
     one = torch.ones(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="keys"):
-        POLICY.score(None, Candidates(0, torch.zeros(1, 6, 8), one, one, one, 1, 1.0))
+    with pytest.raises(LookupError, match="exact keys"):
+        POLICY.score(None, Candidates(0, queries_of(torch.zeros(1, 6, 8)), one, one, one, 1, 1.0))

@@ -10,7 +10,7 @@ import torch
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.retain import LayerRows, Retained, ScoredPolicy, Scores
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained, ScoredPolicy, Scores
 from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 DIM = 8
@@ -19,13 +19,11 @@ CHELSEA = Chelsea(num_sink=2, num_recent=4, chunk=16, interval_tokens=10)
 
 @dataclass(frozen=True, slots=True)
 class ByNorm(ScoredPolicy):
-    """Keeps the longest keys; lower layers keep more where `slope` is not 0. Observes, so that scores are carried."""
+    """Keeps the longest keys; lower layers keep more where `slope` is not 0. Its notes are carried."""
 
     slope: int = 0
 
     name = "by_norm"
-    observes = True
-    gives = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         return Plan(num_prompt_tokens, budget_tokens, 2, 4, budget_tokens - 6)
@@ -38,7 +36,7 @@ class ByNorm(ScoredPolicy):
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
         norms = rows.keys.norm(dim=-1)
-        return Scores(norms, kept=norms)
+        return Scores(norms, notes=norms)
 
 
 def rows_of(layer: int, num_layers: int, num_heads: int, num_tokens: int, group_size: int = 1) -> LayerRows:
@@ -69,15 +67,15 @@ def test_outlier_heads_keep_all_rows_and_the_others_are_padded(group_size: int) 
     counts = retained.counts.tolist()
     assert counts[0] == counts[2] == 60
     assert counts[1] == counts[3] < 40
-    assert retained.positions.shape == retained.degrees.shape == (4, 60)
+    assert retained.positions.shape == retained.notes.shape == (4, 60)
     for head in (0, 2):
         assert torch.equal(retained.positions[head], torch.arange(60))
         assert torch.equal(retained.keys[head], rows.keys[head])
         assert torch.equal(retained.values[head], rows.values[head])
-        assert retained.degrees[head].eq(1).all()
+        assert retained.notes[head].eq(0).all()
     for head in (1, 3):
         assert (retained.positions[head, counts[head] :] == -1).all()
-        assert retained.degrees[head, : counts[head]].sum() == 60
+        assert retained.notes[head, : counts[head]].exp().sum().round() == 60
         # It is what the inner policy makes of this head alone, with that budget.
         one = rows_of(1, 2, 4, 60, group_size)
         alone = replace(
@@ -157,7 +155,7 @@ def test_heads_that_the_model_lacks_are_refused() -> None:
 def test_while_decoding_outlier_heads_are_left_as_they_are() -> None:
     policy = OutlierHeads(CHELSEA, frozenset({(0, 1)}), num_kv_heads=3)
     plan = policy.plan(60, 40)
-    assert policy.interval(plan) == 10
+    assert policy.recompression(plan) == Recompression(10)
     # Ten tokens more in an outlier head, ever again, need slots.
     assert policy.room(plan, 500) == 500
     budget = policy.layer_budget(plan, 0, 2)
@@ -168,24 +166,22 @@ def test_while_decoding_outlier_heads_are_left_as_they_are() -> None:
     longest = max(kept) + 10
     keys, values = torch.full((2, 3, longest, DIM), float("nan"))
     positions = torch.full((3, longest), -1)
-    degrees = torch.ones(3, longest)
+    notes = torch.zeros(3, longest)
     new = torch.randn(2, 3, 10, DIM, generator=torch.Generator().manual_seed(4))
     for head, count in enumerate(kept):
         keys[head, : count + 10] = torch.cat([retained.keys[head, :count], new[0, head]])
         values[head, : count + 10] = torch.cat([retained.values[head, :count], new[1, head]])
         positions[head, : count + 10] = torch.cat([retained.positions[head, :count], torch.arange(60, 70)])
-        degrees[head, :count] = retained.degrees[head, :count]
-    grown = LayerRows(
-        0, 2, 70, keys, values, positions, rows.queries, 0.3, 0, degrees, rounds=retained.rounds
-    )
+        notes[head, :count] = retained.notes[head, :count]
+    grown = LayerRows(0, 2, 70, keys, values, positions, rows.queries, 0.3, 0, notes, rounds=retained.rounds)
     later = policy.compress(grown, plan, budget)
     assert later.counts.tolist() == [kept[0], 70, kept[2]]
     assert torch.equal(later.positions[1], torch.arange(70))
     assert torch.equal(later.keys[1], keys[1])
-    assert later.degrees[1].eq(1).all()
+    assert later.notes[1].eq(0).all()
     assert not later.keys.isnan().any()
     for head in (0, 2):
-        assert later.degrees[head, : kept[head]].sum() == 70
+        assert later.notes[head, : kept[head]].exp().sum().round() == 70
         assert later.positions[head, kept[head] - 4 : kept[head]].tolist() == [66, 67, 68, 69]
     assert later.rounds > retained.rounds
 
@@ -195,10 +191,9 @@ def test_scores_of_all_heads_are_carried() -> None:
     rows = rows_of(0, 2, 2, 50)
     plan = policy.plan(50, 35)
     retained = policy.compress(rows, plan, policy.layer_budget(plan, 0, 2))
-    assert retained.degrees is None
     for head, count in enumerate(retained.counts.tolist()):
         expected = rows.keys[head].norm(dim=-1)[retained.positions[head, :count]]
-        torch.testing.assert_close(retained.scores[head, :count], expected)
+        torch.testing.assert_close(retained.notes[head, :count], expected)
 
 
 def test_each_head_gets_the_queries_of_its_group() -> None:
@@ -221,11 +216,10 @@ def test_each_head_gets_the_queries_of_its_group() -> None:
 
 def test_all_else_is_the_inner_policy() -> None:
     policy = OutlierHeads(ByNorm(), frozenset(), num_kv_heads=2)
-    assert (policy.name, policy.observes, policy.gives) == ("by_norm+outliers", True, True)
-    assert (policy.evicts, policy.has_degrees) == (False, False)
+    assert policy.name == "by_norm+outliers"
     assert policy.num_queries(policy.plan(50, 35)) == 3
     chelsea = OutlierHeads(CHELSEA, frozenset(), num_kv_heads=2)
-    assert (chelsea.name, chelsea.has_degrees) == ("chelsea+outliers", True)
+    assert chelsea.name == "chelsea+outliers"
     plan = chelsea.plan(50, 35)
     assert plan == CHELSEA.plan(50, 35)
     assert chelsea.window_begin(plan, 70) == 66

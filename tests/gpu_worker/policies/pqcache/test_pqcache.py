@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from policy_index import SHAPE, poison, pq_segment, select
+from policy_index import SHAPE, poison, pq_segment, queries_of, select
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.pqcache.policy import PQCache, PQIndex
-from gpu_worker.policies.recall import Candidates, IndexJob
+from gpu_worker.policies.recall import Candidates, IndexJob, Leaving
 from gpu_worker.trainers import train_index
 from kv_store.client import PQParams
 
@@ -40,7 +40,7 @@ def leave(index: PQIndex, seat: int, layers: range, position: int, keys: Tensor)
     """Code one token, keys [L, HEADS, d], beside a row of padding."""
     seats, positions = torch.tensor([(seat + 1) % 3, seat]), torch.tensor([-1, position])
     both = torch.stack([torch.full_like(keys, float("nan")), keys])
-    POLICY.extend(index, seats, layers, positions, both)
+    POLICY.extend(index, Leaving(seats, layers, positions, lambda: both))
 
 
 @pytest.mark.parametrize("num_subvectors", [1, 2, 4])
@@ -57,10 +57,11 @@ def test_what_is_selected_are_the_best_by_their_scores(num_subvectors: int) -> N
         segment = pq_segment(torch.randn(shape, generator=generator), codes.to(torch.uint8))
         policy.load(index, seat, 1, IndexJob(begin, end - 1, PQParams(num_subvectors, 3)), segment)
         keys = torch.randn(1, 1, HEADS, DIM, generator=generator)
-        policy.extend(index, torch.tensor([seat]), range(1, 2), torch.tensor([end - 1]), keys)
+        leaving = Leaving(torch.tensor([seat]), range(1, 2), torch.tensor([end - 1]), lambda keys=keys: keys)
+        policy.extend(index, leaving)
     query = torch.randn(2, 4, DIM, generator=generator)
     begin, end = torch.tensor(list(spans.values())).T
-    candidates = Candidates(1, query, torch.tensor(list(spans)), begin, end, 100, SHAPE.scale)
+    candidates = Candidates(1, queries_of(query), torch.tensor(list(spans)), begin, end, 100, SHAPE.scale)
     counts = torch.tensor([9, 20])
     expected = top_k(policy.score(index, candidates), counts, 24)
     assert torch.equal(policy.select(index, candidates, counts, 24), expected)
@@ -136,7 +137,7 @@ def test_by_inner_product_leaving_tokens_are_coded_with_their_added_coordinate(
     policy, index = one_part_index(codebook)
     seats, positions = torch.tensor([0, 1]), torch.tensor([-1, 50])
     keys = torch.stack([torch.full((1, HEADS, DIM), float("nan")), along_axis(length)])
-    policy.extend(index, seats, range(1, 2), positions, keys)
+    policy.extend(index, Leaving(seats, range(1, 2), positions, lambda: keys))
     assert index.codes[1, 1, :, 50, 0].tolist() == [code] * HEADS
 
 
@@ -156,11 +157,13 @@ def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
     index = policy.allocate(SHAPE)
     poison(index)
     keys = torch.randn(HEADS, 200, DIM, generator=torch.Generator().manual_seed(0))
-    trained = policy.index_job(policy.plan(300, 60), 4, 204)
+    trained = policy.prompt_job(policy.plan(300, 60), 4, 204)
     policy.load(index, 1, 1, trained, train_index(keys, trained.params, seed=0))
     # What is trained and what leaves is coded alike.
     for token in range(0, 200, 20):
-        policy.extend(index, torch.tensor([1]), range(1, 2), torch.tensor([204]), keys[:, token][None, None])
+        one = keys[:, token][None, None]
+        leaving = Leaving(torch.tensor([1]), range(1, 2), torch.tensor([204]), lambda one=one: one)
+        policy.extend(index, leaving)
         assert torch.equal(index.codes[1, 1, :, 204], index.codes[1, 1, :, 4 + token])
 
 

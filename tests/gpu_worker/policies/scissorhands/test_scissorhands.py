@@ -64,7 +64,7 @@ def test_decoding_keeps_what_the_published_loop_keeps(
     policy, steps = Scissorhands(window_size, recent_ratio), 36
     plan, stream = policy.plan(40, budget), Stream.random(budget, 80, group_size)
     wanted = [published(policy, stream, head, 40, budget, steps) for head in range(2)]
-    width = budget + policy.interval(plan)
+    width = budget + policy.recompression(plan).interval
     slots = Slots(policy, plan, stream, width, width)
     for step in range(steps + 1):
         assert [slots.kept(head) for head in range(2)] == [history[step] for history in wanted]
@@ -76,7 +76,7 @@ def test_decoding_keeps_what_the_published_loop_keeps(
 def test_a_layer_overshoots_once_by_half_a_budget_and_never_again(budget: int) -> None:
     policy = Scissorhands(window_size=8)
     plan = policy.plan(40, budget)
-    interval, width = policy.interval(plan), 2 * budget
+    interval, width = policy.recompression(plan).interval, 2 * budget
     slots = Slots(policy, plan, Stream.random(1, 120), width, width)
     assert len(slots.kept(0)) == budget
     for _ in range(interval):
@@ -130,7 +130,9 @@ def test_a_step_before_the_next_calls_window_counts_nothing() -> None:
     policy = Scissorhands(window_size=40)
     # Calls come every 50 tokens.
     plan = policy.plan(1000, 100)
-    counted = [policy.mark(plan, num_left) for num_left in range(1, 51)]
+    again = policy.recompression(plan)
+    assert again is not None
+    counted = [again.mark(num_left) for num_left in range(1, 51)]
     assert all(counted[:40])
     assert not any(counted[40:])
 
@@ -158,6 +160,6 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
     policy = Scissorhands()
     plan = policy.plan(10000, 2000)
     assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 100, 1900)
-    assert (policy.num_queries(plan), policy.interval(plan)) == (400, 1000)
+    assert (policy.num_queries(plan), policy.recompression(plan).interval) == (400, 1000)
     assert policy.num_queries(policy.plan(100, 20)) == 100
-    assert policy.interval(policy.plan(100, 100)) == 0
+    assert policy.recompression(policy.plan(100, 100)) is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
 
-from gpu_worker.policies.recall import FixedKeys
+from gpu_worker.policies.recall import FixedKeys, Selected
 from gpu_worker.policies.sparq.policy import SparQ
 
 POLICY = SparQ(num_sink=4)
@@ -97,10 +97,9 @@ def test_what_is_missed_is_the_weight_of_candidates_that_are_not_selected(group:
         slots[0, head, 1:-1] = torch.tensor(fixed).int() + 100 * head
         pool[slots[0, head, 1:-1].long(), :DIM] = tokens.keys[1, head, fixed]
     candidates = candidates_of(query, {2: (begin, end), 0: (0, 0)}, layer=1)
-    candidates = replace(candidates, fixed=FixedKeys(pool, slots))
     selected = torch.full((2, HEADS, 6), -1)
     selected[0, 0, :3], selected[0, 1, :5] = torch.tensor([4, 20, end - 1]), torch.arange(10, 15)
-    missed = policy.missed(index, candidates, selected)
+    missed = policy.missed(index, Selected(candidates, selected, selected.int()), FixedKeys(pool, slots))
     assert missed.shape == (2, HEADS * group)
     assert (missed[1] == 0).all()
     for head in range(HEADS):

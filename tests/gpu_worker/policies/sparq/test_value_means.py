@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.caches.recall.value_means import ValueMeans, mixed
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.sparq.value_means import ValueMeans, mixed
 
 SHAPE = CacheShape(4, 2, 2, 3, 8, 512, 1.0, torch.device("cpu"))
 

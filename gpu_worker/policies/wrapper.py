@@ -1,0 +1,43 @@
+"""What a wrapper is: a policy around another, its `inner`, and that policy in all that it does not define itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import TypeVar
+
+from gpu_worker.policies.base import Plan, Policy
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
+
+ClassT = TypeVar("ClassT", bound=type[Policy])
+
+
+def delegating(cls: ClassT) -> ClassT:
+    """A class decorator: whatever the class inherits, and does not define itself, is read from `inner`."""
+    for name in dir(cls):
+        if not name.startswith("_") and name not in vars(cls):
+            setattr(cls, name, property(attrgetter(f"inner.{name}")))
+    return cls
+
+
+@delegating
+class AllocationPolicy(RetainPolicy):
+    """Moves a retain policy's budget: between layers by its own `layer_budget`, or between heads by its own `compress`.
+
+    The one between layers goes outside, `LayerWise(AdaKV(SnapKV()))`: what is between heads needs a policy that scores.
+    """
+
+    inner: RetainPolicy
+
+    def recompression(self, plan: Plan) -> Recompression | None:
+        # Layers do not keep as many any more, nor do heads.
+        again = self.inner.recompression(plan)
+        return None if again is None else replace(again, together=False)
+
+    # The type checker wants to see what is abstract.
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        return self.inner.plan(num_prompt_tokens, budget_tokens)
+
+    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+        return self.inner.compress(rows, plan, budget)
