@@ -24,16 +24,12 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("param", "sampling"),
     [(name, {name: value}) for name, values in {
-        "temperature": (-0.1, 2.1, NAN, INF),
+        "temperature": (NAN, INF),
+        "top_p": (NAN, -INF),
+        "min_p": (NAN,),
         "max_tokens": (0,),
-        "top_p": (0.0, -0.5, 1.1, NAN, -INF),
-        "min_p": (-0.1, 1.0, NAN),
-        "repetition_penalty": (0.0, -1.0, 2.5, NAN, INF),
-        "presence_penalty": (-2.1, 2.1, NAN),
-        "frequency_penalty": (-2.1, 2.1, INF),
-        "logprobs": (21, 2**32 - 1),
         "stop_token_ids": ([100], [2**32 - 1], [1] * 65),
-        "logit_bias": ({100: 1.0}, {1: 101.0}, {1: -101.0}, {1: NAN}),
+        "logit_bias": ({100: 1.0}, {1: 101.0}, {1: NAN}),
         "min_tokens": (5, 2**32 - 1),
     }.items() for value in values],
 )  # fmt: skip
