@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from carrel.process.options import OptionError
+
 
 class CarrelError(Exception):
     """Something the user should read in one line; never shown with a traceback."""
 
     exit_code = 1
-
-
-class OptionError(CarrelError):
-    """A flag, environment variable or configuration file cannot be used."""
-
-    exit_code = 2
 
 
 class PortInUseError(OptionError):

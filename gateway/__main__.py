@@ -6,11 +6,9 @@ import asyncio
 import logging
 import sys
 
+from carrel.process.options import OptionError
 from gateway.config import parse_config
-from gateway.errors import ConfigError
 from gateway.server import serve
-
-EXIT_CONFIG = 2
 
 
 def main() -> int:
@@ -21,9 +19,9 @@ def main() -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
         asyncio.run(serve(config))
-    except ConfigError as error:
+    except OptionError as error:
         print(f"gateway: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_CONFIG
+        return error.exit_code
     return 0
 
 

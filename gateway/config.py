@@ -1,198 +1,136 @@
-"""The gateway's configuration: options, then CARREL_* variables, then defaults."""
+"""The gateway's options."""
 
 from __future__ import annotations
 
-import argparse
-import ipaddress
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal
 
+from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
+from carrel.process.settings import Parser, parse
 from gateway.errors import ConfigError
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
-TRUE_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig:
-    """Everything that the gateway can be told.
+class ListenOptions:
+    """Where the API is served, and to whom."""
 
-    `grpc_port` 0 turns chat gRPC off. `max_body_bytes` None is 8 bytes a token of the model's maximum length.
-    `api_keys` empty leaves the API open, on a loopback address only unless `is_open_allowed`.
+    host: str = option("127.0.0.1", "address to listen on", metavar="ADDRESS")
+    port: int = option(8000, "HTTP port", metavar="N", ge=0, le=65535)
+    uds: Path | None = option(None, "listen for HTTP on this Unix socket, not on --port", metavar="PATH")
+    ssl_keyfile: Path | None = option(
+        None, "PEM file of the certificate's key; with it HTTP and gRPC are served over TLS", metavar="FILE"
+    )
+    ssl_certfile: Path | None = option(None, "PEM file of the certificate and its chain", metavar="FILE")
+    api_keys: tuple[str, ...] = option(
+        (),
+        "keys of which a client must send one, with commas between; better in the environment, which no "
+        "process listing shows",
+        name="api-key",
+        metavar="KEY",
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """What the gateway lets in, and how it answers."""
+
+    grpc_port: int = option(8001, "port of chat gRPC; 0: off", metavar="N", ge=0, le=65535)
+    root_path: str = option("", "path under which a proxy serves the API", metavar="PATH")
+    allow_open: bool = option(False, "serve an address beyond this machine without a key")
+    allowed_origins: tuple[str, ...] = option(
+        (), "web origins that may call the API (default: none)", metavar="ORIGIN"
+    )
+    served_model_names: tuple[str, ...] = option(
+        (),
+        "names in the API (default: the model's); answers carry the first",
+        name="served-model-name",
+        metavar="NAME",
+    )
+    tokenizer: str | None = option(
+        None, "directory or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
+    )
+    chat_template: Path | None = option(None, "Jinja file instead of the model's template", metavar="FILE")
+    revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
+    download_dir: str | None = option(
+        None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"
+    )
+    max_concurrent: int = option(256, "requests served at once; more get 503", metavar="N", ge=1)
+    max_body_bytes: int | None = option(
+        None, "largest request body (default: 8 bytes a token of context)", parse=num_bytes, metavar="SIZE"
+    )
+    request_timeout_s: float = option(
+        1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False
+    )
+    heartbeat_s: float = option(
+        10.0,
+        "seconds of silence before a stream gets a comment",
+        name="heartbeat",
+        metavar="S",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    shutdown_timeout_s: float = option(
+        30.0,
+        "seconds that running requests get to finish",
+        name="shutdown-timeout",
+        metavar="S",
+        ge=0,
+        le=86400,
+    )
+    disable_docs: bool = option(False, "no /docs and no /openapi.json")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "debug, info, warning or error", metavar="LEVEL"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(ListenOptions, GatewayOptions):
+    """Everything that the gateway process is told.
+
+    `api_keys` empty leaves the API open, on a loopback address only unless `allow_open`. `max_body_bytes` None is
+    8 bytes a token of the model's maximum length.
     """
 
-    model: str
-    worker: str
-    revision: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int = 8001
-    served_model_name: str | None = None
-    chat_template: Path | None = None
-    api_keys: tuple[str, ...] = ()
-    is_open_allowed: bool = False
-    max_body_bytes: int | None = None
-    max_concurrent: int = 256
-    request_timeout_s: float = 1800.0
-    shutdown_timeout_s: float = 30.0
-    heartbeat_s: float = 10.0
-    allowed_origins: tuple[str, ...] = ()
-    has_docs: bool = True
-    has_json_events: bool = False
-    log_level: str = "info"
+    model: str = option(REQUIRED, "directory or hub id whose tokenizer is used", metavar="MODEL")
+    worker: str = option(
+        REQUIRED, "the worker's gRPC target, such as unix:/run/carrel/gpu_worker.sock", metavar="TARGET"
+    )
+    json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
     def __post_init__(self) -> None:
-        for name, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
-            if not 0 <= port <= 65535:
-                raise ConfigError(f"{name} {port}: give a port from 0 to 65535")
-        if self.port and self.port == self.grpc_port:
+        if self.port and self.port == self.grpc_port and self.uds is None:
             raise ConfigError(f"--port and --grpc-port are both {self.port}: choose two different ports")
-        for name, value in (
-            ("--max-concurrent", self.max_concurrent),
-            ("--request-timeout", self.request_timeout_s),
-            ("--heartbeat", self.heartbeat_s),
-            ("--max-body-bytes", 1 if self.max_body_bytes is None else self.max_body_bytes),
-        ):
-            if not value > 0:
-                raise ConfigError(f"{name} {value}: give a number above 0")
-        if not self.shutdown_timeout_s >= 0:
-            raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout_s}: give a number from 0 up")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(f"--log-level {self.log_level}: choose one of {', '.join(LOG_LEVELS)}")
-        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
-            raise ConfigError("an API key is empty or holds characters that no header can carry")
-        if not self.api_keys and not self.is_open_allowed and not is_loopback(self.host):
+        if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise ConfigError("--api-key holds characters that no header can carry")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both or none")
+        if self.ssl_certfile is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            except OSError as exc:
+                raise ConfigError(
+                    f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile} cannot be used: {exc}"
+                ) from exc
+        if not self.api_keys and not self.allow_open and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY or --api-key, "
                 "or add --allow-open to serve everyone"
             )
 
     @property
-    def model_name(self) -> str:
-        """The name in the API."""
-        if self.served_model_name:
-            return self.served_model_name
+    def model_names(self) -> tuple[str, ...]:
+        """The names in the API; answers carry the first."""
         path = Path(self.model)
-        return path.resolve().name if path.is_dir() else self.model
-
-    def __repr__(self) -> str:
-        shown = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown["api_keys"] = f"({len(self.api_keys)} hidden)"
-        return f"GatewayConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return self.served_model_names or (path.resolve().name if path.is_dir() else self.model,)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def parse_config(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> GatewayConfig:
-    """Read options and variables. Raises ConfigError, also for an unknown option."""
-    parser = _parser(_defaults(environment))
-    found = vars(parser.parse_args(arguments))
-    for name in ("model", "worker"):
-        if not found[name]:
-            raise ConfigError(f"--{name} is missing: give it, or set CARREL_{name.upper()}")
-    found["api_keys"] = tuple(found["api_keys"] or _words(environment.get("CARREL_API_KEY")))
-    found["allowed_origins"] = tuple(
-        found["allowed_origins"] or _words(environment.get("CARREL_ALLOWED_ORIGINS"))
+def parse_config(arguments: Sequence[str]) -> GatewayConfig:
+    """The configuration from options, variables and --config. Raises OptionError."""
+    parser = Parser(
+        prog="python -m gateway", description="OpenAI-compatible REST and chat gRPC in front of one worker."
     )
-    return GatewayConfig(**found)
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith("CARREL_") and value}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see python -m gateway --help")
-
-
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m gateway",
-        allow_abbrev=False,
-        description="OpenAI-compatible REST and chat gRPC in front of one worker. Every option but the switches "
-        "can be set as CARREL_NAME too.",
-    )
-
-    def option(
-        flag: str, help: str, dest: str | None = None, parse: type = str, default: object = None
-    ) -> None:
-        name = "CARREL_" + flag.removeprefix("--").replace("-", "_").upper()
-        parser.add_argument(
-            flag, dest=dest, type=parse, default=environment.get(name, default), help=f"{help} [{name}]"
-        )
-
-    def switch(flag: str, dest: str, help: str, value: bool = True) -> None:
-        name = "CARREL_" + flag.removeprefix("--").replace("-", "_").upper()
-        given = TRUE_WORDS.get(environment.get(name, "0").lower())
-        if given is None:
-            raise ConfigError(f"{name}={environment[name]}: give true or false")
-        parser.add_argument(
-            flag,
-            dest=dest,
-            action="store_const",
-            const=value,
-            default=value if given else not value,
-            help=help,
-        )
-
-    option("--model", "directory or hub id whose tokenizer is used")
-    option("--worker", "the worker's gRPC target, such as unix:/run/carrel/gpu_worker.sock")
-    option("--revision", "the model's revision on the hub")
-    option("--host", "address to listen on", default="127.0.0.1")
-    option("--port", "port of the REST API", parse=int, default=8000)
-    option("--grpc-port", "port of chat gRPC; 0: off", parse=int, default=8001)
-    option("--served-model-name", "name in the API (default: the model's)")
-    option("--chat-template", "Jinja file instead of the model's template", parse=Path)
-    option("--max-body-bytes", "largest request body (default: 8 bytes a token of context)", parse=int)
-    option("--max-concurrent", "requests served at once; more get 503", parse=int, default=256)
-    option(
-        "--request-timeout", "seconds a request may take", "request_timeout_s", parse=float, default=1800.0
-    )
-    option(
-        "--shutdown-timeout",
-        "seconds that running requests get",
-        "shutdown_timeout_s",
-        parse=float,
-        default=30.0,
-    )
-    option(
-        "--heartbeat",
-        "seconds of silence before a stream gets a comment",
-        "heartbeat_s",
-        parse=float,
-        default=10.0,
-    )
-    option("--log-level", " ".join(LOG_LEVELS), default="info")
-    parser.add_argument(
-        "--api-key",
-        dest="api_keys",
-        action="append",
-        metavar="KEY",
-        help="key that a client must send; may be repeated [CARREL_API_KEY, comma-separated]",
-    )
-    parser.add_argument(
-        "--allowed-origins",
-        nargs="+",
-        metavar="ORIGIN",
-        help="web origins that may call the API (default: none) [CARREL_ALLOWED_ORIGINS, comma-separated]",
-    )
-    switch("--allow-open", "is_open_allowed", "serve a non-loopback address without a key")
-    switch("--disable-docs", "has_docs", "no /docs and no /openapi.json", value=False)
-    switch("--json-events", "has_json_events", "one JSON object a line on stdout for a supervisor")
-    return parser
+    return parse(GatewayConfig, parser, arguments)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from carrel.process.options import OptionError
 from carrel.process.request_limits import LimitError
 
 
@@ -28,7 +29,7 @@ class GatewayError(Exception):
     """Base of all; the text is fit to be shown to a user."""
 
 
-class ConfigError(GatewayError):
+class ConfigError(GatewayError, OptionError):
     """A start-up option that cannot be used."""
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -53,12 +54,14 @@ async def serve(config: GatewayConfig) -> None:
             await _run(config, ChatService(config, worker, tokenizer, defaults), listener, ended, parent)
         finally:
             await worker.close()
+            if config.uds is not None:
+                config.uds.unlink(missing_ok=True)
 
 
 async def _run(
     config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
 ) -> None:
-    events = ProcessEvents("gateway", config.has_json_events)
+    events = ProcessEvents("gateway", config.json_events)
     chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
     rest = RESTServer(
         uvicorn.Config(
@@ -69,6 +72,8 @@ async def _run(
             lifespan="off",
             # what else is installed must not choose the parser
             http="h11",
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         )
     )
@@ -77,8 +82,7 @@ async def _run(
     try:
         if chat is not None:
             await chat.start()
-        host, port = listener.getsockname()[:2]
-        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        where = _where(config, listener)
         events.ready(where if chat is None else f"{where}, chat gRPC on port {chat.port}")
         await asyncio.wait(
             {rest_task, watch, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED
@@ -97,8 +101,11 @@ async def _run(
 
 def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
     """The tokenizer and the model's sampling defaults. Raises ConfigError."""
-    model_dir = resolve_model_dir(config.model, config.revision)
-    tokenizer = load_tokenizer(model_dir, config.chat_template)
+    model_dir = resolve_model_dir("--model", config.model, config.revision, config.download_dir)
+    tokenizer_dir = model_dir
+    if config.tokenizer is not None:
+        tokenizer_dir = resolve_model_dir("--tokenizer", config.tokenizer, None, config.download_dir)
+    tokenizer = load_tokenizer(tokenizer_dir, config.chat_template)
     # computed on first use otherwise, inside a request
     _ = tokenizer.max_chars_per_token
     return tokenizer, load_defaults(model_dir)
@@ -106,6 +113,8 @@ def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
 
 def bind(config: GatewayConfig) -> socket.socket:
     """The listening socket. Raises ConfigError when the address or the port cannot be had."""
+    if config.uds is not None:
+        return _bind_path(config.uds)
     listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -122,6 +131,34 @@ def bind(config: GatewayConfig) -> socket.socket:
             f"cannot listen on {config.host} port {config.port} ({exc.strerror}): choose another with --host or --port"
         ) from exc
     return listener
+
+
+def _bind_path(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and not _is_listening(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(
+            f"--uds {path} cannot be used ({exc.strerror or exc}): choose another path"
+        ) from exc
+    return listener
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _where(config: GatewayConfig, listener: socket.socket) -> str:
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def _watch_parent(parent: int, ended: asyncio.Event) -> None:

@@ -98,14 +98,19 @@ class ChatService:
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
         self._defaults = defaults
-        self._metrics = Metrics(config.model_name)
+        self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
         self.admission = Admission(config.max_concurrent)
         self.status = WorkerStatus(worker, self.admission)
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        return self._config.model_names
+
+    @property
     def model_name(self) -> str:
-        return self._config.model_name
+        """The name in answers."""
+        return self.model_names[0]
 
     def chat(self, request: ChatRequest) -> Generation:
         """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them."""
@@ -161,7 +166,7 @@ class ChatService:
 
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""
-        if model and model not in (self.model_name, self._config.model):
+        if model and model not in (*self.model_names, self._config.model):
             raise UnknownModel(model, self.model_name)
 
     def _generation(self, plan: _Plan) -> Generation:

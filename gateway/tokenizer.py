@@ -104,25 +104,29 @@ class Tokenizer:
         return str(text)
 
 
-def resolve_model_dir(model: str, revision: str | None) -> Path:
-    """The directory of a local model, or the tokenizer's files of a hub id. Raises ConfigError."""
+def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir: str | None) -> Path:
+    """The directory of a local model, or the tokenizer's files of a hub id. Raises ConfigError, which names `flag`."""
     path = Path(model)
     if path.is_dir():
         return path
     if path.is_absolute() or model.startswith("."):
-        raise ConfigError(f"--model {model}: no such directory")
+        raise ConfigError(f"{flag} {model}: no such directory")
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=TOKENIZER_FILES))
+        return Path(
+            snapshot_download(
+                model, revision=revision, cache_dir=download_dir, allow_patterns=TOKENIZER_FILES
+            )
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-        raise ConfigError(f"--model {model}: no such directory, and not on the hub ({reason})") from exc
+        raise ConfigError(f"{flag} {model}: no such directory, and not on the hub ({reason})") from exc
 
 
 def load_tokenizer(model_dir: Path, chat_template_file: Path | None) -> Tokenizer:
     """Load `tokenizer.json` and the chat template. Raises ConfigError when either cannot be used."""
     if not (model_dir / "tokenizer.json").is_file():
         raise ConfigError(
-            f"{model_dir} has no tokenizer.json: give a model directory that holds one with --model"
+            f"{model_dir} has no tokenizer.json: give a directory that holds one with --tokenizer"
         )
     try:
         # not AutoTokenizer, whose import loads torch where it is installed

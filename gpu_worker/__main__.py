@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carrel.process.events import ProcessEvents
-from gpu_worker.arguments import parse_arguments
-from gpu_worker.config import WorkerConfig
-from gpu_worker.errors import ConfigError, ModelError, StoreUnavailable
+from carrel.process.options import OptionError
+from gpu_worker.config import WorkerConfig, parse_arguments
+from gpu_worker.errors import ModelError, StoreUnavailable
 from gpu_worker.service.engine_port import Engine
 from gpu_worker.service.lifecycle import Lifecycle
 from gpu_worker.service.server import prepare_address
@@ -37,14 +37,14 @@ def main(argv: Sequence[str]) -> int:
         prepare_address(config.listen)
         engine = _build(config, events)
         return asyncio.run(_serve(config, engine, events))
-    except (ConfigError, ModelError, StoreUnavailable) as error:
+    except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
 
 
 def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
     events.progress("connect to the KV store", 0, 1)
-    wait_for_store(config.store, config.store_timeout_seconds, config.store_token)
+    wait_for_store(config.store, config.store_timeout_s, config.store_token)
     events.progress("connect to the KV store", 1, 1)
     # imported late: --help and a missing store are quick to report
     import torch
@@ -56,7 +56,7 @@ def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
 
 
 async def _serve(config: WorkerConfig, engine: Engine, events: ProcessEvents) -> int:
-    lifecycle = Lifecycle(engine, config.listen, config.max_queue, config.shutdown_timeout_seconds, events)
+    lifecycle = Lifecycle(engine, config.listen, config.max_queue, config.shutdown_timeout_s, events)
     seen: set[int] = set()
 
     def stop(number: int) -> None:

@@ -1,28 +1,29 @@
-"""The worker's configuration: one frozen record, checked on construction."""
+"""The worker's options. Reading them needs pydantic-settings; making a record, as benchmarks do, needs no library."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Literal
 
+from carrel.process.options import (
+    REQUIRED,
+    auto_or_bytes,
+    is_loopback,
+    option,
+    share_or_tokens,
+)
 from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
+from gpu_worker.policies.registry import check_name
 from gpu_worker.records import Budget
-from kv_store.client import KMEANS_METRICS, PQ_METRICS
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-INDEX_DEVICES = ("cpu", "gpu")
-TRANSPORTS = ("zero_copy", "shm", "grpc")
-GRANULARITIES = ("kv_head", "q_head")
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
 MAX_UNIX_PATH_BYTES = 107
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+ADDRESS = "unix:PATH or HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,109 +42,219 @@ class HotCache:
         return self.share is None and self.tokens is None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """Everything a worker is told at its start; checked on construction.
+def read_budget(text: str) -> Budget:
+    """From a share in (0, 1] or a number of tokens. Raises ValueError."""
+    return Budget(*share_or_tokens(text))
 
-    `listen` and `store` are `unix:PATH` or `HOST:PORT`. `gpu_memory_limit_bytes` bounds all that the process has on
-    a CUDA device, `slot_memory_bytes` the slots alone; None: what is free, and what the rest leaves of that.
-    `max_model_len` None is the model's own. `pq_iterations` 0 is the store's adaptive bound. `index_device`: "cpu",
-    the store's trainers; "gpu", the worker's own device. `prefix_cache` "on": prefixes that the store has
-    are not computed again. `calibration` is a file of `carrel calibrate`; of all KV
-    heads, `outlier_share` are its outliers. `granularity` "q_head" gives every query head KV of its own, to select by.
-    Raises ConfigError, which names the flag, the value and the remedy.
+
+def read_hot_cache(text: str) -> HotCache:
+    """From `auto`, a share in (0, 1] of the context, or a number of tokens. Raises ValueError."""
+    return HotCache() if text.strip().lower() == "auto" else HotCache(*share_or_tokens(text))
+
+
+def device_name(text: str) -> str:
+    """Raises ValueError for what is no device's name."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
+        raise ValueError("must be auto, cpu, cuda or cuda:INDEX")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What the worker computes, and with which memory."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
+    dtype: Dtype = option(
+        "auto",
+        "float32, bfloat16, float16, or auto: the checkpoint's own on a GPU; float32 on a CPU, where 16-bit types are "
+        "slow",
+        metavar="TYPE",
+    )
+    load_format: Literal["auto", "safetensors", "dummy"] = option(
+        "auto", "auto, safetensors, or dummy: random weights", metavar="NAME"
+    )
+    revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
+    download_dir: str | None = option(
+        None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"
+    )
+    threads: int | None = option(
+        None, "CPU threads of the worker (default: all its cores)", metavar="N", ge=1, le=4096
+    )
+    max_model_len: int | None = option(
+        None,
+        "longest prompt and answer together, in tokens (default: the model's)",
+        metavar="N",
+        ge=2,
+        le=2**24,
+    )
+    max_num_seqs: int | None = option(
+        None, "requests decoded at once (default: 8 on a CPU, 32 on a GPU)", metavar="N", ge=1, le=4096
+    )
+    max_queue: int = option(
+        64, "requests that may wait in the worker; more get 503", metavar="N", ge=0, le=2**20
+    )
+    prefill_chunk: int = option(
+        2048,
+        "tokens of a prompt computed at once",
+        also=("max-num-batched-tokens",),
+        metavar="N",
+        ge=1,
+        le=2**20,
+    )
+    enforce_eager: bool = option(False, "capture no CUDA graphs of decode steps; on a CPU there are none")
+    seed: int | None = option(
+        None,
+        "makes the tokens of requests without a seed repeatable (default: another one at each start)",
+        metavar="N",
+        ge=0,
+        le=2**64 - 1,
+    )
+    policy: str = option(
+        "pqcache",
+        "selection policy of requests that name none, or auto: full for short ones, else pqcache",
+        also=("kv-policy",),
+        metavar="NAME",
+    )
+    budget: Budget = option(
+        "0.1",
+        "tokens attended per KV head and step: a share in (0, 1] or a number from 2 up",
+        parse=read_budget,
+        metavar="SHARE|N",
+    )
+    full_layers: int = option(
+        0, "first layers that attend to everything, whatever the policy", metavar="N", ge=0, le=4096
+    )
+    hot_cache: HotCache = option(
+        "auto",
+        "tokens per KV head and layer kept on the device: a share, a number, or auto: all that fit",
+        parse=read_hot_cache,
+        metavar="SHARE|N",
+    )
+    gpu_memory_limit_bytes: int | None = option(
+        "auto",
+        "device memory of the whole worker, such as 24GiB; auto: what is free",
+        name="gpu-memory-limit",
+        parse=auto_or_bytes,
+        metavar="SIZE",
+        ge=2**20,
+        le=2**50,
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "the same limit as a share of the GPU's memory, in (0, 1]; on a CPU it bounds nothing",
+        metavar="SHARE",
+        gt=0,
+        le=1,
+    )
+    slot_memory_bytes: int | None = option(
+        "auto",
+        "device memory for the KV cache alone; auto: what the rest leaves",
+        name="slot-memory",
+        parse=auto_or_bytes,
+        metavar="SIZE",
+        ge=2**20,
+        le=2**50,
+    )
+    transport: Literal["zero_copy", "shm", "grpc"] = option(
+        "zero_copy",
+        "how rows come from the arena: zero_copy (read where they lie), shm (gathered by the store), or grpc for a "
+        "store on another host, which selects too, for pqcache and clusterkv only",
+        metavar="NAME",
+    )
+    index_device: Literal["cpu", "gpu"] = option(
+        "cpu", "who trains indexes: cpu, the store's cores, or gpu, the model's device", metavar="NAME"
+    )
+    prefix_cache: bool = option(True, "reuse what the store has of prompts that begin alike")
+    granularity: Literal["kv_head", "q_head"] = option(
+        "kv_head",
+        "select for each kv_head, or each q_head as some papers do, at a group times the KV cache",
+        metavar="NAME",
+    )
+    calibration: str | None = option(
+        None,
+        "file of carrel calibrate: outlier heads for chelsea+outliers, InfiniGen's skew",
+        metavar="FILE",
+    )
+    outlier_share: float = option(
+        0.04, "of all KV heads, chelsea+outliers keeps whole", metavar="SHARE", ge=0, le=1
+    )
+    pq_num_subvectors: int = option(
+        2, "PQ: parts that a key is split into", name="pq-subvectors", metavar="N", ge=1, le=64
+    )
+    pq_nbits: int = option(6, "PQ: bits of a code, one per part", name="pq-bits", metavar="N", ge=1, le=8)
+    pq_iterations: int = option(
+        0, "PQ: K-means iterations; 0: the store's adaptive bound", metavar="N", ge=0, le=1000
+    )
+    pq_metric: Literal["l2", "ip"] = option("l2", "PQ: l2 or ip, of its codebooks", metavar="NAME")
+    clusterkv_tokens_per_cluster: int = option(
+        80, "ClusterKV: mean cluster size", metavar="N", ge=2, le=2**16
+    )
+    clusterkv_metric: Literal["cosine", "l2", "ip"] = option(
+        "cosine", "ClusterKV: cosine, l2 or ip, of clustering", metavar="NAME"
+    )
+    shutdown_timeout_s: float = option(
+        30.0,
+        "seconds that running requests get to finish",
+        name="shutdown-timeout",
+        metavar="S",
+        ge=0,
+        le=86400,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(WorkerOptions):
+    """Everything that the worker process is told.
+
+    `gpu_memory_limit_bytes` bounds all that the process has on a CUDA device, `slot_memory_bytes` the slots alone;
+    None: what is free, and what the rest leaves of that. Raises ConfigError, which names the flag, the value and the
+    remedy.
     """
 
-    model: str
-    listen: str
-    store: str
-    allow_remote: bool = False
-    store_timeout_seconds: float = 60.0
-    store_token: str = field(default="", repr=False)
-    store_token_file: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 8
-    max_queue: int = 64
-    prefill_chunk: int = 2048
-    policy: str = "pqcache"
-    budget: Budget = field(default_factory=lambda: Budget(share=0.1))
-    hot_cache: HotCache = HotCache()
-    gpu_memory_limit_bytes: int | None = None
-    slot_memory_bytes: int | None = None
-    transport: str = "zero_copy"
-    index_device: str = "cpu"
-    prefix_cache: str = "on"
-    full_layers: int = 0
-    pq_num_subvectors: int = 2
-    pq_nbits: int = 6
-    pq_iterations: int = 0
-    pq_metric: str = "l2"
-    clusterkv_tokens_per_cluster: int = 80
-    clusterkv_metric: str = "cosine"
-    calibration: str | None = None
-    outlier_share: float = 0.04
-    granularity: str = "kv_head"
-    load_format: str = "auto"
-    revision: str | None = None
-    seed: int | None = None
-    shutdown_timeout_seconds: float = 30.0
-    json_events: bool = False
+    model: str = option(REQUIRED, "model directory or hub id", positional=True, metavar="MODEL", min_length=1)
+    listen: str = option(REQUIRED, f"{ADDRESS} to serve gRPC on", metavar="ADDRESS")
+    store: str = option(REQUIRED, f"{ADDRESS} of the KV store", metavar="ADDRESS")
+    allow_remote: bool = option(False, "permit a --listen address beyond this machine")
+    store_timeout_s: float = option(
+        60.0, "seconds to wait for the store at the start", name="store-timeout", metavar="S", ge=0, le=86400
+    )
+    store_token: str = option(
+        "",
+        "what the store asks every call for; better in the environment, which no process listing shows",
+        metavar="TOKEN",
+        secret=True,
+    )
+    store_token_file: str = option("", "file that holds the token", metavar="FILE")
+    json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
     def __post_init__(self) -> None:
-        if not self.model:
-            refuse("model", self.model, "give a model directory or a hub id")
-        _check_address("listen", self.listen, self.allow_remote)
-        _check_address("store", self.store, allow_remote=True)
+        _check_address("--listen", self.listen, self.allow_remote)
+        _check_address("--store", self.store, allow_remote=True)
         try:
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
         if self.transport == "grpc" and self.index_device == "gpu":
-            refuse(
-                "index-device",
-                self.index_device,
-                "with --transport grpc indexes stay in the store; leave it out",
+            raise ConfigError(
+                "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
-        _check_device(self.device)
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("transport", self.transport, TRANSPORTS)
-        _check_choice("index-device", self.index_device, INDEX_DEVICES)
-        _check_choice("granularity", self.granularity, GRANULARITIES)
-        _check_choice("prefix-cache", self.prefix_cache, ("on", "off"))
-        _check_choice("load-format", self.load_format, LOAD_FORMATS)
-        _check_choice("pq-metric", self.pq_metric, PQ_METRICS)
-        _check_choice("clusterkv-metric", self.clusterkv_metric, KMEANS_METRICS)
-        if not self.policy:
-            refuse("policy", self.policy, "name a policy, for instance pqcache, full or auto")
-        _check_range("threads", self.threads, 1, 4096)
-        _check_range("max-model-len", self.max_model_len, 2, 2**24)
-        _check_range("max-num-seqs", self.max_num_seqs, 1, 4096)
-        _check_range("max-queue", self.max_queue, 0, 2**20)
-        _check_range("prefill-chunk", self.prefill_chunk, 1, 2**20)
-        _check_range("gpu-memory-limit", self.gpu_memory_limit_bytes, 2**20, 2**50)
-        _check_range("slot-memory", self.slot_memory_bytes, 2**20, 2**50)
-        _check_range("full-layers", self.full_layers, 0, 4096)
-        _check_range("pq-subvectors", self.pq_num_subvectors, 1, 64)
-        _check_range("pq-bits", self.pq_nbits, 1, 8)
-        _check_range("pq-iterations", self.pq_iterations, 0, 1000)
-        _check_range("clusterkv-tokens-per-cluster", self.clusterkv_tokens_per_cluster, 2, 2**16)
-        _check_range("outlier-share", self.outlier_share, 0, 1)
-        _check_range("seed", self.seed, 0, 2**64 - 1)
-        _check_range("store-timeout", self.store_timeout_seconds, 0, 86400)
-        _check_range("shutdown-timeout", self.shutdown_timeout_seconds, 0, 86400)
-        _check_share_or_tokens("budget", self.budget.share, self.budget.tokens, optional=False)
-        _check_share_or_tokens("hot-cache", self.hot_cache.share, self.hot_cache.tokens, optional=True)
+        try:
+            check_name(self.policy, calibrated=self.calibration is not None)
+        except ValueError as exc:
+            raise ConfigError(f"--policy: {exc}") from exc
+        if self.gpu_memory_limit_bytes is not None and self.gpu_memory_utilization is not None:
+            raise ConfigError(
+                "--gpu-memory-limit and --gpu-memory-utilization both bound the device's memory: keep one"
+            )
 
-    def resolve_device(self) -> str:
-        """`find_device` of the one asked for."""
-        return find_device(self.device)
 
-    def resolve_dtype(self, device: str, model_dtype: str | None) -> str:
-        """`find_dtype` of the one asked for."""
-        return find_dtype(self.dtype, device, model_dtype)
+def parse_arguments(argv: Sequence[str]) -> WorkerConfig:
+    """The configuration from flags, variables and --config. Raises OptionError."""
+    # imported late: who makes a record reads no options, and may lack the libraries
+    from carrel.process.settings import Parser, parse
+
+    parser = Parser(prog="python -m gpu_worker", description="Serves one model's token ids over gRPC.")
+    return parse(WorkerConfig, parser, argv)
 
 
 def find_device(asked: str) -> str:
@@ -151,7 +262,6 @@ def find_device(asked: str) -> str:
 
     Raises ConfigError when the device asked for does not exist.
     """
-    _check_device(asked)
     if asked == "cpu":
         return "cpu"
     import torch
@@ -161,18 +271,16 @@ def find_device(asked: str) -> str:
         return "cuda:0" if count else "cpu"
     index = int(asked.partition(":")[2] or 0)
     if index >= count:
-        refuse("device", asked, f"there are {count} CUDA devices; use cpu or auto")
+        raise ConfigError(f"--device {asked!r}: there are {count} CUDA devices; use cpu or auto")
     return f"cuda:{index}"
 
 
-def find_dtype(asked: str, device: str, model_dtype: str | None) -> str:
-    """Name of the torch dtype to compute in: as asked; else float32 on a CPU, and on CUDA the
-    model's own when it is a 16-bit type, bfloat16 otherwise."""
+def find_dtype(asked: str, device: str) -> str | None:
+    """Name of the torch dtype to compute in, None for the checkpoint's own: as asked; "auto" is the
+    checkpoint's own on CUDA, and float32 on a CPU, where 16-bit types are slow."""
     if asked != "auto":
         return asked
-    if device == "cpu":
-        return "float32"
-    return model_dtype if model_dtype in ("bfloat16", "float16") else "bfloat16"
+    return "float32" if device == "cpu" else None
 
 
 def row_type(dtype: str) -> str:
@@ -180,58 +288,20 @@ def row_type(dtype: str) -> str:
     return ROW_TYPES[dtype]
 
 
-def refuse(name: str, value: object, remedy: str) -> NoReturn:
-    """Raise the ConfigError of flag `name`."""
-    raise ConfigError(f"--{name} {value!r} cannot be used: {remedy}.")
-
-
-def _check_device(asked: str) -> None:
-    if not _DEVICE.fullmatch(asked):
-        refuse("device", asked, "use auto, cpu, cuda or cuda:INDEX")
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        refuse(name, value, f"choose one of {', '.join(choices)}")
-
-
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    # the negated form also refuses NaN
-    if value is not None and not low <= value <= high:
-        refuse(name, value, f"give a value from {low} to {high}")
-
-
-def _check_share_or_tokens(name: str, share: float | None, tokens: int | None, *, optional: bool) -> None:
-    num_set = (share is not None) + (tokens is not None)
-    if num_set > 1 or (num_set == 0 and not optional):
-        refuse(name, (share, tokens), "set a share or a number of tokens, not both")
-    if share is not None and not 0 < share <= 1:
-        refuse(name, share, "a share lies in (0, 1]")
-    if tokens is not None and tokens < 2:
-        refuse(name, tokens, "a number of tokens is 2 or more")
-
-
-def _check_address(name: str, address: str, allow_remote: bool) -> None:
+def _check_address(flag: str, address: str, allow_remote: bool) -> None:
     scheme, _, path = address.partition(":")
     if scheme == "unix":
         if not path or "\0" in path:
-            refuse(name, address, "name a socket path, as in unix:/run/carrel/gpu_worker.sock")
+            raise ConfigError(
+                f"{flag} {address!r}: name a socket's path, as in unix:/run/carrel/gpu_worker.sock"
+            )
         if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
-            refuse(
-                name,
-                address,
-                f"a socket path has at most {MAX_UNIX_PATH_BYTES} bytes; use a shorter one",
+            raise ConfigError(
+                f"{flag} {address!r}: a socket's path has at most {MAX_UNIX_PATH_BYTES} bytes; use a shorter one"
             )
         return
     host, colon, port = address.rpartition(":")
     if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
-        refuse(name, address, "use unix:PATH or HOST:PORT with a port from 1 to 65535")
-    if not allow_remote and not _is_loopback(host.strip("[]")):
-        refuse(name, address, "it is not a loopback address; use 127.0.0.1 or add --allow-remote")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        raise ConfigError(f"{flag} {address!r}: use {ADDRESS} with a port from 1 to 65535")
+    if not allow_remote and not is_loopback(host):
+        raise ConfigError(f"{flag} {address!r}: not a loopback address; use 127.0.0.1 or add --allow-remote")

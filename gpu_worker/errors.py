@@ -14,12 +14,14 @@ WorkerError
 
 from __future__ import annotations
 
+from carrel.process.options import OptionError
+
 
 class WorkerError(Exception):
     """Base of all; the text is fit to be shown to a user."""
 
 
-class ConfigError(WorkerError):
+class ConfigError(WorkerError, OptionError):
     """A start-up option that cannot be used."""
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
 from kv_store.errors import ConfigError
+from kv_store.memory import available_bytes
 
 # sockaddr_un.sun_path holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH = 107
-RUNTIMES = ("process", "ray")
-TRAINER_KINDS = ("threads", "ray")
+# Of what is free when the store starts; the model's weights and what else runs need the rest.
+ARENA_SHARE = 0.25
+LEAST_ARENA_BYTES = 256 << 20
 
 
 def idle_cores() -> int:
@@ -21,29 +25,69 @@ def idle_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
-    """Raises ConfigError, naming the flag, for a value that cannot be used.
+def default_arena_bytes(slab_bytes: int) -> int:
+    """A quarter of the memory that is free here, or that a container leaves, in whole slabs."""
+    wanted = max(LEAST_ARENA_BYTES, int(available_bytes() * ARENA_SHARE))
+    return max(1, wanted // slab_bytes) * slab_bytes
 
-    `listen` is `unix:PATH` or `HOST:PORT`; `arena_bytes` is a multiple of `slab_bytes`, a power of two.
-    `lease_seconds`: a worker silent for longer loses what it holds. `max_points_per_centroid` bounds the rows
-    an index is fitted on (all rows are encoded); 0 fits on every row. `store_token`, or what `store_token_file` holds:
-    what every call must show; "": nothing, and then `listen` must be for this machine only. `arena_socket`, where the
-    arena is handed out, lies beside a Unix socket; with TCP there is none unless it is named.
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """How much the store holds, and how it trains indexes."""
+
+    arena_bytes: int = option(
+        None,
+        "host memory for the KV cache (default: a quarter of what is free)",
+        also=("kv-store-memory",),
+        parse=num_bytes,
+        metavar="SIZE",
+    )
+    slab_bytes: int = option(
+        "2MiB", "unit of allocation in the arena, a power of two", parse=num_bytes, metavar="SIZE"
+    )
+    num_trainers: int = option(
+        None,
+        "cores that train indexes (default: all but one)",
+        name="trainers",
+        metavar="N",
+        ge=1,
+    )
+    lease_seconds: float = option(
+        30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
+    )
+    default_iterations: int = option(
+        10, "K-means iterations where a request leaves them to the store", metavar="N", ge=1
+    )
+    max_points_per_centroid: int = option(
+        128, "bounds the rows that an index is fitted on; all are encoded; 0: fit on all", metavar="N", ge=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig(StoreOptions):
+    """Everything that the store process is told.
+
+    `arena_bytes` is a multiple of `slab_bytes`. Raises ConfigError, naming the flag, for a value that cannot be used.
     """
 
-    listen: str
-    arena_bytes: int
-    slab_bytes: int = 2 << 20
-    arena_socket: str = ""
-    num_trainers: int = field(default_factory=idle_cores)
-    runtime: str = "process"
-    max_restarts: int = 0
-    lease_seconds: float = 30.0
-    default_iterations: int = 10
-    max_points_per_centroid: int = 128
-    store_token: str = field(default="", repr=False)
-    store_token_file: str = ""
+    listen: str = option(
+        REQUIRED, "unix:PATH or HOST:PORT; beyond this machine with a token only", metavar="ADDRESS"
+    )
+    arena_socket: str = option(
+        "", "hands the arena out (default: arena.sock beside a Unix --listen; none for TCP)", metavar="PATH"
+    )
+    runtime: Literal["process", "ray"] = option(
+        "ray", "ray: an actor, and trainers as actors; process: this process, and threads", metavar="NAME"
+    )
+    max_restarts: int = option(0, "times that Ray starts a store again that dies", metavar="N", ge=0)
+    store_token: str = option(
+        "",
+        "what every call must show; better in the environment, which no process listing shows",
+        metavar="TOKEN",
+        secret=True,
+    )
+    store_token_file: str = option("", "file that holds the token", metavar="FILE")
+    json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
@@ -51,28 +95,20 @@ class StoreConfig:
     def __post_init__(self) -> None:
         if self.slab_bytes < 4096 or self.slab_bytes & (self.slab_bytes - 1):
             raise ConfigError(f"--slab-bytes {self.slab_bytes}: must be a power of two from 4096 up")
+        if self.arena_bytes is None:
+            object.__setattr__(self, "arena_bytes", default_arena_bytes(self.slab_bytes))
+        if self.num_trainers is None:
+            object.__setattr__(self, "num_trainers", idle_cores())
         if self.arena_bytes < self.slab_bytes or self.arena_bytes % self.slab_bytes:
             raise ConfigError(
                 f"--arena-bytes {self.arena_bytes}: must be a positive multiple of --slab-bytes {self.slab_bytes}"
             )
         if self.arena_bytes // self.slab_bytes >= 1 << 31:
             raise ConfigError(f"--arena-bytes {self.arena_bytes}: more than 2**31 slabs; raise --slab-bytes")
-        for flag, value, least in (
-            ("--trainers", self.num_trainers, 1),
-            ("--max-restarts", self.max_restarts, 0),
-            ("--default-iterations", self.default_iterations, 1),
-            ("--max-points-per-centroid", self.max_points_per_centroid, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{flag} {value}: must be at least {least}")
-        if not self.lease_seconds > 0:
-            raise ConfigError(f"--lease-seconds {self.lease_seconds}: must be above 0")
-        if self.runtime not in RUNTIMES:
-            raise ConfigError(f"--runtime {self.runtime!r}: must be one of {', '.join(RUNTIMES)}")
         try:
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
         self._check_listen()
         if not self.arena_socket:
             if self.socket_path is not None:
@@ -103,21 +139,19 @@ class StoreConfig:
             if not self.listen.removeprefix("unix:"):
                 raise ConfigError("--listen unix: names no path")
             return
-        host = _host(self.listen)
-        if host is None:
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"--listen {self.listen!r}: must be unix:PATH or HOST:PORT")
-        try:
-            loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback and not self.store_token:
+        if not is_loopback(host) and not self.store_token:
             raise ConfigError(
                 f"--listen {self.listen}: beyond this machine the store asks for a token: give it and its workers "
                 "--store-token-file or CARREL_STORE_TOKEN, or use a loopback address"
             )
 
 
-def _host(address: str) -> str | None:
-    """Of HOST:PORT; None for anything else."""
-    host, _, port = address.rpartition(":")
-    return host if host and port.isdigit() and int(port) <= 65535 else None
+def parse_config(arguments: Sequence[str]) -> StoreConfig:
+    """The configuration from options, variables and --config. Raises OptionError."""
+    # imported late: who makes a record reads no options, and may lack the libraries
+    from carrel.process.settings import Parser, parse
+
+    return parse(StoreConfig, Parser(prog="python -m kv_store", description="Carrel's KV store."), arguments)

@@ -13,12 +13,14 @@ KVStoreError
 
 from __future__ import annotations
 
+from carrel.process.options import OptionError
+
 
 class KVStoreError(Exception):
     """Base of all; the text is fit to be shown to a caller."""
 
 
-class ConfigError(KVStoreError):
+class ConfigError(KVStoreError, OptionError):
     """A start-up option that cannot be used."""
 
 

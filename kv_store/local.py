@@ -33,6 +33,7 @@ class LocalStore:
                 arena_bytes=arena_bytes,
                 slab_bytes=slab_bytes,
                 num_trainers=num_trainers,
+                runtime="process",
                 lease_seconds=lease_seconds,
             )
             self.server = StoreServer(self.config, clock)

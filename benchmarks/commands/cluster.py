@@ -19,7 +19,7 @@ from benchmarks.figures import revive
 from benchmarks.load.levels import Percentiles
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
-from carrel.serve.flags import at_least
+from carrel.process.command_line import at_least
 
 BASE_ROUTING = Routing.AFFINITY
 

@@ -15,7 +15,7 @@ from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
-from carrel.serve.flags import at_least
+from carrel.process.command_line import at_least
 
 SHORT_WORDS = 16
 

@@ -23,7 +23,8 @@ from benchmarks.host_rows import HostRows, host_rows
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
 from benchmarks.timing import COLD_BYTES, in_turn, time_blocking, time_call
-from carrel.serve.flags import at_least, num_bytes
+from carrel.process.command_line import at_least
+from carrel.process.options import num_bytes
 from gpu_worker.kernels.rows import gather_rows, scatter_rows
 
 REPEATS = 10

@@ -23,8 +23,8 @@ from benchmarks.hitrate.texts import TextSource, cut_documents, load_tokenizer, 
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
 from carrel.evaluation.about import hash_files, model_files
+from carrel.process.command_line import at_least
 from carrel.process.version import CHECKOUT
-from carrel.serve.flags import at_least
 
 MODEL = CHECKOUT / "models" / "carrel-nano"
 TEXT = CHECKOUT / "examples" / "documents" / "voyage-of-the-beagle.txt"

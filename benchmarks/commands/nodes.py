@@ -22,7 +22,7 @@ from benchmarks.load.levels import Level, RequestResult
 from benchmarks.load.ray_cluster import WAIT_SECONDS, Nodes, ray_nodes
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
-from carrel.serve.flags import at_least
+from carrel.process.command_line import at_least
 
 TIMEOUT_S = 600.0
 OWN_TOKENS = 32

@@ -12,7 +12,8 @@ from benchmarks.about import about
 from benchmarks.figures import Report
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel.chat.exchange import parse_budget
-from carrel.serve.flags import at_least, num_bytes
+from carrel.process.command_line import at_least
+from carrel.process.options import num_bytes
 from gpu_worker.records import Budget
 
 Found = TypeVar("Found")

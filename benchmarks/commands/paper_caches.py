@@ -9,7 +9,7 @@ from benchmarks.commands.options import num_tokens
 from benchmarks.hitrate.block_cache import BLOCK_TOKENS
 from benchmarks.hitrate.paper_caches import CLUSTERS, PAPER_CACHES, PaperCache, PaperCacheRow
 from benchmarks.tables import Column
-from carrel.serve.flags import at_least
+from carrel.process.command_line import at_least
 
 PAPER_COLUMNS: tuple[Column[PaperCacheRow], ...] = (
     Column("context", lambda row: tables.tokens(row.case.context)),

@@ -19,7 +19,7 @@ from benchmarks.load.generator import run_level
 from benchmarks.load.levels import Level, Percentiles, ServeRow
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
-from carrel.serve.flags import at_least
+from carrel.process.command_line import at_least
 
 SERVER_POLICY = "server"
 WARM_UP_TOKENS = 4

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import decode, others, policies, prefill, quality
+from benchmarks.pages import decode, options, others, policies, prefill, quality
+from gateway.config import GatewayConfig
+from gpu_worker.config import WorkerConfig
+from kv_store.config import StoreConfig
 
 TABLES: dict[str, Callable[[], str]] = {
     "methods": policies.by_themselves,
     "other-names": policies.others,
+    "serve-options": options.serve,
+    "deploy-options": options.deploy,
+    "gateway-options": options.own(GatewayConfig),
+    "worker-options": options.own(WorkerConfig),
+    "store-options": options.own(StoreConfig),
     "throughput": decode.throughput,
     "targets": decode.verdicts,
     "decode": decode.steps,

@@ -38,7 +38,7 @@ class CarrelEngine(Rival):
         self._policy = policy
         self._store = LocalStore(ARENA_BYTES)
         config = WorkerConfig(
-            model,
+            model=model,
             listen="unix:unused.sock",
             store=self._store.target,
             device="cpu",

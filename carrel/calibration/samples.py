@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carrel.errors import OptionError
+from carrel.process.options import OptionError
 
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer

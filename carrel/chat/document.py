@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from carrel.errors import OptionError
+from carrel.process.options import OptionError
 
 
 def read_document(path: Path) -> str:

@@ -11,7 +11,6 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from carrel.cluster.gateway import Gateway
 from carrel.cluster.options import ClusterOptions, read_arguments
 from carrel.cluster.replica import Replica
-from carrel.serve.options import ServeOptions
 
 ROUTER = "carrel.cluster.router.WishRouter"
 HEAD = "node:__internal_head__"
@@ -30,9 +29,9 @@ START_TRIES = 3
 
 def build(args: dict[str, Any]) -> Application:
     """The application for `args`, as `read_arguments` reads them. Raises OptionError."""
-    options, cluster = read_arguments(args)
-    replica = deployment(Replica, replica_options(options, cluster))
-    gateway = deployment(Gateway, gateway_options(options, cluster))
+    options = read_arguments(args).options
+    replica = deployment(Replica, replica_options(options))
+    gateway = deployment(Gateway, gateway_options(options))
     return gateway.bind(replica.bind(args), args)
 
 
@@ -42,11 +41,11 @@ def deployment(kind: type, options: dict[str, Any]) -> Deployment:
     return cast(Deployment, bare.options(**options))
 
 
-def replica_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str, Any]:
+def replica_options(options: ClusterOptions) -> dict[str, Any]:
     """Resources, scaling, limits and drain time of the replicas."""
-    actor: dict[str, Any] = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}
-    worker = {"CPU": cluster.cpus} | ({"GPU": cluster.gpus} if cluster.gpus else {})
-    store = {"CPU": cluster.store_cpus} | ({"memory": options.arena_bytes} if options.arena_bytes else {})
+    actor: dict[str, Any] = {"num_cpus": options.cpus, "num_gpus": options.gpus}
+    worker = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
+    store = {"CPU": options.store_cpus} | ({"memory": options.arena_bytes} if options.arena_bytes else {})
     # Any: pydantic reads a class from its path, which its type does not say
     router: Any = ROUTER
     chosen = {
@@ -56,38 +55,38 @@ def replica_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str,
         "placement_group_bundles": [worker, store],
         "placement_group_strategy": "STRICT_PACK",
         # the gateway keeps to max_requests: Serve would let reports wait behind streams
-        "max_ongoing_requests": cluster.max_requests + MORE_REPLICA_CALLS,
+        "max_ongoing_requests": options.max_requests + MORE_REPLICA_CALLS,
         "max_queued_requests": MORE_REPLICA_CALLS,
         "request_router_config": RequestRouterConfig(request_router_class=router),
         "max_constructor_retry_count": START_TRIES,
         **_life(options),
     }
-    if cluster.min_replicas == cluster.most_replicas:
-        return chosen | {"num_replicas": cluster.min_replicas}
+    if options.min_replicas == options.most_replicas:
+        return chosen | {"num_replicas": options.min_replicas}
     scaling = AutoscalingConfig(
-        min_replicas=cluster.min_replicas,
-        max_replicas=cluster.most_replicas,
-        target_ongoing_requests=cluster.target_requests,
+        min_replicas=options.min_replicas,
+        max_replicas=options.most_replicas,
+        target_ongoing_requests=options.target_requests,
     )
     return chosen | {"autoscaling_config": scaling}
 
 
-def gateway_options(options: ServeOptions, cluster: ClusterOptions) -> dict[str, Any]:
+def gateway_options(options: ClusterOptions) -> dict[str, Any]:
     """One gateway on the head node: it knows what every replica was given, and a lost node takes no other's streams."""
     return {
         "name": "Gateway",
         "num_replicas": 1,
         "ray_actor_options": {"num_cpus": 0, "resources": {HEAD: HEAD_SHARE}},
-        "max_ongoing_requests": cluster.max_concurrent + MORE_GATEWAY_REQUESTS,
+        "max_ongoing_requests": options.max_concurrent + MORE_GATEWAY_REQUESTS,
         "max_constructor_retry_count": START_TRIES,
         **_life(options),
     }
 
 
-def _life(options: ServeOptions) -> dict[str, Any]:
+def _life(options: ClusterOptions) -> dict[str, Any]:
     return {
         "graceful_shutdown_wait_loop_s": DRAIN_CHECK_S,
-        "graceful_shutdown_timeout_s": options.shutdown_timeout + STOP_MARGIN_S,
+        "graceful_shutdown_timeout_s": options.shutdown_timeout_s + STOP_MARGIN_S,
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
     }

@@ -34,10 +34,10 @@ class Gateway:
     """A Serve deployment, the application's ingress."""
 
     async def __init__(self, replicas: DeploymentHandle[Any], arguments: dict[str, Any]) -> None:  # type: ignore[misc]
-        options, cluster = read_arguments(arguments)
-        self._config = gateway_config(options, cluster, os.environ)
+        options = read_arguments(arguments).options
+        self._config = gateway_config(options, os.environ)
         tokenizer, defaults = await asyncio.to_thread(load, self._config)
-        routing = Routing(cluster.max_requests, cluster.affinity)
+        routing = Routing(options.max_requests, options.affinity)
         fleet = ServeFleet(replicas)
         census = Census(fleet, routing.forget)
         client = ClusterWorkerClient(fleet, census, routing)

@@ -33,11 +33,11 @@ class Replica:
     """A Serve deployment. It ends itself when its worker ends; Serve then starts another."""
 
     async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
-        options, cluster = read_arguments(arguments)
+        resolved = read_arguments(arguments)
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
-        self._services = await asyncio.to_thread(ReplicaServices, options, cluster, self._on_worker_death)
+        self._services = await asyncio.to_thread(ReplicaServices, resolved, self._on_worker_death)
         target = f"unix:{self._services.endpoints.worker_socket}"
         self._worker = GRPCWorkerClient(target)
         self._channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])

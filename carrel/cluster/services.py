@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -15,18 +14,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from carrel.cluster.errors import ReplicaStartError
 from carrel.cluster.options import ClusterOptions
 from carrel.cluster.worker_process import WorkerProcess
+from carrel.process.options import OptionError
+from carrel.process.settings import Resolved, validate
 from carrel.serve.children import STORE_START_S, Endpoints, child_environment, worker_spec
-from carrel.serve.memory import default_arena_bytes
 from carrel.serve.model import find_model
-from carrel.serve.options import ServeOptions
 from carrel.serve.runtime_dir import runtime_dir
 from kv_store.actor import MAX_CONCURRENCY, StoreActor
 from kv_store.config import StoreConfig
-from kv_store.errors import KVStoreError
 
 STORE_BUNDLE = 1
 STORE_STOP_S = 10.0
-DEFAULT_SLAB_BYTES = 2 << 20
 
 
 class ReplicaServices:
@@ -37,25 +34,17 @@ class ReplicaServices:
     reason when the worker ends by itself.
     """
 
-    def __init__(
-        self,
-        options: ServeOptions,
-        cluster: ClusterOptions,
-        on_worker_death: Callable[[str], None],
-    ) -> None:
-        if options.arena_bytes is None:
-            options = replace(options, arena_bytes=default_arena_bytes())
+    def __init__(self, resolved: Resolved[ClusterOptions], on_worker_death: Callable[[str], None]) -> None:
+        options = resolved.options
+        # Ray's count of an actor's cores is bookkeeping; the worker would take the whole machine's
+        texts = {"threads": str(max(1, int(options.cpus))), **resolved.texts}
         with contextlib.ExitStack() as stack:
             self.endpoints = Endpoints(stack.enter_context(runtime_dir()), "127.0.0.1", 0, 0)
-            config = store_config(options, cluster, self.endpoints)
-            self.store = start_store(config, cluster.store_cpus)
+            self.store = start_store(store_config(resolved, self.endpoints), options.store_cpus)
             stack.callback(stop_store, self.store)
             await_store(self.store)
-            environment = child_environment(os.environ)
-            # Ray's count of an actor's cores is bookkeeping; the worker would take the whole machine's
-            environment |= {"CARREL_THREADS": str(max(1, int(cluster.cpus)))}
-            spec = worker_spec(find_model(options.model), options, self.endpoints)
-            self.worker = WorkerProcess(spec, environment, on_worker_death)
+            spec = worker_spec(find_model(options.model), texts, self.endpoints)
+            self.worker = WorkerProcess(spec, child_environment(os.environ), on_worker_death)
             stack.callback(self.worker.stop)
             self.worker.wait_ready()
             self._stack = stack.pop_all()
@@ -65,18 +54,17 @@ class ReplicaServices:
         self._stack.close()
 
 
-def store_config(options: ServeOptions, cluster: ClusterOptions, endpoints: Endpoints) -> StoreConfig:
+def store_config(resolved: Resolved[ClusterOptions], endpoints: Endpoints) -> StoreConfig:
     """Raises ReplicaStartError for options that the store cannot use."""
-    slab_bytes = options.slab_bytes or DEFAULT_SLAB_BYTES
-    arena_bytes = (options.arena_bytes or 0) // slab_bytes * slab_bytes
+    options = resolved.options
+    wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "process"}
+    if options.arena_bytes is not None:
+        # Ray gives a replica so many bytes, not slabs
+        wired["arena_bytes"] = str(options.arena_bytes // options.slab_bytes * options.slab_bytes)
+    cores = {"num_trainers": str(max(1, int(options.store_cpus)))}
     try:
-        return StoreConfig(
-            f"unix:{endpoints.store_socket}",
-            arena_bytes,
-            slab_bytes,
-            num_trainers=options.trainers or max(1, int(cluster.store_cpus)),
-        )
-    except KVStoreError as exc:
+        return validate(StoreConfig, {**cores, **resolved.texts, **wired})
+    except OptionError as exc:
         raise ReplicaStartError(str(exc)) from exc
 
 

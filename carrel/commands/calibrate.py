@@ -13,11 +13,11 @@ from rich.console import Console
 
 from carrel.calibration.process import calibrate
 from carrel.calibration.samples import cut_samples
-from carrel.errors import CarrelError, OptionError
+from carrel.errors import CarrelError
+from carrel.process.command_line import at_least
+from carrel.process.options import OptionError
 from carrel.serve.children import child_environment
-from carrel.serve.flags import at_least
 from carrel.serve.model import find_model
-from gateway.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
@@ -134,10 +134,7 @@ def _tokenizer(model: str, revision: str | None) -> Tokenizer:
     # imports transformers, which help needs not
     from gateway.tokenizer import load_tokenizer, resolve_model_dir
 
-    try:
-        return load_tokenizer(resolve_model_dir(model, revision), None)
-    except ConfigError as exc:
-        raise OptionError(str(exc)) from exc
+    return load_tokenizer(resolve_model_dir("MODEL", model, revision, None), None)
 
 
 def _between(low: float, high: float) -> Callable[[str], float]:

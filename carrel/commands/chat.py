@@ -16,7 +16,7 @@ from carrel.chat.conversation import Conversation
 from carrel.chat.document import read_document
 from carrel.chat.exchange import ChatOptions, parse_budget
 from carrel.chat.repl import Repl
-from carrel.errors import OptionError
+from carrel.process.options import OptionError
 
 STOPPED_EXIT_CODE = 130
 

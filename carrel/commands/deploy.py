@@ -5,63 +5,54 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import yaml
 
 from carrel.cluster.errors import DeployError
 from carrel.cluster.manifest import Place, manifest
-from carrel.cluster.options import NOT_TAKEN, ClusterOptions, cluster_flags, read_arguments
-from carrel.errors import OptionError
-from carrel.serve.arguments import add_flag, add_model
-from carrel.serve.flags import seconds, tcp_port
-from carrel.serve.options import default_of, flags
-from gateway.config import is_loopback
+from carrel.cluster.options import ClusterOptions
+from carrel.process.command_line import add_options
+from carrel.process.options import is_loopback, option
+from carrel.process.settings import read
 
-OWN = ("address", "host", "port", "name", "proxies", "timeout", "config", "print", "remove")
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions(ClusterOptions):
+    """Where to deploy."""
+
+    address: str | None = option(
+        None, "the Ray cluster (default: RAY_ADDRESS, or this node's)", metavar="HOST:PORT"
+    )
+    host: str = option("127.0.0.1", "where Serve's proxies listen", metavar="ADDRESS")
+    port: int = option(8000, "HTTP port of Serve's proxies", metavar="N", ge=0, le=65535)
+    name: str = option("carrel", "of the Serve application", metavar="NAME")
+    proxies: Literal["HeadOnly", "EveryNode"] = option(
+        "HeadOnly", "nodes that take HTTP requests: HeadOnly or EveryNode", metavar="NODES"
+    )
+    timeout_s: float = option(
+        3600.0, "seconds to wait until it serves", name="timeout", metavar="S", ge=0, allow_inf_nan=False
+    )
+    print: bool = option(False, "write the configuration for `serve run` and end")
+    remove: bool = option(False, "take the application away, after draining")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to deploy, the cluster's options, and those of `carrel serve` that its processes take."""
-    place = parser.add_argument_group("where")
-    place.add_argument(
-        "--address", metavar="HOST:PORT", help="the Ray cluster (default: RAY_ADDRESS, or this node's)"
-    )
-    place.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where Serve's proxies listen")
-    place.add_argument(
-        "--port", default=8000, type=tcp_port, metavar="N", help="HTTP port of Serve's proxies"
-    )
-    place.add_argument("--name", default="carrel", help="of the Serve application")
-    place.add_argument(
-        "--proxies",
-        default="HeadOnly",
-        choices=("HeadOnly", "EveryNode"),
-        help="nodes that take HTTP requests",
-    )
-    place.add_argument("--timeout", default=3600.0, type=seconds, metavar="S", help="to wait until it serves")
-    place.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file; its keys are the long flags below"
-    )
-    place.add_argument("--print", action="store_true", help="write the configuration for `serve run` and end")
-    place.add_argument("--remove", action="store_true", help="take the application away, after draining")
-    add_model(parser, flags()["model"])
-    for name, item in cluster_flags().items():
-        add_flag(parser, name, item, ClusterOptions.__dataclass_fields__[name].default)
-    for name, item in flags().items():
-        if name != "model" and name not in NOT_TAKEN:
-            add_flag(parser, name, item, default_of(name))
+    add_options(parser, DeployOptions, has_variables=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the application serves, which it goes on doing. Raises CarrelError."""
-    place = Place(arguments.name, arguments.host, arguments.port, arguments.proxies)
-    args = application_arguments(arguments)
-    options, _ = read_arguments(args)
+    """0 when the application serves, which it goes on doing. Raises CarrelError and OptionError."""
+    resolved = read(DeployOptions, vars(arguments), has_variables=False)
+    options = resolved.options
+    place = Place(options.name, options.host, options.port, options.proxies)
+    known = {item.name for item in fields(ClusterOptions)}
+    args = {each.option.name: each.text for field, each in resolved.given.items() if field in known}
     if is_loopback(place.host) and not options.allow_open:
         # clients of the proxies are on that machine; a key in the head node's environment is required all the same
         args["allow-open"] = "true"
-    if arguments.print:
+    if options.print:
         print(yaml.safe_dump(manifest(place, args), sort_keys=False), end="")
         return 0
     if importlib.util.find_spec("ray") is None:
@@ -72,30 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     # imported late: Ray reads these when it is imported
     from carrel.cluster.deployment import deploy, remove
 
-    if arguments.remove:
-        remove(arguments.address, place)
+    if options.remove:
+        remove(options.address, place)
         return 0
-    deploy(arguments.address, place, args, arguments.timeout)
+    deploy(options.address, place, args, options.timeout_s)
     return 0
-
-
-def application_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`args` of the application: the file's, overridden by the command line. Raises OptionError."""
-    given = {
-        name.replace("_", "-"): text
-        for name, text in vars(arguments).items()
-        if name in cluster_flags() or (name in flags() and name not in OWN)
-    }
-    return {**(read_file(arguments.config) if arguments.config else {}), **given}
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise OptionError(f"cannot read --config {path}: {exc.strerror}") from exc
-    except (UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise OptionError(f"--config {path} is not YAML: {str(exc).splitlines()[0]}") from exc
-    if not isinstance(content, dict | None):
-        raise OptionError(f"--config {path}: expected lines such as `max-replicas: 4`")
-    return {str(key): value for key, value in (content or {}).items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from carrel.errors import EvaluationError, OptionError
+from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, name_policies, plan_cells
@@ -23,6 +23,7 @@ from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
 from carrel.evaluation.table import markdown_table, rich_table, verdicts
 from carrel.evaluation.worker_client import WorkerClient
 from carrel.methods import ablations_of, read_methods
+from carrel.process.options import OptionError
 from carrel.serve.model import find_model
 from gpu_worker.v1 import gpu_worker_pb2
 

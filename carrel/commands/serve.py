@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 
 from rich.console import Console
 
+from carrel.process.command_line import add_options
+from carrel.process.settings import read
 from carrel.process.version import commit, version
-from carrel.serve.arguments import add_flag, add_model
 from carrel.serve.banner import banner, ready_lines
-from carrel.serve.children import Endpoints, check_gateway, child_environment, child_specs
+from carrel.serve.children import Endpoints, child_environment, child_specs
 from carrel.serve.display import create_display
 from carrel.serve.facts import gather_facts
-from carrel.serve.memory import default_arena_bytes
-from carrel.serve.model import find_model
-from carrel.serve.options import default_of, flags
+from carrel.serve.model import check_hub_model, find_model
+from carrel.serve.options import ServeOptions
 from carrel.serve.ports import held_port
-from carrel.serve.resolve import CONFIG_KEY, resolve
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
@@ -28,47 +26,34 @@ VERBOSE_LEVELS = ("debug", "info")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every option by its long flag; absent ones stay absent, so that the layers below them count."""
-    parser.epilog = "What is named twice: command line over CARREL_* variables over --config over default."
-    add_model(parser, flags()["model"])
-    for name, item in flags().items():
-        if name != "model":
-            add_flag(parser, name, item, default_of(name))
-    parser.add_argument(
-        f"--{CONFIG_KEY}",
-        metavar="FILE",
-        help="YAML file; its keys are the long flags without dashes",
-        default=argparse.SUPPRESS,
-    )
+    add_options(parser, ServeOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns 0 after draining; raises CarrelError otherwise."""
-    known = {*flags(), CONFIG_KEY}
-    given = {name: text for name, text in vars(arguments).items() if name in known and text is not None}
-    resolved = resolve(given, os.environ)
+    """Serve until a signal comes. Returns 0 after draining; raises CarrelError and OptionError otherwise."""
+    resolved = read(ServeOptions, vars(arguments))
     options = resolved.options
     model = find_model(options.model)
-    if options.arena_bytes is None:
-        options = replace(options, arena_bytes=default_arena_bytes())
+    check_hub_model(model, options.revision, options.download_dir)
     environment = child_environment(os.environ)
     display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True))
 
     with ExitStack() as stack:
-        port = stack.enter_context(held_port(options.host, options.port, "--port"))
-        grpc_port = 0
+        port = grpc_port = 0
+        if options.uds is None:
+            port = stack.enter_context(held_port(options.host, options.port, "--port"))
         if options.grpc_port:
             grpc_port = stack.enter_context(held_port(options.host, options.grpc_port, "--grpc-port"))
         path = stack.enter_context(runtime_dir())
-        endpoints = Endpoints(path, options.host, port, grpc_port)
+        has_tls = options.ssl_certfile is not None
+        endpoints = Endpoints(path, options.host, port, grpc_port, options.uds, has_tls)
 
         def show_banner() -> None:
-            facts = gather_facts(endpoints, options.api_key)
-            display.show(banner(facts, resolved.non_default(), version(), commit()))
-            for line in ready_lines(facts, endpoints, needs_key=options.api_key is not None):
+            facts = gather_facts(endpoints, options.api_keys)
+            display.show(banner(facts, resolved.shown(), version(), commit()))
+            for line in ready_lines(facts, endpoints, needs_key=bool(options.api_keys)):
                 display.message(line)
 
-        specs = child_specs(model, options, endpoints)
-        check_gateway(specs, environment)
+        specs = child_specs(model, resolved.texts, endpoints)
         supervisor = Supervisor(display, environment, str(path), RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

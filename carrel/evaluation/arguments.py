@@ -8,7 +8,8 @@ from pathlib import Path
 from carrel.evaluation.cells import PROTOCOLS, is_tokens
 from carrel.evaluation.local import STORE_RUNTIMES
 from carrel.evaluation.suite import TASKS
-from carrel.serve.flags import at_least, num_bytes
+from carrel.process.command_line import at_least
+from carrel.process.options import num_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

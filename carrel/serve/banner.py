@@ -33,9 +33,11 @@ def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: s
 def ready_lines(facts: Facts, endpoints: Endpoints, needs_key: bool) -> list[str]:
     """Where the server is, and a request to paste. To be printed without added line breaks."""
     where = f"ready  {endpoints.url}   docs {endpoints.url}/docs"
+    if endpoints.uds is not None:
+        where = f"ready  unix:{endpoints.uds}"
     if endpoints.grpc_port:
         where += f"   gRPC {endpoints.host}:{endpoints.grpc_port}"
-    return [where, curl(facts.served_name, endpoints.url, needs_key)]
+    return [where, curl(facts.served_name, endpoints, needs_key)]
 
 
 def banner_rows(facts: Facts, non_default: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -75,11 +77,12 @@ def banner_rows(facts: Facts, non_default: Mapping[str, str]) -> list[tuple[str,
     return rows
 
 
-def curl(served_name: str, url: str, needs_key: bool) -> str:
+def curl(served_name: str, endpoints: Endpoints, needs_key: bool) -> str:
     """A request to paste into a shell. The key is a variable there, never its value."""
     messages = [{"role": "user", "content": f"{DOCUMENT}\n\n{QUESTION}"}]
     body = {"model": served_name or "carrel", "messages": messages, "max_tokens": 64}
-    lines = [f"curl {url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
+    way = f"--unix-socket {endpoints.uds} " if endpoints.uds else ""
+    lines = [f"curl {way}{endpoints.url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
     if needs_key:
         lines.append('-H "Authorization: Bearer $CARREL_API_KEY"')
     quoted = json.dumps(body).replace("'", "'\\''")

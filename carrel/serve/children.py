@@ -5,38 +5,44 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from carrel.errors import OptionError
+import httpx
+
+from carrel.process.command_line import CONFIG, arguments
+from carrel.process.options import spellings, variable
+from carrel.process.settings import validate
 from carrel.process.version import CHECKOUT
-from carrel.serve.flags import GATEWAY, STORE, WORKER
-from carrel.serve.options import ServeOptions, child_arguments
+from carrel.serve.options import ServeOptions
 from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
 from carrel.serve.readiness import grpc_serving, http_ready
-from carrel.serve.resolve import environment_keys
-from gateway.config import parse_config
-from gateway.errors import ConfigError
+from gateway.config import GatewayConfig
+from gpu_worker.config import WorkerConfig
+from kv_store.config import StoreConfig
 
+STORE, WORKER, GATEWAY = "store", "worker", "gateway"
 STORE_START_S = 180.0
 # a large model may have to be downloaded and read first
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
-# python -P -m package
-COMMAND_LENGTH = 4
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where everything listens. Both ports are real ones."""
+    """Where everything listens. Both ports are real ones; with `uds` HTTP is served there instead."""
 
     run: Path
     host: str
     port: int
     grpc_port: int
+    uds: Path | None = None
+    has_tls: bool = False
 
     @property
     def store_socket(self) -> Path:
@@ -48,29 +54,34 @@ class Endpoints:
 
     @property
     def url(self) -> str:
-        return f"http://{reachable_host(self.host)}:{self.port}"
+        scheme = "https" if self.has_tls else "http"
+        return f"{scheme}://localhost" if self.uds else f"{scheme}://{reachable_host(self.host)}:{self.port}"
+
+    def client(self, timeout_s: float) -> httpx.Client:
+        """Of the gateway, which is our own child: no proxy is on the way, and its certificate is for other names."""
+        way = httpx.HTTPTransport(uds=None if self.uds is None else str(self.uds), verify=False)
+        return httpx.Client(base_url=self.url, transport=way, trust_env=False, timeout=timeout_s)
 
 
-def child_specs(model: str, options: ServeOptions, endpoints: Endpoints) -> tuple[ChildSpec, ...]:
-    """Store, worker and gateway, in the order in which they start."""
+def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
+    """Store, worker and gateway, in the order in which they start. `texts`: what options were given, by field.
+
+    Each process's options are read here as it will read them: it starts minutes after a mistake could have been told.
+    Raises OptionError.
+    """
     return (
-        store_spec(options, endpoints),
-        worker_spec(model, options, endpoints),
-        gateway_spec(model, options, endpoints),
+        store_spec(texts, endpoints),
+        worker_spec(model, texts, endpoints),
+        gateway_spec(model, texts, endpoints),
     )
 
 
-def store_spec(options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+def store_spec(texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
+    wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "ray"}
+    _, argv = _command("kv_store", StoreConfig, {**texts, **wired})
     return ChildSpec(
         STORE,
-        _command(
-            "kv_store",
-            "--listen",
-            f"unix:{endpoints.store_socket}",
-            "--runtime",
-            "ray",
-            *child_arguments(options, STORE),
-        ),
+        argv,
         grpc_serving(endpoints.store_socket),
         STORE_START_S,
         STOP_S,
@@ -80,45 +91,40 @@ def store_spec(options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
     )
 
 
-def worker_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
+    wired = {
+        "model": model,
+        "listen": f"unix:{endpoints.worker_socket}",
+        "store": f"unix:{endpoints.store_socket}",
+    }
+    config, argv = _command("gpu_worker", WorkerConfig, {**texts, **wired})
     return ChildSpec(
         WORKER,
-        _command(
-            "gpu_worker",
-            model,
-            "--listen",
-            f"unix:{endpoints.worker_socket}",
-            "--store",
-            f"unix:{endpoints.store_socket}",
-            *child_arguments(options, WORKER),
-        ),
+        argv,
         grpc_serving(endpoints.worker_socket),
         WORKER_START_S,
-        options.shutdown_timeout + STOP_S,
+        config.shutdown_timeout_s + STOP_S,
         loss="the running requests",
     )
 
 
-def gateway_spec(model: str, options: ServeOptions, endpoints: Endpoints) -> ChildSpec:
+def gateway_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
+    wired = {
+        "model": model,
+        "worker": f"unix:{endpoints.worker_socket}",
+        "port": str(endpoints.port),
+        "grpc_port": str(endpoints.grpc_port),
+        "log_level": texts.get("log_level", ServeOptions.log_level),
+    }
+    config, argv = _command("gateway", GatewayConfig, {**texts, **wired})
     return ChildSpec(
         GATEWAY,
-        _command(
-            "gateway",
-            "--model",
-            model,
-            "--worker",
-            f"unix:{endpoints.worker_socket}",
-            "--port",
-            str(endpoints.port),
-            "--grpc-port",
-            str(endpoints.grpc_port),
-            *child_arguments(options, GATEWAY),
-        ),
-        http_ready(endpoints.url),
+        argv,
+        http_ready(endpoints.client),
         GATEWAY_START_S,
-        options.shutdown_timeout + STOP_S,
+        config.shutdown_timeout_s + STOP_S,
         # a key on the command line would be in every process listing
-        {"CARREL_API_KEY": options.api_key} if options.api_key else {},
+        {"CARREL_API_KEY": texts["api_keys"]} if config.api_keys else {},
         loss="the clients' connections, and their requests",
     )
 
@@ -134,23 +140,14 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Our packages come first on their path, installed or not.
     """
+    known = {variable(name) for name in (*spellings(ServeOptions), CONFIG)}
     path = [str(CHECKOUT), *filter(None, [environment.get("PYTHONPATH")])]
-    kept = {key: value for key, value in environment.items() if key not in environment_keys()}
+    kept = {key: value for key, value in environment.items() if key not in known}
     return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def check_gateway(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> None:
-    """Let the gateway read its options now: it starts last, minutes after a mistake could have been reported.
-
-    Raises OptionError.
-    """
-    spec = next(spec for spec in specs if spec.name == GATEWAY)
-    try:
-        parse_config(spec.argv[COMMAND_LENGTH:], {**environment, **spec.environment})
-    except ConfigError as exc:
-        raise OptionError(str(exc)) from exc
-
-
-def _command(module: str, *arguments: str) -> tuple[str, ...]:
+def _command(module: str, kind: type[T], texts: Mapping[str, str]) -> tuple[T, tuple[str, ...]]:
+    """A process's options as it will read them, and the command that starts it."""
+    given = {**texts, "json_events": "true"}
     # -P: a folder named gateway where the user happens to stand is not our gateway
-    return (sys.executable, "-P", "-m", module, *arguments, "--json-events")
+    return validate(kind, given), (sys.executable, "-P", "-m", module, *arguments(kind, given))

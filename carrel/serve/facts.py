@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,8 +34,8 @@ class Facts:
         return int(self.worker.slot_capacity_tokens // self.worker.max_model_len)
 
 
-def gather_facts(endpoints: Endpoints, api_key: str | None) -> Facts:
-    """Ask all three. A process that does not answer leaves its fields empty: a banner must not end a server."""
+def gather_facts(endpoints: Endpoints, api_keys: Sequence[str]) -> Facts:
+    """Ask all three. A process that does not answer leaves its fields empty: a banner never ends a server."""
     empty = Facts()
     with grpc.insecure_channel(f"unix:{endpoints.worker_socket}") as channel:
         worker_stub = gpu_worker_pb2_grpc.GPUWorkerStub(channel)
@@ -47,9 +47,9 @@ def gather_facts(endpoints: Endpoints, api_key: str | None) -> Facts:
         store = _or_else(
             empty.store, lambda: store_stub.Stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_S)
         )
-    # several keys come with commas between; each of them opens the door
-    headers = {"Authorization": f"Bearer {api_key.partition(',')[0].strip()}"} if api_key else {}
-    with httpx.Client(base_url=endpoints.url, headers=headers, trust_env=False, timeout=TIMEOUT_S) as client:
+    headers = {"Authorization": f"Bearer {api_keys[0]}"} if api_keys else {}
+    with endpoints.client(TIMEOUT_S) as client:
+        client.headers.update(headers)
         name = _or_else("", lambda: str(client.get("/v1/models").raise_for_status().json()["data"][0]["id"]))
         routes: tuple[str, ...] = _or_else(
             (), lambda: read_routes(client.get("/openapi.json").raise_for_status().json())

@@ -8,6 +8,7 @@ from carrel.errors import ModelNotFoundError
 from carrel.process.version import CHECKOUT
 
 BUNDLED = CHECKOUT / "models" / "carrel-nano"
+ASK_TIMEOUT_S = 5.0
 
 
 def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
@@ -30,3 +31,24 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelNotFoundError(f"no model directory at {path}")
     return model
+
+
+def check_hub_model(model: str, revision: str | None, download_dir: str | None) -> None:
+    """Ask the Hub for what `find_model` took for an id, unless it is cached, before anything is started for it.
+
+    Raises ModelNotFoundError when the Hub has no such model or revision, or cannot be asked.
+    """
+    if Path(model).is_dir():
+        return
+    # imported late: help does not need it
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if isinstance(try_to_load_from_cache(model, "config.json", download_dir, revision), str):
+            return
+        HfApi().model_info(model, revision=revision, timeout=ASK_TIMEOUT_S)
+    except Exception as exc:
+        # the errors of the library's HTTP client have no base of its own
+        raise ModelNotFoundError(
+            f"no model directory {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
+        ) from exc

@@ -32,14 +32,13 @@ def grpc_serving(socket: Path) -> Callable[[], bool]:
     return at_most_every(PROBE_INTERVAL_S, probe)
 
 
-def http_ready(url: str) -> Callable[[], bool]:
-    """A probe of the gateway's `/ready`."""
+def http_ready(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
+    """A probe of the gateway's `/ready`; `connect` makes a client with so many seconds' patience."""
 
     def probe() -> bool:
         try:
-            # trust_env off: a proxy from the environment is not on the way to our own child
-            with httpx.Client(trust_env=False, timeout=PROBE_TIMEOUT_S) as client:
-                return client.get(f"{url}/ready").status_code == httpx.codes.OK
+            with connect(PROBE_TIMEOUT_S) as client:
+                return client.get("/ready").status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -17,7 +17,12 @@ from gateway.rest.documentation import documentation
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
-from gateway.rest.middleware import AuthMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
+from gateway.rest.middleware import (
+    AuthMiddleware,
+    RequestIdMiddleware,
+    RootPathMiddleware,
+    UnexpectedErrorMiddleware,
+)
 from gateway.service import ChatService
 
 # nginx's status for a client that is gone; only logs show it
@@ -40,10 +45,11 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
             # servers that redirect lead a client from here to the list
             Route("/v1/models/", endpoints.models),
             *(each.route for each in operations),
-            *(documentation(operations) if config.has_docs else ()),
+            *(() if config.disable_docs else documentation(operations, config.root_path)),
         ],
         # the first is met first
         middleware=[
+            Middleware(RootPathMiddleware, root_path=config.root_path),
             Middleware(RequestIdMiddleware),
             Middleware(UnexpectedErrorMiddleware),
             *([cors] if config.allowed_origins else ()),

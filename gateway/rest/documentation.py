@@ -44,9 +44,9 @@ class Operation:
         return Route(self.path, self.handler, methods=[self.method])
 
 
-def documentation(operations: Sequence[Operation]) -> list[Route]:
+def documentation(operations: Sequence[Operation], root_path: str = "") -> list[Route]:
     """The two routes that show these."""
-    document = openapi(operations)
+    document = openapi(operations) | ({"servers": [{"url": root_path}]} if root_path else {})
 
     async def show_document(request: Request) -> Response:
         return JSONResponse(document)

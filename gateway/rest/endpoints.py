@@ -64,13 +64,15 @@ class Endpoints:
         return await self._answer(request, body, generation, CompletionFormat(body.logprobs is not None))
 
     async def models(self, request: Request) -> Response:
-        """The model that is served."""
-        return JSONResponse({"object": "list", "data": [await self._model_card()]})
+        """The model that is served, by each of its names."""
+        cards = [await self._model_card(name) for name in self._service.model_names]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """One model, by its name."""
-        self._service.check_model(request.path_params["model_id"])
-        return JSONResponse(await self._model_card())
+        model_id = str(request.path_params["model_id"])
+        self._service.check_model(model_id)
+        return JSONResponse(await self._model_card(model_id))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a `prompt`, or of `messages` behind the chat template."""
@@ -114,10 +116,10 @@ class Endpoints:
     async def _body(self, request: Request, kind: type[B]) -> B:
         return await read_body(request, kind, await self._service.max_body_bytes())
 
-    async def _model_card(self) -> dict[str, Any]:
+    async def _model_card(self, name: str) -> dict[str, Any]:
         info = await self._service.status.info()
         return {
-            "id": self._service.model_name,
+            "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "carrel",

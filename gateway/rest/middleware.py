@@ -18,6 +18,17 @@ UNGUARDED_PATHS = frozenset({"/health", "/ready"})
 log = logging.getLogger(__name__)
 
 
+class RootPathMiddleware:
+    """Tells routes the path under which a proxy serves the API; it may be in a request's path, or taken out."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
 class RequestIdMiddleware:
     """Puts the request's id into `scope["state"]["request_id"]` and into every answer's X-Request-Id."""
 
@@ -48,7 +59,8 @@ class AuthMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_guarded = scope["type"] == "http" and scope["path"] not in UNGUARDED_PATHS
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        is_guarded = scope["type"] == "http" and path not in UNGUARDED_PATHS
         if is_guarded:
             caller = self._keys.caller(Headers(scope=scope).get("authorization"))
             if caller is None:

@@ -40,11 +40,15 @@ class ChatServer:
             (CHAT, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"{host}:{config.grpc_port}"
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{config.grpc_port}")
+            if (tls := _credentials(config)) is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, tls)
         except RuntimeError as exc:
             raise ConfigError(
-                f"cannot listen on {host}:{config.grpc_port}: choose another port with --grpc-port, 0 for none"
+                f"cannot listen on {address}: choose another port with --grpc-port, 0 for none"
             ) from exc
         self._watch: asyncio.Task[None] | None = None
 
@@ -73,3 +77,9 @@ class ChatServer:
         known = health_pb2.HealthCheckResponse
         for name in ("", CHAT):
             await self._health.set(name, known.SERVING if is_serving else known.NOT_SERVING)
+
+
+def _credentials(config: GatewayConfig) -> grpc.ServerCredentials | None:
+    if config.ssl_keyfile is None or config.ssl_certfile is None:
+        return None
+    return grpc.ssl_server_credentials([(config.ssl_keyfile.read_bytes(), config.ssl_certfile.read_bytes())])

@@ -57,5 +57,6 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
         except ServiceError as error:
             await abort(context, error)
             raise
-        model = chat_pb2.Model(id=self._service.model_name, max_model_len=info.max_model_len)
-        return chat_pb2.ListModelsResponse(models=[model])
+        names, longest = self._service.model_names, info.max_model_len
+        models = [chat_pb2.Model(id=name, max_model_len=longest) for name in names]
+        return chat_pb2.ListModelsResponse(models=models)

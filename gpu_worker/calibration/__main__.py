@@ -7,15 +7,16 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
+from carrel.process.command_line import Parser
 from carrel.process.events import ProcessEvents
 from carrel.process.version import version
 from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
-from gpu_worker.arguments import Parser
 from gpu_worker.calibration import ModelFacts, Observation, observe, write_calibration
-from gpu_worker.config import DTYPES, find_device, find_dtype
+from gpu_worker.config import Dtype, find_device, find_dtype
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.outlier_heads.scan import most_outlying
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser().parse_args(argv)
         events = ProcessEvents("gpu_worker", arguments.json_events)
         device = torch.device(find_device(arguments.device))
-        dtype = getattr(torch, find_dtype(arguments.dtype, device.type, None))
+        dtype = find_dtype(arguments.dtype, device.type)
         torch.set_num_threads(arguments.threads or available_cores())
         samples = read_samples(arguments.samples)
         model = _load(arguments.model, arguments.revision, device, dtype, events)
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             "num_samples": str(len(samples)),
             "num_tokens": str(sum(map(len, samples))),
             "threshold": str(arguments.threshold),
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(model.decoder.dtype).removeprefix("torch."),
             "carrel_version": version(),
             "torch_version": str(torch.__version__),
         }
@@ -55,7 +56,6 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m gpu_worker.calibration",
         description="What `carrel calibrate` starts.",
-        allow_abbrev=False,
     )
     made.add_argument("model", metavar="MODEL", help="model directory or hub id")
     made.add_argument(
@@ -70,7 +70,12 @@ def parser() -> Parser:
         "--share", type=float, default=0.04, metavar="X", help="of outlier heads to name (0.04)"
     )
     made.add_argument("--device", default="auto", metavar="X", help="auto, cpu, cuda or cuda:INDEX (auto)")
-    made.add_argument("--dtype", default="auto", choices=DTYPES, help="auto: float32 on a CPU, else bfloat16")
+    made.add_argument(
+        "--dtype",
+        default="auto",
+        choices=get_args(Dtype),
+        help="auto: float32 on a CPU, else the checkpoint's",
+    )
     made.add_argument("--threads", type=int, metavar="N", help="CPU threads for torch (all cores)")
     made.add_argument("--revision", metavar="X", help="branch, tag or commit of a hub id")
     made.add_argument("--json-events", action="store_true", help="one JSON object a line on stdout")
@@ -114,13 +119,13 @@ def describe_outliers(observation: Observation, share: float) -> str:
 
 
 def _load(
-    model: str, revision: str | None, device: torch.device, dtype: torch.dtype, events: ProcessEvents
+    model: str, revision: str | None, device: torch.device, dtype: str | None, events: ProcessEvents
 ) -> LoadedModel:
     try:
         return load_model(
             model,
             device=device,
-            dtype=dtype,
+            dtype=getattr(torch, dtype) if dtype else None,
             revision=revision,
             progress=lambda done, total: events.progress("load weights", done, total),
         )

@@ -46,6 +46,7 @@ class EngineOptions:
     # Of the store's rows, for prompts that begin alike.
     reuses_prefixes: bool = False
     seed: int | None = None
+    captures_graphs: bool = True
 
 
 def assemble(
@@ -110,7 +111,7 @@ def assemble(
         pool=pool,
         caches=caches,
         offloader=offloader,
-        decode=DecodeStep(decoder, caches, offloader, pool),
+        decode=DecodeStep(decoder, caches, offloader, pool, options.captures_graphs),
         prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
         prefixes=prefixes,

@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.calibration import Calibration, read_calibration
-from gpu_worker.config import WorkerConfig, row_type
+from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.engine import Engine
@@ -34,26 +34,21 @@ Report = Callable[[str, int, int], None]
 MAX_GATHER_ROWS = 1 << 15
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
+# Requests at once, where nobody says.
+CPU_SEQS, GPU_SEQS = 8, 32
 
 
 def build_engine(config: WorkerConfig, report: Report) -> Engine:
     """Load the model, attach to the store, allocate the memory. Raises ConfigError, ModelError, StoreUnavailable."""
-    device = torch.device(config.resolve_device())
-    dtype_name = config.resolve_dtype(device.type, None)
-    dtype = getattr(torch, dtype_name)
+    device = torch.device(find_device(config.device))
     calibration = read_calibration(config.calibration) if config.calibration else None
     policies = configured_policies(config, calibration)
-    if config.policy not in (names := sorted((AUTO, *policies))):
-        raise ConfigError(f"--policy {config.policy!r} is unknown; choose one of {', '.join(names)}")
     if config.transport == "grpc" and config.policy != AUTO and policies[config.policy].needs_index_here:
         raise ConfigError(f"--policy {config.policy}: {without_index(policies[config.policy])}")
-    if config.gpu_memory_limit_bytes is not None:
-        if device.type != "cuda":
-            raise ConfigError(
-                f"--gpu-memory-limit {config.gpu_memory_limit_bytes} bounds nothing on device {device}; leave it out"
-            )
-        limit_process(device, config.gpu_memory_limit_bytes)
-    model = _load(config, device, dtype, report)
+    limit = _memory_limit(config, device)
+    if limit is not None:
+        limit_process(device, limit)
+    model = _load(config, device, report)
     if calibration is not None:
         calibration.check(model.config)
     if model.config.head_dim % config.pq_num_subvectors:
@@ -61,11 +56,12 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
             f"--pq-subvectors {config.pq_num_subvectors} does not divide the model's head size "
             f"{model.config.head_dim}; give one that does"
         )
-    shape = cache_shape(model, config.max_num_seqs, _max_model_len(config, model.config))
+    max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
+    shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
     options = EngineOptions(
         max_model_len=shape.max_model_len,
-        slot_bytes=_slot_bytes(config, model, shape, policies),
-        max_num_seqs=config.max_num_seqs,
+        slot_bytes=_slot_bytes(config, limit, model, shape, policies),
+        max_num_seqs=max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
         full_layers=config.full_layers,
@@ -73,12 +69,13 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         default_budget=config.budget,
         policies=policies,
         trains_indexes=config.index_device == "gpu",
-        max_full_tokens=_max_full_tokens(config, shape, dtype),
-        reuses_prefixes=config.prefix_cache == "on",
+        max_full_tokens=_max_full_tokens(config, shape),
+        reuses_prefixes=config.prefix_cache,
         seed=config.seed,
+        captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config.store, model.config, dtype_name, config)
+    client = connect_store(config, model)
     report("attach to the KV store", 1, 1)
     return assemble(model, client, options)
 
@@ -98,21 +95,22 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
     )
 
 
-def connect_store(target: str, model: ModelConfig, dtype_name: str, config: WorkerConfig) -> StoreClient:
+def connect_store(config: WorkerConfig, model: LoadedModel) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
-    layout = Layout(model.num_layers, model.num_kv_heads, model.head_dim, row_type(dtype_name))
+    sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
+    layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
         return StoreClient.connect(
-            target,
+            config.store,
             layout,
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             transport=config.transport,
             max_gather_rows=MAX_GATHER_ROWS,
-            timeout_seconds=config.store_timeout_seconds,
+            timeout_seconds=config.store_timeout_s,
             token=config.store_token,
         )
     except StoreError as error:
-        raise StoreUnavailable(f"cannot attach to the KV store at {target}: {error}") from error
+        raise StoreUnavailable(f"cannot attach to the KV store at {config.store}: {error}") from error
 
 
 def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
@@ -124,13 +122,25 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report: Report) -> LoadedModel:
+def _memory_limit(config: WorkerConfig, device: torch.device) -> int | None:
+    if config.gpu_memory_limit_bytes is not None and device.type != "cuda":
+        raise ConfigError(
+            f"--gpu-memory-limit {config.gpu_memory_limit_bytes} bounds nothing on device {device}; leave it out"
+        )
+    if config.gpu_memory_utilization is not None and device.type == "cuda":
+        return int(config.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
+    return config.gpu_memory_limit_bytes
+
+
+def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedModel:
+    dtype = find_dtype(config.dtype, device.type)
     try:
         model = load_model(
             config.model,
             device=device,
-            dtype=dtype,
+            dtype=getattr(torch, dtype) if dtype else None,
             revision=config.revision,
+            download_dir=config.download_dir,
             load_format="dummy" if config.load_format == "dummy" else "safetensors",
             progress=lambda done, total: report("load weights", done, total),
         )
@@ -143,10 +153,14 @@ def _load(config: WorkerConfig, device: torch.device, dtype: torch.dtype, report
 
 
 def _slot_bytes(
-    config: WorkerConfig, model: LoadedModel, shape: CacheShape, policies: dict[str, Policy]
+    config: WorkerConfig,
+    limit: int | None,
+    model: LoadedModel,
+    shape: CacheShape,
+    policies: dict[str, Policy],
 ) -> int:
     """As configured; else what is left of the device's memory, or a share of the host's."""
-    limit, asked = config.gpu_memory_limit_bytes, config.slot_memory_bytes
+    asked = config.slot_memory_bytes
     if shape.device.type != "cuda":
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return asked or int(free * CPU_MEMORY_SHARE)
@@ -169,9 +183,9 @@ def _slot_bytes(
     return plan.slots
 
 
-def _max_full_tokens(config: WorkerConfig, shape: CacheShape, dtype: torch.dtype) -> int:
+def _max_full_tokens(config: WorkerConfig, shape: CacheShape) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    row_bytes = 2 * shape.head_dim * dtype.itemsize
+    row_bytes = 2 * shape.head_dim * shape.dtype.itemsize
     bandwidth = copy_bandwidth(shape.device)
     return max_full_tokens(shape, row_bytes, config.budget, config.pq_num_subvectors, bandwidth)

@@ -39,15 +39,23 @@ class DecodeStep:
     """Runs the model over the next tokens of any mix of lengths, policies and budgets.
 
     On a GPU a step is one CUDA graph, unless the host takes part: it fetches or stores rows, or something is
-    measured.
+    measured; or `captures_graphs` is off.
     """
 
-    def __init__(self, decoder: Decoder, caches: CacheSet, offloader: Offloader, pool: SlotPool) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: CacheSet,
+        offloader: Offloader,
+        pool: SlotPool,
+        captures_graphs: bool = True,
+    ) -> None:
         self._decoder = decoder
         self._caches = caches
         self._offloader = offloader
         self._pool = pool
         self._device = pool.rows.device
+        self._captures_graphs = captures_graphs and self._device.type == "cuda"
         self.graphs = StepGraphs(self._device)
 
     def run(self, sequences: list[Sequence]) -> StepResult:
@@ -100,7 +108,7 @@ class DecodeStep:
             return [sequence for sequence in sequences if not sequence.offloads]
 
     def _is_capturable(self, batch: Batch) -> bool:
-        if self._device.type != "cuda":
+        if not self._captures_graphs:
             return False
         is_measured = any(sequence.request.measure for sequence in batch.sequences)
         return not (is_measured or self._host_stores(batch))

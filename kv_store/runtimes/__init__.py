@@ -33,5 +33,5 @@ _LOADERS: dict[str, Callable[[], type[Runtime]]] = {"process": _process, "ray": 
 
 
 def load_runtime(name: str) -> type[Runtime]:
-    """The class of this name, a key of `config.RUNTIMES`; imports what it needs."""
+    """The class of this name, as the option --runtime names it; imports what it needs."""
     return _LOADERS[name]()

@@ -75,7 +75,7 @@ class Stack:
 def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack]:
     socket_path = f"unix:{folder}/worker.sock"
     options = {"model": str(model), "worker": socket_path, "port": 0, "grpc_port": 0, **values}
-    config = GatewayConfig(**{"served_model_name": "tiny", "heartbeat_s": 0.2, **options})
+    config = GatewayConfig(**{"served_model_names": ("tiny",), "heartbeat_s": 0.2, **options})
     box: list[Stack] = []
     started = threading.Event()
 

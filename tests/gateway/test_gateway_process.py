@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from fake_worker import FakeWorker, Script, start_worker
@@ -20,8 +22,7 @@ from gateway_stack import write_tokenizer
 from ports import free_port
 from waiting import PATIENCE, wait_until
 
-from gateway.config import parse_config
-from gateway.errors import ConfigError
+from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ def worker(tmp_path: Path) -> Iterator[tuple[str, Script]]:
     loop.close()
 
 
-def command(model_dir: Path, worker: str, *arguments: str) -> list[str]:
+def command(model_dir: Path, worker: str, *arguments: str, grpc_port: int = 0) -> list[str]:
     line = [
         sys.executable,
         "-m",
@@ -60,7 +61,7 @@ def command(model_dir: Path, worker: str, *arguments: str) -> list[str]:
         "--worker",
         worker,
         "--grpc-port",
-        "0",
+        str(grpc_port),
     ]
     return [*line, *arguments]
 
@@ -85,11 +86,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @contextmanager
 def running(
-    model_dir: Path, worker: str, *arguments: str
+    model_dir: Path, worker: str, *arguments: str, grpc_port: int = 0
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A ready gateway, which must then be told to end, and a client of it."""
     port = str(free_port())
-    process = start(command(model_dir, worker, "--port", port, "--json-events", *arguments))
+    more = ("--port", port, "--json-events", *arguments)
+    process = start(command(model_dir, worker, *more, grpc_port=grpc_port))
     try:
         wait_ready(process)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
@@ -144,10 +146,10 @@ def test_busy_port_and_bad_models_end_with_one_line(tmp_path: Path, model_dir: P
             (tmp_path / "missing", [], "no such directory"),
             (broken, [], "cannot be loaded"),
             (hot, [], "temperature is 5; it must be a number in [0, 2]"),
-            (model_dir, ["--host", "0.0.0.0"], "--allow-open"),
+            (model_dir, ["--port", "0", "--host", "0.0.0.0"], "--allow-open"),
         ]
         started = [
-            (start(command(model, "unix:/nowhere", "--port", "0", *arguments)), text)
+            (start(command(model, "unix:/nowhere", *(arguments or ["--port", "0"]))), text)
             for model, arguments, text in cases
         ]
         for process, text in started:
@@ -202,16 +204,75 @@ def test_without_a_worker(model_dir: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        (["--nope"], {}, "unrecognized arguments: --nope"),
-        (["--max-concurrent", "many"], {}, "--max-concurrent: invalid int value: 'many'"),
-        ([], {"CARREL_MAX_CONCURRENT": "many"}, "--max-concurrent: invalid int value: 'many'"),
-    ],
-)
-def test_an_option_that_cannot_be_read_is_a_config_error(
-    arguments: list[str], environment: dict[str, str], message: str
+def test_a_unix_socket_takes_the_place_of_the_port(
+    tmp_path: Path, model_dir: Path, worker: tuple[str, Script]
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(["--model", "m", "--worker", "w", *arguments], environment)
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    names = ("--served-model-name", "tiny", "other")
+    with running(model_dir, worker[0], "--uds", str(path), *names) as (process, by_port):
+        way = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=way, base_url="http://localhost", timeout=PATIENCE) as client:
+            assert client.get("/ready").status_code == 200
+            assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny", "other"]
+            assert client.get("/v1/models/other").json()["id"] == "other"
+            for name in ("tiny", "other"):
+                answer = client.post("/v1/chat/completions", json={**BODY, "model": name})
+                assert answer.json()["model"] == "tiny"
+            assert client.post("/v1/chat/completions", json={**BODY, "model": "third"}).status_code == 404
+        with pytest.raises(httpx.ConnectError):
+            by_port.get("/ready")
+        status, errors = finish(start(command(model_dir, worker[0], "--uds", str(path))))
+        assert (status, "--uds" in errors, path.exists()) == (2, True, True)
+        process.send_signal(signal.SIGTERM)
+    assert not path.exists()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A key, and a certificate for localhost that it signed itself."""
+    key, found = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    line += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(found)]
+    subprocess.run(line, check=True, capture_output=True)
+    return key, found
+
+
+def test_both_protocols_are_served_over_tls(
+    model_dir: Path, worker: tuple[str, Script], certificate: tuple[Path, Path]
+) -> None:
+    key, found = certificate
+    grpc_port = free_port()
+    options = ["--ssl-keyfile", str(key), "--ssl-certfile", str(found)]
+    with running(model_dir, worker[0], *options, grpc_port=grpc_port) as (process, plain):
+        trusting = ssl.create_default_context(cafile=str(found))
+        url = str(plain.base_url).replace("http:", "https:")
+        with httpx.Client(base_url=url, verify=trusting, timeout=PATIENCE) as client:
+            assert client.post("/v1/chat/completions", json=BODY).status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            plain.get("/ready")
+        credentials = grpc.ssl_channel_credentials(found.read_bytes())
+        with grpc.secure_channel(f"localhost:{grpc_port}", credentials) as channel:
+            stub = chat_pb2_grpc.ChatStub(channel)
+            assert len(stub.ListModels(chat_pb2.ListModelsRequest(), timeout=PATIENCE).models) == 1
+        process.send_signal(signal.SIGTERM)
+
+
+def test_another_tokenizer_and_the_path_of_a_proxy(
+    tmp_path: Path, model_dir: Path, worker: tuple[str, Script]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    options = ["--tokenizer", str(model_dir), "--root-path", "/llm", "--api-key", "k"]
+    with running(bare, worker[0], *options) as (process, client):
+        key = {"Authorization": "Bearer k"}
+        # whether the proxy leaves its path or not
+        for path in ("/llm", ""):
+            assert client.get(f"{path}/ready").status_code == 200
+            assert client.get(f"{path}/v1/models").status_code == 401
+            answer = client.post(f"{path}/tokenize", json={"prompt": "hello"}, headers=key)
+            assert answer.json()["count"] > 0
+        schema = client.get("/openapi.json", headers=key).json()
+        assert schema["servers"] == [{"url": "/llm"}]
+        process.send_signal(signal.SIGTERM)

@@ -399,7 +399,9 @@ def test_cors_is_off_by_default_and_narrow_when_on(
 ) -> None:
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=asked).headers
-    with running_stack(tmp_path, model_dir, allowed_origins=("https://a.example",), has_docs=False) as stack:
+    with running_stack(
+        tmp_path, model_dir, allowed_origins=("https://a.example",), disable_docs=True
+    ) as stack:
         answer = httpx.options(stack.url + CHAT, headers=asked)
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         other = httpx.options(stack.url + CHAT, headers={**asked, "Origin": "https://b.example"})

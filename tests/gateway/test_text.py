@@ -11,9 +11,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
 from gateway.answer_text import AnswerLead, StopMatcher
-from gateway.config import GatewayConfig, parse_config
 from gateway.detokenizer import Detokenizer
-from gateway.errors import ConfigError
 from gateway.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
@@ -125,52 +123,6 @@ def test_without_stop_strings_nothing_waits() -> None:
     matcher = StopMatcher(())
     assert matcher.push("abc") == "abc"
     assert matcher.flush() == ""
-
-
-def test_open_addresses_need_a_key() -> None:
-    for host in ("0.0.0.0", "::", "10.1.2.3", "example.org"):
-        with pytest.raises(ConfigError, match="--allow-open"):
-            GatewayConfig(model="m", worker="w", host=host)
-        GatewayConfig(model="m", worker="w", host=host, is_open_allowed=True)
-        GatewayConfig(model="m", worker="w", host=host, api_keys=("k",))
-    for host in ("127.0.0.1", "::1", "localhost"):
-        GatewayConfig(model="m", worker="w", host=host)
-
-
-def test_options_come_before_variables() -> None:
-    environment = {
-        "CARREL_PORT": "9000",
-        "CARREL_GRPC_PORT": "0",
-        "CARREL_API_KEY": "a, b",
-        "CARREL_MODEL": "m",
-    }
-    config = parse_config(["--worker", "w", "--port", "9001", "--disable-docs"], environment)
-    assert (config.model, config.port, config.grpc_port) == ("m", 9001, 0)
-    assert config.api_keys == ("a", "b")
-    assert not config.has_docs
-    assert "'a'" not in repr(config)
-    assert parse_config(["--worker", "w", "--api-key", "c", "--api-key", "d"], environment).api_keys == (
-        "c",
-        "d",
-    )
-    assert parse_config(["--worker", "w"], {**environment, "CARREL_ALLOW_OPEN": "yes"}).is_open_allowed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "--worker"),
-        (["--worker", "w", "--port", "70000"], "--port 70000"),
-        (["--worker", "w", "--port", "8001"], "--grpc-port"),
-        (["--worker", "w", "--max-concurrent", "0"], "--max-concurrent"),
-        (["--worker", "w", "--request-timeout", "nan"], "--request-timeout"),
-        (["--worker", "w", "--log-level", "loud"], "--log-level"),
-        (["--worker", "w", "--api-key", "a\nb"], "API key"),
-    ],
-)
-def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        parse_config(["--model", "m", *arguments], {})
 
 
 @pytest.mark.parametrize(

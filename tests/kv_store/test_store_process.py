@@ -16,6 +16,7 @@ import pytest
 from store_samples import LAYOUT, random_rows
 
 from kv_store.client import PQParams, RowsWanted, StoreClient, StoreUnreachable
+from kv_store.config import LEAST_ARENA_BYTES, idle_cores, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]
 ARENA_BYTES = 64 * 4096
@@ -214,33 +215,17 @@ def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(
     assert named in errors[0]
 
 
-def test_a_variable_stands_for_an_option_that_is_not_given() -> None:
-    from kv_store.__main__ import _config, _parser
-
-    variables = {
-        "CARREL_LISTEN": "unix:/tmp/kv_store.sock",
-        "CARREL_ARENA_BYTES": "8192",
-        "CARREL_SLAB_BYTES": "4096",
-        "CARREL_LEASE_SECONDS": "2.5",
-        "CARREL_TRAINERS": "",
-        "CARREL_RUNTIME": "process",
-    }
-    config = _config(_parser(variables).parse_args(["--arena-bytes", "4096"]))
-    assert (config.listen, config.arena_bytes, config.slab_bytes) == ("unix:/tmp/kv_store.sock", 4096, 4096)
-    assert (config.lease_seconds, config.runtime) == (2.5, "process")
-    assert config.num_trainers == _config(_parser({}).parse_args(["--listen=unix:/tmp/s"])).num_trainers
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [({}, "--listen"), ({"CARREL_LISTEN": "unix:/tmp/s", "CARREL_RUNTIME": "thread"}, "--runtime")],
-)
-def test_a_variable_that_cannot_be_used_is_refused(variables: dict[str, str], named: str) -> None:
-    from kv_store.__main__ import _config, _parser
-    from kv_store.errors import ConfigError
-
-    with pytest.raises(ConfigError, match=named):
-        _config(_parser(variables).parse_args([]))
+def test_sizes_have_units_and_the_arena_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("LISTEN", "unix:/tmp/s"), ("SLAB_BYTES", "4KiB"), ("TRAINERS", "")):
+        monkeypatch.setenv(f"CARREL_{name}", text)
+    config = parse_config(["--arena-bytes", "1G", "--lease-seconds", "2.5"])
+    assert (config.arena_bytes, config.slab_bytes, config.lease_seconds) == (2**30, 4096, 2.5)
+    assert config.num_trainers == idle_cores()
+    assert config.arena_socket == "/tmp/arena.sock"
+    config = parse_config(["--slab-bytes", "1MiB"])
+    assert config.arena_bytes % 2**20 == 0
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert LEAST_ARENA_BYTES <= config.arena_bytes <= max(LEAST_ARENA_BYTES, total // 4)
 
 
 def test_a_second_store_leaves_a_running_ones_sockets_alone(

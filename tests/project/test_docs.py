@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,6 +10,7 @@ import pytest
 
 from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
 from carrel.commands import eval as eval_command
+from carrel.process.command_line import Parser
 from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def options_of(add_arguments: object) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = Parser(add_help=False)
     assert callable(add_arguments)
     add_arguments(parser)
-    return [flag for action in parser._actions for flag in action.option_strings]
+    return re.findall(r"^  (--[a-z-]+)", parser.format_help(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("benchmarks", "carrel", "examples", "gateway", "gpu_worker", "kv_store", "tests", "tools")
 CODE_LOADERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+# what processes can be told; importing it loads nothing heavy, by a test of the command
+OPTIONS = ("gpu_worker.config", "kv_store.config")
 STUBS = ("gateway.v1", "gpu_worker.v1", "kv_store.v1")
 
 
@@ -50,9 +52,11 @@ RULES = (
         ("gateway", "gpu_worker.v1", "carrel.process"),
         frozenset({"torch", "triton", "faiss", "ray"}),
     ),
-    Rule("carrel", ("carrel", "gateway", *STUBS), except_folder="carrel/cluster"),
+    Rule("carrel", ("carrel", "gateway", *OPTIONS, *STUBS), except_folder="carrel/cluster"),
     Rule(
-        "carrel/cluster", ("carrel", "gateway", "kv_store", *STUBS), frozenset({"torch", "triton", "faiss"})
+        "carrel/cluster",
+        ("carrel", "gateway", "kv_store", *OPTIONS, *STUBS),
+        frozenset({"torch", "triton", "faiss"}),
     ),
 )
 
@@ -63,10 +67,10 @@ FLOORS = (
     "v1",
     "kernels",
     "records",
-    "config",
     "models",
     "sampling",
     "policies",
+    "config",
     "trainers",
     "state",
     "store",
@@ -74,7 +78,6 @@ FLOORS = (
     "calibration",
     "engine",
     "service",
-    "arguments",
     "__main__",
 )
 

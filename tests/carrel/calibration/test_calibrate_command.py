@@ -11,9 +11,7 @@ from safetensors import safe_open
 from carrel.cli import main
 from carrel.commands import calibrate
 from carrel.errors import ChildError
-from carrel.serve.flags import WORKER
 from carrel.serve.model import BUNDLED
-from carrel.serve.options import ServeOptions, child_arguments
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.records import (
@@ -68,9 +66,9 @@ def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
     events: list[Event] = []
     with LocalStore(64 << 20) as store:
         config = WorkerConfig(
-            str(BUNDLED),
-            "unix:/unused",
-            store.target,
+            model=str(BUNDLED),
+            listen="unix:/unused",
+            store=store.target,
             device="cpu",
             max_model_len=512,
             slot_memory_bytes=32 << 20,
@@ -162,8 +160,3 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr(calibrate.importlib.util, "find_spec", lambda name: None)
     assert main(["calibrate", "--text", str(text), "--out", str(tmp_path / "out")]) == 1
     assert "needs transformers, torch, safetensors: pip install" in capsys.readouterr().err
-
-
-def test_serve_hands_the_file_on() -> None:
-    arguments = child_arguments(ServeOptions(model="m", calibration="file"), WORKER)
-    assert arguments[arguments.index("--calibration") + 1] == "file"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carrel.calibration.samples import LEAST_TOKENS, cut_samples, read_text
-from carrel.errors import OptionError
+from carrel.process.options import OptionError
 
 BEGIN = 7
 

@@ -14,7 +14,7 @@ from carrel.cluster.app import HEAD, ROUTER, build, gateway_options, replica_opt
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.router import WishRouter
 from carrel.cluster.services import store_config
-from carrel.errors import OptionError
+from carrel.process.options import OptionError
 from carrel.serve.children import Endpoints
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,43 +34,45 @@ def test_serve_takes_the_files_and_the_builder_their_args(config: dict[str, Any]
     (application,) = schema.applications
     module, _, builder = application.import_path.partition(":")
     assert (module, builder) == (build.__module__, build.__name__)
-    options, _ = read_arguments(application.args)
+    options = read_arguments(application.args).options
     # nobody comes in without a key, wherever the proxies listen
     assert not options.allow_open
     with pytest.raises(OptionError, match="CARREL_API_KEY"):
-        gateway_config(*read_arguments({**application.args, "model": str(ROOT / "models/carrel-nano")}), {})
+        gateway_config(
+            read_arguments({**application.args, "model": str(ROOT / "models/carrel-nano")}).options, {}
+        )
 
 
 def test_what_is_printed_is_what_serve_takes(capsys: pytest.CaptureFixture[str]) -> None:
     config = printed(capsys, "--port", "9000", "--max-replicas", "3", "--max-num-seqs", "4", "--name", "x")
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert (application.name, config["http_options"]["port"]) == ("x", 9000)
-    options, cluster = read_arguments(application.args)
-    assert (options.max_num_seqs, cluster.max_replicas, cluster.min_replicas) == (4, 3, 1)
+    options = read_arguments(application.args).options
+    assert (options.max_num_seqs, options.max_replicas, options.min_replicas) == (4, 3, 1)
     assert options.allow_open
     config = printed(capsys, "--host", "0.0.0.0")
-    assert not read_arguments(config["applications"][0]["args"])[0].allow_open
+    assert not read_arguments(config["applications"][0]["args"]).options.allow_open
 
 
 def test_the_command_line_goes_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "cluster.yaml"
+    file = tmp_path / "options.yaml"
     file.write_text("gpus: 1\nmin-replicas: 2\nallow-open: true\naffinity: off\n")
     config = printed(capsys, "--config", str(file), "--min-replicas", "4")
-    options, cluster = read_arguments(config["applications"][0]["args"])
-    assert (cluster.gpus, cluster.min_replicas, cluster.affinity, options.allow_open) == (1.0, 4, False, True)
+    options = read_arguments(config["applications"][0]["args"]).options
+    assert (options.gpus, options.min_replicas, options.affinity, options.allow_open) == (1.0, 4, False, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"replicas": 2}, "replicas: unknown option"),
-        ({"min-replicas": 0}, "expected a whole number from 1 up"),
-        ({"min-replicas": 3, "max-replicas": 2}, "max-replicas 2 is below min-replicas 3"),
+        ({"replicas": 2}, r"replicas \(args\): unknown option"),
+        ({"min-replicas": 0}, "min-replicas '0' .*greater than or equal to 1"),
+        ({"min-replicas": 3, "max-replicas": 2}, "max-replicas 2 is below --min-replicas 3"),
         ({"api-key": "secret"}, "CARREL_API_KEY"),
         ({"host": "0.0.0.0"}, "http_options.host"),
         ({"model": None}, "needs one value"),
         ({"policy": ["full"]}, "needs one value"),
-        ({"gpus": "nan"}, "expected a number from 0 up"),
+        ({"gpus": "nan"}, "gpus 'nan' .*finite"),
     ],
 )
 def test_what_cannot_be_used_is_named(arguments: dict[str, Any], message: str) -> None:
@@ -87,8 +89,8 @@ def test_a_bad_option_of_the_command_is_one_line(capsys: pytest.CaptureFixture[s
 
 
 def test_a_replica_is_one_placement_group_on_one_node_with_room_for_its_arena() -> None:
-    options, cluster = read_arguments({"gpus": 1, "cpus": 2, "store-cpus": 4, "arena-bytes": "1GiB"})
-    chosen = replica_options(options, cluster)
+    options = read_arguments({"gpus": 1, "cpus": 2, "store-cpus": 4, "arena-bytes": "1GiB"}).options
+    chosen = replica_options(options)
     assert chosen["placement_group_strategy"] == "STRICT_PACK"
     assert chosen["placement_group_bundles"] == [{"CPU": 2, "GPU": 1}, {"CPU": 4, "memory": 2**30}]
     assert chosen["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 1}
@@ -104,19 +106,19 @@ def test_queues_are_bounded_streams_drain_and_replicas_follow_the_load() -> None
         "target-requests": 5,
         "max-requests": 6,
     }
-    options, cluster = read_arguments(arguments | {"shutdown-timeout": 50})
-    chosen = replica_options(options, cluster)
+    options = read_arguments(arguments | {"shutdown-timeout": 50}).options
+    chosen = replica_options(options)
     scaling = chosen["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 4, 5)
     # the gateway keeps to six; the rest is for reports, and bounded too
     assert 6 < chosen["max_ongoing_requests"] < 100
     assert 0 < chosen["max_queued_requests"] < 100
-    for each in (chosen, gateway_options(options, cluster)):
+    for each in (chosen, gateway_options(options)):
         assert each["graceful_shutdown_timeout_s"] > 50
 
 
 def test_the_gateway_runs_on_the_head_node() -> None:
-    chosen = gateway_options(*read_arguments({"max-concurrent": 10}))
+    chosen = gateway_options(read_arguments({"max-concurrent": 10}).options)
     assert HEAD in chosen["ray_actor_options"]["resources"]
     assert chosen["ray_actor_options"]["num_cpus"] == 0
     # so that its own refusals, with their Retry-After, come before Serve's
@@ -124,16 +126,16 @@ def test_the_gateway_runs_on_the_head_node() -> None:
 
 
 def test_the_gateway_gets_its_keys_from_its_environment() -> None:
-    options, cluster = read_arguments({"served-model-name": "m", "grpc-port": 0, "max-concurrent": 3})
-    config = gateway_config(options, cluster, {"CARREL_API_KEY": "one,two"})
-    assert (config.api_keys, config.model_name, config.max_concurrent) == (("one", "two"), "m", 3)
-    options, cluster = read_arguments({"allow-open": True})
-    assert gateway_config(options, cluster, {}).api_keys == ()
+    options = read_arguments({"served-model-name": "m", "grpc-port": 0, "max-concurrent": 3}).options
+    config = gateway_config(options, {"CARREL_API_KEY": "one,two"})
+    assert (config.api_keys, config.model_names[0], config.max_concurrent) == (("one", "two"), "m", 3)
+    options = read_arguments({"allow-open": True}).options
+    assert gateway_config(options, {}).api_keys == ()
 
 
 def test_a_store_gets_whole_slabs() -> None:
-    options, cluster = read_arguments({"arena-bytes": "1000000", "slab-bytes": "64KiB", "store-cpus": 3})
-    config = store_config(options, cluster, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
+    resolved = read_arguments({"arena-bytes": "1000000", "slab-bytes": "64KiB", "store-cpus": 3})
+    config = store_config(resolved, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
     assert (config.arena_bytes, config.num_trainers, config.trainer_kind) == (15 * 65536, 3, "threads")
 
 
@@ -153,15 +155,15 @@ def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:
 
 
 def test_a_worker_pod_has_room_for_a_replica_and_time_to_drain() -> None:
-    options, cluster = read_arguments(SERVE_CONFIG["applications"][0]["args"])
+    options = read_arguments(SERVE_CONFIG["applications"][0]["args"]).options
     (group,) = KUBE["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     spec = group["template"]["spec"]
     asked = spec["containers"][0]["resources"]["requests"]
-    assert float(asked["cpu"]) >= cluster.cpus + cluster.store_cpus
-    assert float(asked["nvidia.com/gpu"]) >= cluster.gpus
+    assert float(asked["cpu"]) >= options.cpus + options.store_cpus
+    assert float(asked["nvidia.com/gpu"]) >= options.gpus
     assert int(asked["memory"].removesuffix("Gi")) * 2**30 > (options.arena_bytes or 0)
-    assert spec["terminationGracePeriodSeconds"] > options.shutdown_timeout
-    assert (group["minReplicas"], group["maxReplicas"]) == (cluster.min_replicas, cluster.max_replicas)
+    assert spec["terminationGracePeriodSeconds"] > options.shutdown_timeout_s
+    assert (group["minReplicas"], group["maxReplicas"]) == (options.min_replicas, options.max_replicas)
 
 
 def test_no_port_but_the_gateways_is_open_to_all() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from carrel.process.settings import resolve
 from carrel.serve.banner import banner, curl, ready_lines
 from carrel.serve.children import Endpoints
 from carrel.serve.facts import Facts, gather_facts, read_routes
-from carrel.serve.resolve import resolve
+from carrel.serve.options import ServeOptions
 from gpu_worker.v1 import gpu_worker_pb2
 from kv_store.v1 import kv_store_pb2
 
@@ -34,7 +35,8 @@ WORKER = gpu_worker_pb2.GetInfoResponse(
 
 
 def rendered(facts: Facts, needs_key: bool = False) -> str:
-    shown = resolve({"api_key": "tell-nobody", "hot_cache": "0.25"}, {}).non_default()
+    given = {"--api-key": "tell-nobody", "--hot-cache": "0.25"}
+    shown = resolve(ServeOptions, {"command line": given}).shown()
     console = Console(file=StringIO(), width=140)
     console.print(banner(facts, shown, "9.9", "abc1234"))
     lines = ready_lines(facts, Endpoints(Path("/run"), "0.0.0.0", 8000, 8001), needs_key)
@@ -74,7 +76,8 @@ def test_no_key_is_shown() -> None:
 
 
 def test_the_request_can_be_pasted() -> None:
-    words = shlex.split(curl("it's a model", "http://[::1]:8000", needs_key=False).replace("\\\n", ""))
+    endpoints = Endpoints(Path("/run"), "::1", 8000, 8001)
+    words = shlex.split(curl("it's a model", endpoints, needs_key=False).replace("\\\n", ""))
     assert words[:2] == ["curl", "http://[::1]:8000/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's a model"
@@ -101,11 +104,20 @@ def test_of_several_keys_one_is_used(tmp_path: Path) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Models) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        facts = gather_facts(Endpoints(tmp_path, "127.0.0.1", server.server_port, 1), "first, second")
+        facts = gather_facts(Endpoints(tmp_path, "127.0.0.1", server.server_port, 1), ("first", "second"))
         server.shutdown()
     assert facts.served_name == "tiny"
 
 
 def test_processes_that_do_not_answer_leave_the_banner_empty(tmp_path: Path) -> None:
     # port 1 refuses, and no socket is there
-    assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), None) == Facts()
+    assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), ()) == Facts()
+
+
+def test_a_unix_socket_is_said_and_pasted() -> None:
+    endpoints = Endpoints(Path("/run"), "127.0.0.1", 0, 0, Path("/run/http.sock"))
+    where, request = ready_lines(Facts(), endpoints, needs_key=False)
+    assert where == "ready  unix:/run/http.sock"
+    assert request.startswith("curl --unix-socket /run/http.sock http://localhost/v1/chat/completions")
+    with_tls = Endpoints(Path("/run"), "127.0.0.1", 8443, 0, has_tls=True)
+    assert ready_lines(Facts(), with_tls, needs_key=False)[0].startswith("ready  https://127.0.0.1:8443")

@@ -35,20 +35,29 @@ MODEL = {
     ("changes", "message"),
     [
         ({"pq_num_subvectors": 3}, "--pq-subvectors 3 .* 16"),
-        ({"policy": "nothing"}, "--policy 'nothing'"),
+        ({"policy": "nothing"}, "--policy: unknown policy 'nothing'; choose one of auto, "),
         ({"gpu_memory_limit_bytes": 2**30}, "--gpu-memory-limit 1073741824 .* cpu"),
         ({"max_model_len": 129}, "--max-model-len 129 .* 128"),
-        ({"policy": "chelsea+outliers"}, "--policy 'chelsea.outliers' is unknown"),
+        ({"policy": "chelsea+outliers"}, "unknown policy 'chelsea.outliers'"),
         ({"calibration": "/none"}, "--calibration /none cannot be read"),
     ],
 )
 def test_options_that_contradict_the_model_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    config = WorkerConfig(
-        str(tmp_path), "unix:/unused", "unix:/nowhere", device="cpu", load_format="dummy", **changes
-    )
     with pytest.raises(ConfigError, match=message):
-        build_engine(config, lambda *progress: None)
+        start(tmp_path, **changes)
+
+
+def start(model: Path, **options: object) -> None:
+    config = WorkerConfig(
+        model=str(model),
+        listen="unix:/unused",
+        store="unix:/nowhere",
+        device="cpu",
+        load_format="dummy",
+        **options,
+    )
+    build_engine(config, lambda *progress: None)
 
 
 def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -56,14 +65,5 @@ def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.safetensors"
     facts = ModelFacts("llama", 3, 2, 1, 16, 32, 50)
     write_calibration(path, facts, Observation(torch.zeros(3, 1), torch.zeros(3, 1, 16, 16)), {"model": "m"})
-    config = WorkerConfig(
-        str(tmp_path),
-        "unix:/unused",
-        "unix:/nowhere",
-        device="cpu",
-        load_format="dummy",
-        calibration=str(path),
-        policy="chelsea+outliers",
-    )
     with pytest.raises(ConfigError, match=r"is of m \(llama, 3 layers.*another \(llama, 2 layers"):
-        build_engine(config, lambda *progress: None)
+        start(tmp_path, calibration=str(path), policy="chelsea+outliers")

@@ -16,7 +16,7 @@ from gpu_worker.policies.registry import registry
 
 
 def configured(calibration: Calibration | None = None, **options: object) -> dict:
-    config = WorkerConfig("m", "unix:/w", "unix:/s", **options)  # type: ignore[arg-type]
+    config = WorkerConfig(model="m", listen="unix:/w", store="unix:/s", **options)  # type: ignore[arg-type]
     return configured_policies(config, calibration)
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def running(
     max_num_seqs: int = 8,
     slot_bytes: int = 512 << 20,
     window_size: int = 24,
+    captures_graphs: bool = True,
 ) -> Iterator[Engine]:
     """carrel-nano in float32, over a store of its own."""
     model = load_model(str(NANO), device=torch.device(device), dtype=torch.float32)
@@ -60,6 +62,7 @@ def running(
         hot_cache=hot_cache,
         policies=registry(PQCache(max_iterations=4), ClusterKV(window_size=window_size, max_iterations=4)),
         trains_indexes=trains_indexes,
+        captures_graphs=captures_graphs,
     )
     with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
         client = StoreClient.connect(store.target, layout, worker_id="test", transport=transport)
@@ -131,6 +134,14 @@ def test_the_gpu_gives_the_cpus_tokens(
         if hot_cache == LEAST:
             stats = engine.stats()
             assert 0 < stats.hit_rows_total < stats.selected_rows_total
+
+
+def test_nothing_is_captured_where_steps_are_to_be_eager(
+    cpu_tokens: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=AssertionError("captured")))
+    with running("cuda", captures_graphs=False) as engine:
+        assert answers(engine, every_policy()) == cpu_tokens
 
 
 def test_every_method_gives_the_cpus_tokens() -> None:

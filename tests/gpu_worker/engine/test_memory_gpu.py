@@ -37,9 +37,9 @@ def test_the_process_stays_under_its_limit() -> None:
     try:
         with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=idle_cores()) as store:
             config = WorkerConfig(
-                str(NANO),
-                "unix:/unused",
-                store.target,
+                model=str(NANO),
+                listen="unix:/unused",
+                store=store.target,
                 device="cuda:0",
                 max_num_seqs=4,
                 gpu_memory_limit_bytes=LIMIT,

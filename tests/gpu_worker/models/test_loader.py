@@ -317,9 +317,10 @@ def test_dummy_needs_only_the_config_and_is_repeatable(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
-def test_the_checkpoint_may_choose_the_dtype(directory: Path, field: str) -> None:
-    edit_json(directory / "config.json", **{"dtype": None, field: "float16"})
-    assert load_model(str(directory), device="cpu", dtype=None).decoder.dtype == torch.float16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_checkpoint_may_choose_the_dtype(directory: Path, field: str, dtype: torch.dtype) -> None:
+    edit_json(directory / "config.json", **{"dtype": None, field: str(dtype).removeprefix("torch.")})
+    assert load_model(str(directory), device="cpu", dtype=None).decoder.dtype == dtype
     edit_json(directory / "config.json", **{field: "int4"})
     with pytest.raises(ModelError, match="'int4'"):
         load_model(str(directory), device="cpu", dtype=None)

@@ -163,7 +163,6 @@ def test_sigterm_while_loading_ends_it_with_0(start):
     ("arguments", "text"),
     [
         (["m", "--listen", "unix:/tmp/x", "--store", "unix:/nowhere", "--budget", "0"], "--budget '0'"),
-        (["m", "--listen", "unix:/tmp/x", "--store", "unix:/nowhere", "--nonsense"], "--nonsense"),
         (["m"], "CARREL_LISTEN"),
     ],
 )

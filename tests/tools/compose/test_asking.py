@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from kv_store.__main__ import _parser as store_parser
+from kv_store.config import parse_config as parse_store
 from tools.compose.asking import RunningStream, check_answer
 from tools.compose.deployment import EPOCH, ROOT, SERVICES, CheckFailed, Deployment
 
@@ -114,6 +114,6 @@ def test_an_answer_must_be_right_and_recalled(answer: str, policy: str, offloade
 def test_it_asks_the_containers_that_compose_starts() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     assert {name for name, service in services.items() if "cpu" in service["profiles"]} == set(SERVICES)
-    store = store_parser({}).parse_args(services["kv-store"]["command"])
+    store = parse_store(services["kv-store"]["command"])
     # the store puts its arena's socket beside the one it listens at
     assert f'"{store.listen.removeprefix("unix:").rsplit("/", 1)[0]}/arena.sock"' in EPOCH

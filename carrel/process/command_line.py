@@ -1,0 +1,104 @@
+"""Command lines from the fields of options, by argparse; and of a process's options, the words that say them.
+
+Not by pydantic-settings: its parser takes an option twice, imports all subcommands, and shows neither variables nor
+units in its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from carrel.process.options import options_of, variable
+
+CONFIG = "config"
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses an option that is given twice, and abbreviations."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(allow_abbrev=False, **how)
+        self.register("action", None, _Once)
+
+
+class _Once(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = namespace.__dict__.setdefault("_given", set())
+        if option_string and self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type, *, has_variables: bool = True) -> None:
+    """A flag for every option, and --config. What is not given stays absent; what is arrives as text."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for each in options_of(kind):
+        if each.group not in groups:
+            groups[each.group] = parser.add_argument_group(each.group)
+        shown = f" (default: {each.shown})" if each.shown else ""
+        known = f" [{variable(each.name)}]" if has_variables else ""
+        how: dict[str, Any] = {
+            "help": f"{each.help}{shown}{known}".replace("%", "%%"),
+            "metavar": each.metavar,
+            "default": argparse.SUPPRESS,
+        }
+        if each.is_positional:
+            parser.usage = f"%(prog)s [{each.metavar}] [--OPTION VALUE ...]"
+            groups[each.group].add_argument(each.field, nargs="?", **how)
+        elif each.is_switch:
+            groups[each.group].add_argument(*each.flags, dest=each.field, nargs=0, const="true", **how)
+        else:
+            number = "+" if each.is_list else None
+            groups[each.group].add_argument(*each.flags, dest=each.field, nargs=number, **how)
+    known = f" [{variable(CONFIG)}]" if has_variables else ""
+    parser.add_argument(
+        f"--{CONFIG}",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help=f"YAML file; its keys are the long flags without dashes{known}",
+    )
+    variables = " over CARREL_* variables" if has_variables else ""
+    parser.epilog = f"What is named twice: command line{variables} over --config over default."
+    parser.usage = parser.usage or "%(prog)s [--OPTION VALUE ...]"
+
+
+def arguments(kind: type, texts: Mapping[str, str]) -> list[str]:
+    """The command line that gives a process of this kind those of `texts`, by field, that it knows; never a secret."""
+    words = []
+    for each in options_of(kind):
+        text = texts.get(each.field)
+        if text is None or each.is_secret:
+            continue
+        if each.is_positional:
+            words.append(text)
+        elif not each.is_switch:
+            words += [each.flags[0], text]
+        elif is_on(text):
+            words.append(each.flags[0])
+    return words
+
+
+def is_on(text: str) -> bool:
+    """Whether the text of a switch turns it on."""
+    return text.strip().lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number; raises argparse.ArgumentTypeError for one below `least`."""
+
+    def integer(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    return integer

@@ -1,0 +1,133 @@
+"""What `carrel serve` takes, and what of it reaches which process; how options are read is tested in ../process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carrel.cli import main
+from carrel.errors import ModelNotFoundError
+from carrel.process.command_line import Parser, add_options
+from carrel.process.options import options_of
+from carrel.process.settings import Resolved, read
+from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.model import check_hub_model
+from carrel.serve.options import ServeOptions
+from gateway.config import GatewayConfig, parse_config
+from gpu_worker.config import WorkerConfig, parse_arguments
+from kv_store.config import StoreConfig
+from kv_store.config import parse_config as parse_store
+
+# python -P -m package
+COMMAND_LENGTH = 4
+
+
+def resolved(*argv: str) -> Resolved[ServeOptions]:
+    parser = Parser(prog="carrel serve")
+    add_options(parser, ServeOptions)
+    return read(ServeOptions, vars(parser.parse_args(argv)))
+
+
+def processes(*argv: str) -> tuple[StoreConfig, WorkerConfig, GatewayConfig]:
+    """What each of the three reads from the command that is started."""
+    specs = child_specs(
+        "some/model", resolved(*argv).texts, Endpoints(Path("/run/x"), "127.0.0.1", 8000, 8001)
+    )
+    store, worker, gateway = (spec.argv[COMMAND_LENGTH:] for spec in specs)
+    return parse_store(store), parse_arguments(worker), parse_config(gateway)
+
+
+def test_every_option_of_a_process_is_one_of_serve() -> None:
+    # how the processes reach each other is not the user's to say
+    wired = {"listen", "arena_socket", "runtime", "max_restarts", "store", "store_timeout_s", "worker"}
+    wired |= {"allow_remote", "json_events", "store_token", "store_token_file"}
+    known = {each.field for each in options_of(ServeOptions)}
+    for kind in (StoreConfig, WorkerConfig, GatewayConfig):
+        assert {each.field for each in options_of(kind)} - known <= wired
+
+
+def test_an_option_reaches_the_processes_that_take_it() -> None:
+    store, worker, gateway = processes(
+        *("--policy", "quest", "--budget", "0.2", "--arena-bytes", "1GiB", "--revision", "main"),
+        *("--host", "::1", "--shutdown-timeout", "3", "--prefix-cache", "off", "--allow-open"),
+        *("--max-concurrent", "7", "--max-body-bytes", "1M", "--request-timeout", "60", "--heartbeat", "5"),
+        *("--allowed-origins", "https://a.example", "https://b.example", "--max-queue", "3"),
+        *("--pq-metric", "ip", "--lease-seconds", "9", "--calibration", "file"),
+    )
+    assert (store.arena_bytes, store.lease_seconds) == (2**30, 9.0)
+    assert (worker.policy, worker.budget.share, worker.prefix_cache) == ("quest", 0.2, False)
+    assert (worker.max_queue, worker.pq_metric, worker.calibration) == (3, "ip", "file")
+    assert (worker.revision, gateway.revision) == ("main", "main")
+    assert (worker.shutdown_timeout_s, gateway.shutdown_timeout_s) == (3.0, 3.0)
+    assert (gateway.host, gateway.allow_open, gateway.max_concurrent) == ("::1", True, 7)
+    assert (gateway.max_body_bytes, gateway.request_timeout_s, gateway.heartbeat_s) == (2**20, 60.0, 5.0)
+    assert gateway.allowed_origins == ("https://a.example", "https://b.example")
+
+
+def test_what_nobody_names_is_left_to_the_processes() -> None:
+    store, worker, gateway = processes("--arena-bytes", "8M")
+    assert worker == WorkerConfig(
+        model="some/model",
+        listen="unix:/run/x/gpu_worker.sock",
+        store="unix:/run/x/kv_store.sock",
+        json_events=True,
+    )
+    assert store == StoreConfig(listen="unix:/run/x/kv_store.sock", arena_bytes=2**23, json_events=True)
+    # quiet, since the banner says what is served
+    assert gateway.log_level == "warning"
+    assert processes("--log-level", "debug")[2].log_level == "debug"
+
+
+def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
+    _, worker, gateway = processes(
+        *("--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.8", "--seed", "4"),
+        *("--enforce-eager", "--tokenizer", "other/model", "--download-dir", "/models"),
+        *("--root-path", "/llm", "--uds", "/run/http.sock", "--served-model-name", "a", "b"),
+        *("--kv-policy", "quest", "--kv-store-memory", "4GiB"),
+    )
+    assert (worker.prefill_chunk, worker.gpu_memory_utilization, worker.seed) == (512, 0.8, 4)
+    assert (worker.enforce_eager, worker.policy) == (True, "quest")
+    assert (worker.download_dir, gateway.download_dir) == ("/models", "/models")
+    assert (gateway.tokenizer, gateway.root_path, gateway.uds) == (
+        "other/model",
+        "/llm",
+        Path("/run/http.sock"),
+    )
+    assert gateway.model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--trust-remote-code"], "runs no code that a checkpoint brings"),
+        (["--host", "0.0.0.0"], "--allow-open"),
+        (["--arena-bytes", "5000"], "--slab-bytes"),
+        (["--gpu-memory-limit", "1G", "--gpu-memory-utilization", "0.5"], "keep one"),
+        (["--ssl-keyfile", "/key.pem"], "--ssl-certfile"),
+        (["--transport", "pigeon"], "--transport 'pigeon'"),
+        (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, cam"),
+        (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
+        (["--max-concurrent", "0"], "--max-concurrent '0'"),
+        (["--budget", "7.5"], "--budget '7.5'"),
+    ],
+)
+def test_what_a_process_would_refuse_is_told_before_anything_starts(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["serve", str(tmp_path), "--port", "0", "--grpc-port", "0", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_model_that_the_hub_does_not_give_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check_hub_model(str(tmp_path), None, None)
+    with pytest.raises(ModelNotFoundError, match="no model directory owner/name"):
+        check_hub_model("owner/name", None, str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="no model directory owner/na me"):
+        check_hub_model("owner/na me", None, str(tmp_path))

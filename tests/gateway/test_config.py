@@ -1,0 +1,60 @@
+"""What the gateway refuses to be told; how options are read is tested in tests/carrel/process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carrel.process.options import OptionError
+from gateway.config import GatewayConfig, parse_config
+
+
+def test_open_addresses_need_a_key() -> None:
+    for host in ("0.0.0.0", "::", "10.1.2.3", "example.org"):
+        with pytest.raises(OptionError, match="--allow-open"):
+            GatewayConfig(model="m", worker="w", host=host)
+        GatewayConfig(model="m", worker="w", host=host, allow_open=True)
+        GatewayConfig(model="m", worker="w", host=host, api_keys=("k",))
+    for host in ("127.0.0.1", "::1", "localhost"):
+        GatewayConfig(model="m", worker="w", host=host)
+
+
+def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARREL_API_KEY", "a, b")
+    monkeypatch.setenv("CARREL_MODEL", "some/model")
+    config = parse_config(["--worker", "w"])
+    assert config.api_keys == ("a", "b")
+    assert "'a'" not in repr(config)
+    assert config.model_names == ("some/model",)
+    config = parse_config(["--worker", "w", "--api-key", "c", "d", "--served-model-name", "x", "y,z"])
+    assert config.api_keys == ("c", "d")
+    assert config.model_names == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--worker is missing: give it, or set CARREL_WORKER"),
+        (["--worker", "w", "--port", "70000"], "--port '70000'"),
+        (["--worker", "w", "--port", "8001"], "--grpc-port"),
+        (["--worker", "w", "--max-concurrent", "0"], "--max-concurrent"),
+        (["--worker", "w", "--request-timeout", "nan"], "--request-timeout"),
+        (["--worker", "w", "--heartbeat", "0"], "--heartbeat"),
+        (["--worker", "w", "--max-body-bytes", "1 apple"], "--max-body-bytes"),
+        (["--worker", "w", "--log-level", "loud"], "--log-level"),
+        (["--worker", "w", "--api-key", "a\nb"], "--api-key"),
+        (["--worker", "w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
+        (
+            ["--worker", "w", "--ssl-keyfile", "/k.pem", "--ssl-certfile", "/none.pem"],
+            "/none.pem.* cannot be used",
+        ),
+    ],
+)
+def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        parse_config(["--model", "m", *arguments])
+
+
+def test_a_model_is_named_by_its_folder(tmp_path: Path) -> None:
+    assert GatewayConfig(model=str(tmp_path), worker="w").model_names == (tmp_path.name,)
