@@ -4,26 +4,57 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
 
 from carrel.process.version import Edition
 from kv_store.client import wire
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
-from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
+from kv_store.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfSpace,
+    Overloaded,
+    TrainingFailed,
+    VersionMismatch,
+)
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.selection import Selector, TopKItem
-from kv_store.statuses import abort
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_STATUSES: dict[type[Exception], grpc.StatusCode] = {
+    InvalidStoreRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    VersionMismatch: grpc.StatusCode.UNIMPLEMENTED,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
+    OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TrainingFailed: grpc.StatusCode.INTERNAL,
+}
+
+
+def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+    """End the call with the error's status; of an unexpected error the caller learns nothing, and the log all."""
+    if (status := _STATUSES.get(type(error))) is not None:
+        context.abort(status, str(error))
+    _log.error("%s failed", method, exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{method} failed in the store; its log says why")
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +75,7 @@ def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.Servic
         try:
             return method(self, request)
         except Exception as exc:
-            abort(context, method.__name__, exc)
+            _abort(context, method.__name__, exc)
 
     return call
 
@@ -58,7 +89,7 @@ def _streaming(
             for data in method(self, request):
                 yield pb.RowsChunk(data=data)
         except Exception as exc:
-            abort(context, method.__name__, exc)
+            _abort(context, method.__name__, exc)
 
     return call
 

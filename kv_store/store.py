@@ -1,4 +1,4 @@
-"""The store's control: who holds which bytes of the arena. Plain Python, no gRPC, no Ray."""
+"""The store's control: which sequence holds which bytes of the arena. Plain Python, no gRPC, no Ray."""
 
 from __future__ import annotations
 

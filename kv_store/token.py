@@ -1,4 +1,4 @@
-"""Who may call a store that others than this user can reach: whoever knows its token."""
+"""A store that other users can reach serves only calls that show its token."""
 
 from __future__ import annotations
 

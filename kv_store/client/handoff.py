@@ -54,7 +54,7 @@ def peer_uid(connection: socket.socket) -> int:
 def receive_arena(path: str, expected: ArenaHandle, timeout_seconds: float) -> npt.NDArray[np.uint8]:
     """Map the arena that the store hands out at `path`: uint8 [num_bytes], shared and writable.
 
-    The mapping lives as long as an array that views it. Raises StoreUnreachable when nobody answers and
+    The mapping lives as long as an array that views it. Raises StoreUnreachable without an answer, and
     HandoffRefused when the owner, header, descriptor, size or seals are not what `expected` says.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

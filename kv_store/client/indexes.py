@@ -18,7 +18,7 @@ class PQParams:
 
     `max_iterations` 0 leaves the number to the store's adaptive bound. `metric`, one of `PQ_METRICS`: "ip" gives each
     part of a key x one more coordinate, sqrt(phi - |x|^2) with phi the largest |x|^2 of the fitted; by L2 the parts
-    then are as near to a query as their inner product with it is large. `codebooks_only`: whoever asks codes the keys
+    then are as near to a query as their inner product with it is large. `codebooks_only`: the caller codes the keys
     itself, and the store cannot search such an index.
     """
 

@@ -76,19 +76,6 @@ def test_transports_carry_the_same_bytes(connect: Connect, row_type: str) -> Non
             assert (first == other).all()
 
 
-@pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
-def test_an_index_is_trained_on_the_keys_of_the_range(connect: Connect, row_type: str) -> None:
-    layout = Layout(1, 2, 16, row_type)
-    client = connect(layout=layout)
-    rows = filled(client, 90)
-    keys = keys_of(layout, rows)[:, 50:60]
-    index = client.build_index("a", 0, 50, 60, PQParams(1, 4)).result(30)
-    # Ten rows, sixteen centroids: each key is its own centroid, so the arrays name the keys themselves.
-    for head in range(2):
-        codes = index.arrays["codes"][head, :, 0]
-        assert (index.arrays["codebooks"][head, 0][codes] == keys[head]).all()
-
-
 def test_a_fit_that_nothing_hides_has_the_fewest_iterations_over_half_of_the_points(connect: Connect) -> None:
     client = connect()
     keys = keys_of(LAYOUT, filled(client, 150))
