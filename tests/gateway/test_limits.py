@@ -47,7 +47,7 @@ def messages(kind: Any, *left_out: str) -> Iterator[Any]:
             yield pytest.param(name, message, id=f"{name}={value}")
 
 
-@pytest.mark.parametrize(("name", "field"), bodies())
+@pytest.mark.parametrize(("name", "field"), list(bodies()))
 def test_rest_refuses(http: httpx.Client, stack: Stack, name: str, field: dict[str, Any]) -> None:
     refused = http.post("/v1/completions", json={"prompt": "a", **field})
     assert refused.status_code == 400
@@ -56,7 +56,7 @@ def test_rest_refuses(http: httpx.Client, stack: Stack, name: str, field: dict[s
 
 
 # 0 is none of `max_tokens`, and every seed of the type is taken
-@pytest.mark.parametrize(("name", "message"), messages(chat_pb2.ChatRequest, "max_tokens", "seed"))
+@pytest.mark.parametrize(("name", "message"), list(messages(chat_pb2.ChatRequest, "max_tokens", "seed")))
 def test_chat_grpc_refuses(stack: Stack, name: str, message: chat_pb2.ChatRequest) -> None:
     message.messages.add(role="user", content="hello")
     with grpc.insecure_channel(stack.grpc_target) as channel, pytest.raises(grpc.RpcError) as caught:
@@ -65,7 +65,7 @@ def test_chat_grpc_refuses(stack: Stack, name: str, message: chat_pb2.ChatReques
     assert dict(caught.value.trailing_metadata())["carrel-param"] == name
 
 
-@pytest.mark.parametrize(("name", "message"), messages(pb.SamplingParams, "seed"))
+@pytest.mark.parametrize(("name", "message"), list(messages(pb.SamplingParams, "seed")))
 def test_the_worker_refuses(name: str, message: pb.SamplingParams) -> None:
     with pytest.raises(LimitError) as caught:
         check_request(pb.GenerateRequest(sampling=message), INFO)
