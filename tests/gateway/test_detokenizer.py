@@ -1,4 +1,4 @@
-"""Detokenizer, stop strings, budgets and configuration on their own."""
+"""Token ids become text one at a time, and no character is split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Detokenizer
 from gateway.tokenizer import Tokenizer, load_tokenizer
 
@@ -90,58 +89,3 @@ def test_spaces_survive_a_decoder_that_strips_them() -> None:
     token_ids = [0, 1, 2, 3, 4, 5, 1, 3, 4, 5, 3, 4, 5]
     pieces = stream(Detokenizer(lambda ids: raw.decode(ids), [0]), token_ids)
     assert "".join(pieces) == " the foxes你 fox你你"
-
-
-def reference(text: str, stops: Sequence[str]) -> str:
-    for end in range(len(text) + 1):
-        matched = [len(stop) for stop in stops if text[:end].endswith(stop)]
-        if matched:
-            return text[: end - max(matched)]
-    return text
-
-
-def test_stop_strings_across_any_cut() -> None:
-    rng = random.Random(3)
-    for _ in range(2000):
-        text = "".join(rng.choice("aab🦊") for _ in range(rng.randrange(0, 20)))
-        stops = tuple("".join(rng.choice("aab🦊") for _ in range(rng.randrange(1, 5))) for _ in range(2))
-        matcher = StopMatcher(stops)
-        out, at = "", 0
-        while at < len(text) and not matcher.has_stopped:
-            size = rng.randrange(1, 4)
-            out += matcher.push(text[at : at + size])
-            at += size
-            # what is out never has to be taken back
-            assert reference(text, stops).startswith(out)
-        seen = text[:at]
-        out += matcher.flush()
-        assert matcher.has_stopped == any(stop in seen for stop in stops)
-        assert out == reference(seen, stops)
-
-
-def test_without_stop_strings_nothing_waits() -> None:
-    matcher = StopMatcher(())
-    assert matcher.push("abc") == "abc"
-    assert matcher.flush() == ""
-
-
-@pytest.mark.parametrize(
-    ("pieces", "shown"),
-    [
-        ([" fox"], "fox"),
-        ([" ", "fox", " ran"], "fox ran"),
-        (["", " ", " fox"], " fox"),
-        (["fox", " ran"], "fox ran"),
-        ([" "], ""),
-        ([], ""),
-    ],
-)
-def test_lead_of_an_answer_is_left_out_once(pieces: list[str], shown: str) -> None:
-    lead = AnswerLead(" ")
-    assert "".join([lead.push(piece) for piece in pieces] + [lead.flush()]) == shown
-
-
-def test_longer_lead_is_left_out_only_whole() -> None:
-    for pieces, shown in (([" ", "\n", "fox"], "fox"), ([" ", "fox"], " fox"), ([" "], " ")):
-        lead = AnswerLead(" \n")
-        assert "".join([lead.push(piece) for piece in pieces] + [lead.flush()]) == shown
