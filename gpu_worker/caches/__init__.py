@@ -1,4 +1,4 @@
-"""Where a sequence's attended rows live, by policy family."""
+"""The caches of a sequence's attended rows, by policy family."""
 
 from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.cache_set import CacheSet, LayerSteps

@@ -1,4 +1,4 @@
-"""What a cache owes the engine: rows in at prefill and at every step, attention out."""
+"""The interface of a cache: it stores rows at prefill and at every step, and attends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_worker.state.sequence import Sequence
 
 
 class GroupStep(StepAttention):
-    """One decode step of one group in some layers. What is the same in all of them is done when it is made.
+    """One decode step of one group in some layers. Work that all layers share is done by the constructor.
 
     new_slots: int32 [B, layers, H_kv], the pool rows that the new tokens take; -1 for padding.
     """
@@ -23,12 +23,12 @@ class GroupStep(StepAttention):
     new_slots: Tensor
 
     def finish(self) -> None:
-        """After the last layer, before the new tokens count as past: what is measured of the step, on the host."""
+        """After the last layer, before the new tokens count as past: measure the step, on the host."""
         return None
 
 
 class PolicyStates:
-    """Each policy's state of all seats, made when its first request comes."""
+    """Each policy's state of all seats, allocated when its first request comes."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
@@ -41,25 +41,25 @@ class PolicyStates:
 
 
 class Cache(ABC):
-    """Keeps one layer of some sequences' KV attendable. Slots are assigned by `admit` and freed by `release`."""
+    """Keeps the KV of one layer of some sequences in slots, assigned by `admit` and freed by `release`."""
 
     # Whether its layers attend everything.
     is_dense: bool = False
 
     @abstractmethod
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
-        """Blocks wanted in so many layers where so many are free; at least what the sequence cannot do without."""
+        """Blocks that the sequence takes in so many layers when so many are free; at least what it needs."""
 
     def needs_store(self, sequence: Sequence) -> bool:
         """Whether the rows of an admitted sequence must go to the store."""
         return False
 
     def bytes_in_store(self, sequence: Sequence) -> int:
-        """Of the rows of a sequence that offloads; 0 where they lie there only to measure by."""
+        """Bytes of the rows of a sequence that offloads; 0 where they are there for measuring only."""
         return 0
 
     def prepare(self, sequence: Sequence) -> None:
-        """Have the state that a sequence needs beside its slots. Raises CapacityError."""
+        """Allocate the state that a sequence needs beside its slots. Raises CapacityError."""
         return None
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Cache(ABC):
 
     @abstractmethod
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        """Keep what is attended of a prefilled layer; nothing by reference. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
+        """Store what is attended of a prefilled layer, as copies. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
         of the last w tokens, as many as the policy reads."""
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
@@ -83,7 +83,7 @@ class Cache(ABC):
     def group_shape(
         self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        """Of sequences of one kind, in so many rows. num_tokens: of the longest with its new token, rounded up."""
+        """Of sequences of one kind, in so many lanes. num_tokens: of the longest with its new token, rounded up."""
 
     @abstractmethod
     def begin_step(self, group: Group, layers: range) -> GroupStep:

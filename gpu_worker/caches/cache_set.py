@@ -1,4 +1,4 @@
-"""Which cache serves which layer of which sequence, and how a batch falls into groups."""
+"""Chooses the cache of each layer of each sequence, and divides a batch into groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
 @dataclass(frozen=True, slots=True)
 class LayerSteps:
-    """The steps of the groups that a batch falls into in some layers, and all their new slots, int32 [B, layers, H]."""
+    """The steps of a batch's groups in some layers, and all their new slots, int32 [B, layers, H]."""
 
     layers: range
     steps: list[GroupStep]
@@ -30,7 +30,7 @@ class LayerSteps:
 
 
 class CacheSet:
-    """The caches over one pool. The first `full_layers` layers are dense for everyone."""
+    """The caches over one pool. The first `full_layers` layers are dense for all sequences."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CacheSet:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What a captured step has read addresses from: it is void once these are other objects."""
+        """Objects whose addresses captured steps hold: with other objects the steps are void."""
         return (*self.recall.state, *self.retain.state)
 
     def of(self, sequence: Sequence) -> list[Cache]:
@@ -64,22 +64,22 @@ class CacheSet:
         return [self._dense] * sparse.start + [self._serving(sequence)] * len(sparse)
 
     def _sparse_layers(self, sequence: Sequence) -> range:
-        """The layers that do not attend everything; none where the whole sequence does."""
+        """The layers that do not attend everything; none if the whole sequence does."""
         attends_all = sequence.policy.family is Family.DENSE or not sequence.plan.selects
         num_layers = self._shape.num_layers
         return range(num_layers if attends_all else self._full_layers, num_layers)
 
     def _serving(self, sequence: Sequence) -> Cache:
-        """The cache of the layers behind those that are dense for everyone."""
+        """The cache of the layers behind those that are dense for all sequences."""
         return self._sparse[sequence.policy.family] if self._sparse_layers(sequence) else self._dense
 
     @property
     def num_free_slots(self) -> int:
-        """Of each layer and KV head, if all were shared evenly."""
+        """Free slots of each layer and KV head, if all were shared evenly."""
         return self._pool.num_free_blocks // (self._shape.num_layers * self._shape.num_kv_heads) * BLOCK_SIZE
 
     def admit(self, sequence: Sequence) -> bool:
-        """Take slots in every layer; False if they must be waited for. Raises CapacityError if they never come.
+        """Take slots in every layer; False if the sequence must wait. Raises CapacityError if it never fits.
 
         Where slots are missing, running sequences give up what they hold beyond their least.
         """
@@ -105,16 +105,17 @@ class CacheSet:
         return True
 
     def _offloading(self, sequence: Sequence) -> Cache:
-        """Who says what goes to the store: also where every layer is dense, as a short prompt's budget covers it."""
+        """The cache that decides what goes to the store, also where every layer is dense because the budget covers
+        the prompt."""
         return self._sparse.get(sequence.policy.family, self._dense)
 
     def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
-        """What the sequence holds: of its slots in all layers, and of its rows in the store."""
+        """Bytes that the sequence holds: of its slots in all layers, and of its rows in the store."""
         in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
         return self.block_tables.held_bytes(sequence.seat), in_store
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
-        """Choose the sequence's slots where so many blocks are free: how many blocks it takes, in all layers."""
+        """Choose the sequence's slots when so many blocks are free; returns the blocks it takes, in all layers."""
         sparse = self._sparse_layers(sequence)
         sequence.num_slots = sequence.capacity
         needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
@@ -155,14 +156,14 @@ class CacheSet:
         return steps
 
     def count(self, batch: Batch) -> None:
-        """Add a step to the accounts of its sequences; before their new tokens count as past."""
+        """Add a step to the meters of its sequences; before their new tokens count as past."""
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         for members in batch.members:
             self._dense.count(members, first)
             self._serving(members[0]).count(members, rest)
 
     def spread(self) -> None:
-        """Let running sequences have slots that nobody waits for."""
+        """Give running sequences slots that no request waits for."""
         self._holders.spread()
 
     def release(self, sequence: Sequence) -> None:

@@ -14,7 +14,8 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 
 
 class DenseCache(Cache):
-    """Serves who attends everything: dense policies, layers kept dense, and recall whose budget covers the prompt."""
+    """Serves sequences that attend everything: dense policies, dense layers, and recall whose budget covers the
+    prompt."""
 
     is_dense = True
 
@@ -53,7 +54,7 @@ class DenseCache(Cache):
             meter.attended_tokens += num_layers * sequence.num_tokens
             is_sparse = sequence.policy.family is not Family.DENSE
             if sequence.request.measure and is_sparse and not sequence.plan.selects:
-                # Who attends everything misses nothing.
+                # A sequence that attends everything misses nothing.
                 meter.num_measured += num_layers
                 meter.attention_mass += num_layers
                 meter.recall_rate += num_layers

@@ -1,4 +1,4 @@
-"""Who holds slots for recalled tokens: gives some up when a waiting request lacks them, has more when one leaves."""
+"""Shares slots among the recall sequences: they give some up for a waiting request, and get more when one leaves."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Holders:
         self._layers[sequence] = layers
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; one that was never added is no error."""
+        """Forget a sequence; an unknown one is no error."""
         self._layers.pop(sequence, None)
 
     def make_room(self, num_free_blocks: int) -> bool:
-        """Have so many blocks free: the largest holder gives up half of its slots, until they are.
+        """Free so many blocks: the largest holder gives up half of its slots, until they are free.
 
-        False where all holders' leasts leave fewer; then nobody gives up anything, as it would help no one.
+        False if the holders' least slots leave fewer; then none gives up anything.
         """
         spare = sum(self._spare_blocks(sequence) for sequence in self._layers)
         if self._pool.num_free_blocks + spare < num_free_blocks:
@@ -42,14 +42,14 @@ class Holders:
         return True
 
     def spread(self) -> None:
-        """Let those that may miss have free slots, who has least first: each takes half of what is free, so that the
+        """Give free slots to sequences that may miss, the smallest first: each takes half of what is free, so that the
         next request finds room."""
         for sequence in sorted(self._layers, key=lambda sequence: sequence.num_slots):
             if not self._may_resize(sequence) or not sequence.can_miss:
                 continue
             layers = self._layers[sequence]
             free = self._pool.num_free_blocks // (2 * len(layers) * self._shape.num_kv_heads)
-            # Whoever has a slot for every token has each at its own place; that is for the admitted only.
+            # A fully resident sequence has each token at its own place, from admission on only.
             target = min(sequence.capacity - 1, (num_blocks(sequence.num_slots) + free) * BLOCK_SIZE)
             if target > sequence.num_slots:
                 self._recall.grow(sequence, layers, target)

@@ -18,7 +18,7 @@ MAX_KEY_ELEMENTS = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one sequence attended in one step, in L layers. query: [L, H_q, d]. newest: the new token's keys
+    """The attended tokens of one sequence in one step, in L layers. query: [L, H_q, d]. newest: the new token's keys
     [L, H_kv, d]. positions, selected: int64 [L, H_kv, A], [L, H_kv, K], -1 pads."""
 
     sequence: Sequence

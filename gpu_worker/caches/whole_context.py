@@ -1,4 +1,4 @@
-"""Slots of a sequence that has one for every token it may ever hold: slot i holds position i, and nothing misses."""
+"""The slots of a fully resident sequence: slot i holds position i, and nothing misses."""
 
 from __future__ import annotations
 

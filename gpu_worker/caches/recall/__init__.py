@@ -1,1 +1,1 @@
-"""Every row in the arena, an index, and the hot cache."""
+"""Recall: every row in the arena, an index, and the hot cache."""

@@ -1,4 +1,4 @@
-"""Selected tokens through the hot cache: sinks and window stay, misses come from the arena."""
+"""The recall cache: sinks and window stay in slots, selected tokens go through the hot cache, misses are fetched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpu_worker.store.offload import Offloader, TrainedLayer
 
 
 class RecallCache(Cache):
-    """One cache for every recall policy and any mix of them; a policy is asked what to select only."""
+    """One cache for every recall policy and any mix of them; a policy only selects."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RecallCache(Cache):
         num_fixed: int = 0,
     ) -> None:
         """trains_here: indexes are trained on the model's device, not by the store. num_fixed: sinks, window and new
-        token that most sequences will have, for which there is room from the start."""
+        token of most sequences, for which there is room from the start."""
         self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
@@ -67,7 +67,7 @@ class RecallCache(Cache):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What a captured step has read addresses from: it is void once these are other objects."""
+        """Objects whose addresses captured steps hold: with other objects the steps are void."""
         return self.fixed.table, self._offloader.arena
 
     def needs_store(self, sequence: Sequence) -> bool:
@@ -87,7 +87,7 @@ class RecallCache(Cache):
         return per_head * num_blocks(sequence.num_slots)
 
     def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
-        """Slots for each KV head and layer where so many are free."""
+        """Slots for each KV head and layer when so many are free."""
         plan = sequence.plan
         if plan.all_resident:
             return sequence.capacity
@@ -98,18 +98,18 @@ class RecallCache(Cache):
         return min(sequence.capacity, max(self.least_slots(sequence), wanted))
 
     def least_slots(self, sequence: Sequence) -> int:
-        """Slots of each KV head and layer that a sequence cannot do without."""
+        """The least slots of each KV head and layer that a sequence needs."""
         if sequence.plan.all_resident:
             return sequence.capacity
         return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
     def may_resize(self, sequence: Sequence) -> bool:
-        """Whether a prefilled sequence may do with fewer slots, or with more again: its rows are in the store, and
-        nobody fixed how many of them are kept."""
+        """Whether a prefilled sequence may get fewer or more slots: its rows are in the store, and the hot cache's size
+        is not fixed."""
         return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
 
     def prepare(self, sequence: Sequence) -> None:
-        """Have the state that a sequence of so many slots needs beside them. Raises CapacityError."""
+        """Allocate the state that a sequence of so many slots needs beside them. Raises CapacityError."""
         try:
             self.fixed.make_room(sequence.num_fixed)
             if self._in_store is None:
@@ -131,7 +131,7 @@ class RecallCache(Cache):
         self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
 
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
-        """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, its least or more."""
+        """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, which is at least its least."""
         hot = self._hot_cache()
         if not sequence.can_miss:
             hot.take_over(sequence, layers)
@@ -166,7 +166,7 @@ class RecallCache(Cache):
         return self._training.job(sequence, layer)
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
-        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come, and
+        """Load a trained index if it is ready within the time. Raises StoreUnavailable when none will come, and
         CapacityError."""
         try:
             return self._training.load(sequence, trained, timeout_seconds)
@@ -190,7 +190,7 @@ class RecallCache(Cache):
     def group_shape(
         self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        """Of sequences that share a policy and may all miss or none. num_tokens: of the longest, rounded up."""
+        """Of sequences that share a policy, of which all may miss or none. num_tokens: of the longest, rounded up."""
         first = sequences[0]
         if first.plan.all_resident:
             num_positions = num_tokens
@@ -245,9 +245,10 @@ class RecallCache(Cache):
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
 
     def take_counts(self, sequences: list[Sequence]) -> None:
-        """Add what the device fetched by itself to the accounts of these, all that offload; may wait for it.
+        """Add the rows that the device fetched itself to the meters of these, all sequences that offload; may wait
+        for it.
 
-        Call it before one of them gives its seat to another.
+        Call it before a seat of theirs is given to another sequence.
         """
         if not sequences:
             return

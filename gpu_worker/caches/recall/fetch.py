@@ -1,4 +1,4 @@
-"""How rows that the hot cache misses come to the device."""
+"""Fetches rows that the hot cache misses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpu_worker.store.offload import Offloader
 
 
 class RecallFetch(ABC):
-    """Fills the slots that misses took, and tells where all selected tokens lie.
+    """Fills the slots that misses took, and gives the pool rows of all selected tokens.
 
-    arena: what the device reads rows from; None where the host has a part in it.
+    arena: what the device reads rows from; None where the host takes part.
     """
 
     arena: ArenaView | None = None

@@ -1,4 +1,4 @@
-"""Pool rows of what every decode step attends whatever is selected: sinks, window and the new token."""
+"""Pool rows of what every decode step attends in any case: sinks, window and the new token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fixed_positions(sequence: Sequence, end: int, device: torch.device) -> Tenso
 
 class FixedSlots:
     """For each seat, layer and KV head: a column for every sink, then a ring in which the new token takes the place of
-    the one that leaves the window. Attention does not care for the order.
+    the one that leaves the window. Attention does not depend on the order.
 
     table: int32 [seats, L, H_kv, width + 1], -1 where nothing is. The last column is where padding writes.
     """
@@ -32,7 +32,7 @@ class FixedSlots:
         return self.table.shape[3] - 1
 
     def make_room(self, width: int) -> None:
-        """Have at least this many columns; a captured step that read the smaller table is void."""
+        """Have at least this many columns; steps captured over a smaller table are void."""
         if width <= self.width:
             return
         wider = self._shape.seated(1 << (width - 1).bit_length(), dtype=torch.int32).fill_(-1)
@@ -65,10 +65,10 @@ class FixedSlots:
         return self.table[rows.seats[:, None], layers.start : layers.stop, :, rows.ring[:, None]][:, 0]
 
     def take_in(self, rows: RowInputs, layers: range, new_slots: Tensor) -> None:
-        """Let the new tokens, in pool rows int32 [B, layers, H_kv], into the ring."""
+        """Put the new tokens, in pool rows int32 [B, layers, H_kv], into the ring."""
         at_layers = self.table[:, layers.start : layers.stop]
         at_layers.permute(0, 3, 1, 2)[rows.seats, rows.ring] = new_slots
 
     def at(self, layer: int, width: int) -> Tensor:
-        """What is read in one layer: int32 [seats, H_kv, width], a view."""
+        """The part of one layer: int32 [seats, H_kv, width], a view."""
         return self.table[:, layer, :, :width]

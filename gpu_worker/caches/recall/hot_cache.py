@@ -1,4 +1,4 @@
-"""The hot cache: which tokens lie in a sequence's slots where there are fewer slots than tokens."""
+"""The hot cache: the tokens in a sequence's slots where there are fewer slots than tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
 class HotCacheSize:
     """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
 
-    Auto is the whole context where that is at most half of what is free, else that half: the next request finds room.
-    Where sinks and window leave less than that half, it is what they leave.
+    Auto is the whole context if that is at most half of what is free, else that half, so that the next request finds
+    room. Where sinks and window leave less than that half, it is what they leave.
     """
 
     share: float | None = None
@@ -68,7 +68,7 @@ class HotCache:
         return sum(state.nbytes for state in self._states())
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as there is room for."""
+        """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as fit."""
         seat, num_tokens, num_slots = sequence.seat, rows.shape[1], sequence.num_slots
         self.slot_of[seat, layer, :, : sequence.capacity] = -1
         self.token_of[seat, layer, :, :num_slots] = -1
@@ -113,7 +113,7 @@ class HotCache:
         return resolve(residency, _seat_rows(rows), positions)
 
     def take_over(self, sequence: Sequence, layers: range) -> None:
-        """Know a sequence in whose slots i position i has lain so far."""
+        """Take over a sequence that was fully resident: slot i holds position i."""
         seat, span, num_tokens = sequence.seat, slice(layers.start, layers.stop), sequence.num_tokens
         every = torch.arange(num_tokens, dtype=torch.int32, device=self.hand.device)
         self.slot_of[seat, span, :, : sequence.capacity] = -1
@@ -124,17 +124,17 @@ class HotCache:
         self.filled[seat, span] = num_tokens
 
     def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
-        """Have so many slots from the next step on; the new ones are empty."""
+        """Use so many slots from the next step on; the new ones are empty."""
         seat, span = sequence.seat, slice(layers.start, layers.stop)
         self.token_of[seat, span, :, sequence.num_slots : num_slots] = -1
         self.referenced[seat, span, :, sequence.num_slots : num_slots] = 0
 
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
-        """Do with the first `num_slots` of the sequence's slots from the next step on; not with fewer than its sinks,
+        """Use only the first `num_slots` of the sequence's slots from the next step on, but no fewer than its sinks,
         its window and the new token need.
 
-        Sinks and window move there, in the place of tokens that were not used lately; what else lies beyond is
-        forgotten, and fetched again when it is selected.
+        Sinks and window move there, in place of tokens that were not used lately; other tokens beyond are dropped,
+        and fetched again when they are selected.
         """
         for layer in layers:
             self._shrink_layer(sequence, layer, num_slots)

@@ -1,4 +1,4 @@
-"""Where the indexes of recall policies come from: the store's cores, the model's device, or one after the other."""
+"""Training of recall indexes: on the store's cores, on the model's device, or on one after the other."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ def recall_policy(sequence: Sequence) -> RecallPolicy:
 
 
 def prompt_job(sequence: Sequence) -> IndexJob | None:
-    """The index that a prefilled layer needs: of all between sinks and window."""
+    """The index that a prefilled layer needs: of all tokens between sinks and window."""
     plan = sequence.plan
     return recall_policy(sequence).prompt_job(plan, plan.num_sink, sequence.window_begin)
 
 
 class IndexTraining:
-    """Has layers indexed, and puts what was trained into the policies' indexes.
+    """Has layers indexed, and loads what was trained into the policies' indexes.
 
-    trains_here: on the model's device; else by the store. Where that device is a GPU, it trains what the second token
-    would wait for (`IndexJob.is_quick`); and where it has every row, the store does only what takes cores and leaves
-    the rest to it (`IndexJob.coarse`).
+    trains_here: on the model's device; else by the store. A GPU also trains what the second token would wait for
+    (`IndexJob.is_quick`); and if it has every row, the store trains only the coarse part (`IndexJob.coarse`).
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class IndexTraining:
         self._is_quick = is_quick(shape.device) and not offloader.selects_in_store
 
     def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index where that is done here."""
+        """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index if that is done here."""
         if self._offloader.selects_in_store:
             return
         policy, seat, plan = recall_policy(sequence), sequence.seat, sequence.plan
@@ -81,14 +80,14 @@ class IndexTraining:
             self._train_here(sequence, range(layer, layer + 1), job, keys[:, job.begin : job.end])
 
     def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
-        """What the store is to train of a prefilled layer; None: nothing."""
+        """The job for the store on a prefilled layer; None: nothing."""
         job = prompt_job(sequence) if sequence.plan.selects else None
         if job is None or self._is_trained_here(job, layer):
             return None
         return job.coarsened() if self._is_quick and not sequence.can_miss else job
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
-        """Take a trained index over if it is ready within the time. Raises StoreUnavailable when none will come."""
+        """Load a trained index if it is ready within the time. Raises StoreUnavailable when none will come."""
         segment = self._offloader.segment(trained, timeout_seconds)
         if segment is None or self._offloader.selects_in_store:
             return segment is not None
@@ -159,5 +158,5 @@ def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def is_quick(device: torch.device) -> bool:
-    """Whether a device does at once what would keep the store's cores busy."""
+    """Whether a device trains at once what would keep the store's cores busy."""
     return device.type == "cuda"

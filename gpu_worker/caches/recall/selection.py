@@ -1,4 +1,4 @@
-"""What a recall step attends beside sinks and window: who selects it, and how its rows come to the device."""
+"""The selection of a recall step: selected by policy or store, its rows brought to the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpu_worker.state.slot_pool import SlotPool
 
 @dataclass(frozen=True, slots=True)
 class RecallParts:
-    """What every recall step works with. in_store: selects where the store has the indexes; else None."""
+    """The parts that every recall step uses. in_store: selects if the store has the indexes; else None."""
 
     shape: CacheShape
     pool: SlotPool
@@ -37,7 +37,7 @@ class RecallParts:
 
 
 class Selection(SelectingStep):
-    """Of one group in some layers; what misses in the hot cache is fetched."""
+    """Selection of one group in some layers; rows that the hot cache misses are fetched."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Selection(SelectingStep):
         return self.newest(layer)[..., self._parts.shape.head_dim :]
 
     def newest(self, layer: int) -> Tensor:
-        """The new tokens' rows [B, H_kv, 2d]; padding has anyone's."""
+        """The new tokens' rows [B, H_kv, 2d]; padding lanes have arbitrary ones."""
         slots = self._new_slots[:, layer - self._layers.start]
         return self._parts.pool.rows[slots.clamp(min=0).long()]
 

@@ -1,4 +1,4 @@
-"""One decode step of the sequences that recall: select, make resident, attend."""
+"""One decode step of recall sequences: select, make resident, attend."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RecallStep(GroupStep):
         self._parts.probe.measure(self._layers, sightings)
 
     def _leaving_keys(self) -> Tensor:
-        """Of what leaves the window at this step: [B, layers, H_kv, d]; anyone's where nothing does."""
+        """Keys of the tokens that leave the window at this step: [B, layers, H_kv, d]; arbitrary where none does."""
         parts = self._parts
         slots = parts.fixed.leaving(self.group.rows, self._layers)
         return parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]

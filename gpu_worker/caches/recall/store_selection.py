@@ -1,4 +1,4 @@
-"""Selection by indexes that stay in the store, which sends the rows that the device does not have along."""
+"""Selection by indexes that stay in the store, which also sends the rows that the device lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_worker.store.offload import Offloader
 
 class StoreSelection(RecallFetch):
     """Each selection is one call to the store for all sequences of a group in one layer; `fetch` follows it. The store
-    trains from its own rows, and codes a token when it first is a candidate: nothing of an index is on the device."""
+    trains from its own rows, and codes a token when it first is a candidate; the device has no part of an index."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class StoreSelection(RecallFetch):
         self._rows: Tensor | None = None
 
     def select(self, candidates: Candidates, group: Group) -> Tensor:
-        """What each sequence of the group selects: int64 [B, H_kv, K], ascending, -1 pads. Raises StoreUnavailable."""
+        """The selection of each sequence of the group: int64 [B, H_kv, K], ascending, -1 pads. Raises
+        StoreUnavailable."""
         query, layer, sequences = candidates.query, candidates.layer, group.sequences
         resident: list[Tensor | None] = [None] * len(sequences)
         if group.shape.can_miss:

@@ -1,1 +1,1 @@
-"""What a retain policy kept of the prompt, in slots."""
+"""Retain: what a policy keeps of the prompt, in slots."""

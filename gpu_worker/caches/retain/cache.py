@@ -1,4 +1,4 @@
-"""What a policy keeps of each prefilled layer, and the tokens decoded since."""
+"""The retain cache: what a policy keeps of each prefilled layer, and the tokens decoded since."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def retain_policy(sequence: Sequence) -> RetainPolicy:
 
 
 class RetainCache(Cache):
-    """One cache for every retain policy and any mix of them. A sequence takes no slots until a layer is compressed, but
-    what it will need is its own from admission on."""
+    """One cache for every retain policy and any mix of them. A layer's slots are taken when it is compressed, but
+    reserved from admission on."""
 
     def __init__(
         self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe, first_layer: int
@@ -42,12 +42,12 @@ class RetainCache(Cache):
         self._states = PolicyStates(shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
-        # Who waits is asked for its blocks at every step.
+        # A waiting sequence is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What a captured step has read addresses from: it is void once these are other objects."""
+        """Objects whose addresses captured steps hold: with other objects the steps are void."""
         return self.kept.state
 
     @property
@@ -59,12 +59,13 @@ class RetainCache(Cache):
         return sum(self._layer_blocks(sequence, layer) for layer in range(self._num_layers))
 
     def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
-        """Enough however unequally a policy deals a layer's budget to its heads. layer: of those compressed."""
+        """Enough blocks however unequally a policy divides a layer's budget among its heads. layer: of those
+        compressed."""
         slots = self._layer_budgets(sequence)[layer] + self._room(sequence)
         return blocks_of_heads(self._shape.num_kv_heads, slots)
 
     def _layer_budgets(self, sequence: Sequence) -> list[int]:
-        """Of the layers that are compressed. Raises RequestError where the policy cannot serve the budget."""
+        """Budgets of the layers that are compressed. Raises RequestError if the policy cannot serve the budget."""
         if sequence not in self._budgets:
             policy, plan, num_layers = retain_policy(sequence), sequence.plan, self._num_layers
             try:
@@ -75,7 +76,7 @@ class RetainCache(Cache):
         return self._budgets[sequence]
 
     def _room(self, sequence: Sequence) -> int:
-        """Slots of each head for tokens that are decoded from when it was last compressed."""
+        """Slots of each head for tokens decoded since it was last compressed."""
         begin = max(sequence.num_prefill, sequence.kept_at)
         return retain_policy(sequence).room(sequence.plan, sequence.capacity - begin)
 
@@ -114,7 +115,7 @@ class RetainCache(Cache):
             raise no_room_for_policy(policy.name, "compress", rows.num_tokens) from error
 
     def _keep(self, sequence: Sequence, layers: range, retained: Retained) -> None:
-        """Put into the layers' slots what is retained; where a head keeps more than before they are dealt anew."""
+        """Put what is retained into the layers' slots; these are divided again if a head keeps more than before."""
         seat, room, policy = sequence.seat, self._room(sequence), retain_policy(sequence)
         counts = retained.counts_on_host()
         longest = max(counts)
@@ -141,7 +142,7 @@ class RetainCache(Cache):
         self._rows.write(seat, layers, retained)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
-        """Let the window move on for the next token; compress again where it is time."""
+        """Move the window on for the next token; compress again when it is time."""
         policy, plan = retain_policy(sequence), sequence.plan
         sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
         again = policy.recompression(plan)
@@ -162,8 +163,8 @@ class RetainCache(Cache):
         sequence.mark = again.mark(sequence.kept_at + again.interval - sequence.num_tokens)
 
     def _layers_at_once(self, sequence: Sequence, again: Recompression) -> int:
-        """How many may be compressed together while the sequence decodes: their rows take no more memory in passing
-        than those of one prompt of the greatest length, for which there is room as float32."""
+        """How many layers may be compressed together while the sequence decodes: their temporaries take no more
+        memory than those of one prompt of the greatest length, for which there is room as float32."""
         if not again.together:
             return 1
         num_rows = sequence.longest_kept + again.interval

@@ -1,4 +1,4 @@
-"""How a retain step attends what is kept, and what its policy may ask of the slots."""
+"""Attention of a retain step over what is kept, and its policy's access to the slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
 @dataclass(frozen=True, slots=True)
 class RetainParts:
-    """What every retain step works with."""
+    """The parts that every retain step uses."""
 
     shape: CacheShape
     pool: SlotPool

@@ -17,8 +17,8 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
 
 
 class KeptRows:
-    """Several layers at once are one layer of more heads, the heads of the first layer first. Nothing here waits for
-    the device."""
+    """Several layers at once are treated as one layer of more heads, those of the first layer first. Nothing here waits
+    for the device."""
 
     def __init__(
         self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, kept: KeptSlots, first_layer: int
@@ -31,8 +31,8 @@ class KeptRows:
         self._first_layer = first_layer
 
     def read(self, sequence: Sequence, layers: range, num_decoded: int) -> LayerRows:
-        """What is kept of these layers by now; heads that hold less than the longest are padded. They were
-        compressed in as many rounds, and so many tokens ago."""
+        """The rows of these layers by now; heads shorter than the longest are padded. The layers were compressed in
+        as many rounds, and as many tokens ago."""
         held = [sequence.kept_layers[layer] for layer in layers]
         lengths = list(chain.from_iterable(one.lengths(num_decoded) for one in held))
         count = max(lengths)
@@ -60,7 +60,7 @@ class KeptRows:
         )
 
     def write(self, seat: int, layers: range, retained: Retained) -> None:
-        """Put what is kept into the layers' first slots, that were dealt before."""
+        """Put what is kept into the layers' first slots, which were divided among the heads before."""
         dtype = self._pool.rows.dtype
         offsets = self._offsets(seat, layers, retained.positions)
         scatter_pairs(self._bytes, offsets, retained.keys.to(dtype), retained.values.to(dtype))

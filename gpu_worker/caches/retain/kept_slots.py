@@ -1,4 +1,4 @@
-"""What lies in the slots of sequences whose layers are compressed."""
+"""The content of the slots of sequences whose layers are compressed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class KeptSlots:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
 
     def fill(self, seat: int, layers: range, retained: Retained, room: int) -> None:
-        """Start layers with what is retained of their heads, the first layer's first, in the first slots; each head may
-        take `room` more."""
+        """Start layers with the retained rows of their heads, the first layer's first, in the first slots; each head
+        may take `room` more."""
         place = seat, slice(layers.start, layers.stop)
         lengths = retained.counts.int().unflatten(0, (len(layers), -1))
         self.lengths[place] = lengths
@@ -66,7 +66,7 @@ class KeptSlots:
             _start(self.notes[place], retained.notes, 0.0)
 
     def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
-        """What a policy that evicts chooses from. width: no head of these rows has more slots."""
+        """What an evicting policy chooses from. width: no head of these lanes has more slots."""
         span = slice(layers.start, layers.stop)
         notes = None if self.notes is None else self.notes[:, span, :, :width][rows.seats]
         positions = self.positions[:, span, :, :width][rows.seats]
@@ -82,8 +82,8 @@ class KeptSlots:
         return self.lengths[rows.seats, span] >= self.limits[rows.seats, span]
 
     def take_in(self, rows: RowInputs, layers: range, slots: Tensor) -> Tensor:
-        """Let the new tokens into slots int64 [B, layers, H_kv]; how many slots are filled then, int64 alike, 0 for
-        padding."""
+        """Put the new tokens into slots int64 [B, layers, H_kv]; returns how many slots are filled then, int64 alike, 0
+        for padding."""
         span, is_real = slice(layers.start, layers.stop), rows.positions >= 0
         wide = is_real[:, None, None]
         before = self.lengths[rows.seats, span]
