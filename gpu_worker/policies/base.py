@@ -1,8 +1,8 @@
-"""What a policy is: which past tokens a decode step attends.
+"""The interface of a policy, which decides which past tokens a decode step attends.
 
 Sinks, the local window, top-k, the hot cache and attention are common to all policies and live in the engine;
-a policy holds its paper's idea and nothing else. All state lies in tensors indexed by seat, the running request's
-row in every batched tensor, so that any mix of requests is one batch.
+a policy holds only its paper's idea. All state lies in tensors indexed by seat, so that any mix of requests is one
+batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gpu_worker.models import KeyShift
 
 
 class Family(enum.Enum):
-    """Where the attended rows come from: slots of every token, slots of what a policy keeps of the prompt, or the arena
-    by way of the hot cache."""
+    """Where attended rows come from: slots of all tokens, slots of what a policy keeps of the prompt, or the arena
+    through the hot cache."""
 
     DENSE = "dense"
     RETAIN = "retain"
@@ -31,7 +31,7 @@ class Family(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """Sizes that every piece of KV state is built from. dtype: of the model's keys. key_shift: by its rotation; None
-    where nobody moves keys."""
+    where keys are never moved."""
 
     max_num_seqs: int
     num_layers: int
@@ -54,10 +54,10 @@ class CacheShape:
 class Plan:
     """How one request spends its budget; fixed when its prompt is known.
 
-    `num_selected` None: every candidate is attended and nothing is scored. `window_extra`: window tokens come on
-    top of the budget (ClusterKV's unclustered tokens, CK-A1). `all_resident`: every token keeps a slot, for selecting
-    reads exact keys. `has_means`: what is kept are means of tokens, at no position of their own, so that attention mass
-    and recall are not measured.
+    `num_selected` None: every candidate is attended and nothing is scored. `window_extra`: window tokens come on top
+    of the budget (ClusterKV's unclustered tokens, CK-A1). `all_resident`: every token keeps a slot, because selecting
+    reads exact keys. `has_means`: what is kept are means of tokens, at no position of their own, so that attention
+    mass and recall are not measured.
     """
 
     num_prompt_tokens: int
@@ -74,14 +74,14 @@ class Plan:
         return self.num_selected is not None
 
     def of_layer(self, budget: int) -> Plan:
-        """The plan of a layer whose heads keep so many tokens each, in the mean; sinks and window are the same, also
-        where a budget is too small for these, which then are all that is kept."""
+        """The plan of a layer whose heads keep so many tokens each on average. Sinks and window stay the same; a
+        budget too small for them keeps only these."""
         num_selected = max(0, budget - self.num_sink - self.num_recent)
         return replace(self, budget_tokens=budget, num_selected=num_selected)
 
 
 class PromptAttention(ABC):
-    """How one prompt's queries attend what is before them, where that is not all."""
+    """How one prompt's queries attend the tokens before them, if not all of them."""
 
     @abstractmethod
     def attend(self, query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
@@ -96,8 +96,8 @@ class PromptAttention(ABC):
 class StepQueries:
     """Queries of a step's new tokens in one layer: [B, H_q, d].
 
-    own: the layer's. early: computes those that it would have if the layer before it changed nothing, by which a policy
-    may guess ahead; of the first layer its own.
+    own: the layer's. early: computes the queries that it would have if the layer before it changed nothing, for
+    policies that predict; of the first layer its own.
     """
 
     own: Tensor
@@ -109,7 +109,7 @@ class StepAttention(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
-        """Attention of the new tokens, which are in their slots by now: [B, H_q, d]."""
+        """Attention of the new tokens, which are in their slots already: [B, H_q, d]."""
 
 
 class Policy(ABC):
@@ -122,7 +122,7 @@ class Policy(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What requests call it."""
+        """The name that requests use."""
 
     @abstractmethod
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
@@ -133,18 +133,18 @@ class Policy(ABC):
         return 0
 
     def prompt_attention(self, plan: Plan) -> PromptAttention | None:
-        """How one prompt of which it selects is attended; None: densely. Rows that are not computed densely are of use
-        to no other request."""
+        """How one prompt that it selects from is attended; None: densely. Rows that are not computed densely are not
+        shared with other requests."""
         return None
 
     def allocate(self, shape: CacheShape) -> Any:
-        """State of its own for every seat, uninitialised; None: none."""
+        """The policy's state of every seat, uninitialised; None: it has none."""
         return None
 
     def observe_prefill(
         self, state: Any, seat: int, layer: int, plan: Plan, keys: Tensor, values: Tensor, queries: Tensor
     ) -> None:
-        """Put into the state what it needs of a prefilled layer. state: what `allocate` gave. keys, values:
+        """Put what it needs of a prefilled layer into the state. state: of `allocate`. keys, values:
         [H_kv, n, d] of the prompt, in the model's dtype. queries: [H_q, w, d] of its last w tokens, as many as
         `num_queries`."""
         return None

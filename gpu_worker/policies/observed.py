@@ -17,12 +17,12 @@ MAX_WEIGHTS = reference.MAX_WEIGHTS
 def weight_tiles(
     rows: LayerRows, query_index: Tensor | None = None, max_weights: int = MAX_WEIGHTS
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Softmax weights of queries over every token that they can see, a few queries at a time, for what needs more of
-    them than `observed_weight` says.
+    """Softmax weights of queries over every token that they can see, a few queries at a time, for policies that need
+    more than `observed_weight` gives.
 
     query_index: int64 [H_q, T], places in `rows.queries`, of which the last is the prompt's last token, or -1 for
     padding; None: all. Yields weights float32 [H_q, t, n], 0 for what comes after the query, and the queries' positions
-    int64 [H_q, t]. Padding is at -1, and its weights mean nothing.
+    int64 [H_q, t]. Padding is at -1, with arbitrary weights.
     """
     queries, positions = _placed(rows, query_index)
     for weights, tile in reference.weight_tiles(queries, rows.keys, positions, rows.scale, max_weights):
@@ -37,7 +37,7 @@ def group_mean(of_heads: Tensor, num_kv_heads: int) -> Tensor:
 def observed_weight(
     rows: LayerRows, query_index: Tensor | None = None, num_queries: Tensor | None = None
 ) -> Tensor:
-    """Weight that every token gets from these queries, their sum, the mean over the group: float32 [H_kv, n].
+    """The summed weight of every token over these queries, the mean over the group: float32 [H_kv, n].
 
     query_index: as for `weight_tiles`. num_queries: float32 or int64 [H_q], each head's sum is divided by its own
     before the mean; None: by nothing.
@@ -51,7 +51,7 @@ def observed_weight(
 
 
 def _placed(rows: LayerRows, query_index: Tensor | None) -> tuple[Tensor, Tensor]:
-    """These queries [H_q, T, d], and the positions at which they stand int64 [H_q, T]; -1 for padding."""
+    """These queries [H_q, T, d], and their positions int64 [H_q, T]; -1 for padding."""
     num_heads, width, head_dim = rows.queries.shape
     first = rows.keys.shape[1] - width
     if query_index is None:

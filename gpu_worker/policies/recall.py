@@ -1,4 +1,4 @@
-"""What a recall policy is: it scores every past token at every step, of which all stay recallable."""
+"""The interface of a recall policy, which scores every past token at every step; all stay recallable."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class IndexJob:
     """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
 
     coarse: the least that the store must train where `load` can do the rest from the keys; None: all of it. is_quick: a
-    GPU trains a layer in less time and memory than is worth a wait for the store. needs_keys: what is trained says
-    nothing of single tokens; `load` gets their keys to do so itself. num_before: clusters that the sequence has from
-    jobs before this one.
+    GPU trains a layer in less time and memory than is worth a wait for the store. needs_keys: the trained arrays do not
+    cover single tokens; `load` gets the tokens' keys. num_before: clusters that the sequence has from earlier jobs.
     """
 
     begin: int
@@ -33,7 +32,7 @@ class IndexJob:
     num_before: int = 0
 
     def coarsened(self) -> IndexJob:
-        """What the store does of it where the keys will be at hand."""
+        """The store's part of the job, if the keys will be at hand afterwards."""
         return (
             self if self.coarse is None else replace(self, params=self.coarse, coarse=None, needs_keys=True)
         )
@@ -41,24 +40,24 @@ class IndexJob:
 
 @dataclass(frozen=True, slots=True)
 class FixedKeys:
-    """Keys of sinks, window and new token, where they lie. pool: [num_slots, 2d], a row is K then V. slots: int32
+    """Keys of sinks, window and new token, in place. pool: [num_slots, 2d], a row is K then V. slots: int32
     [B, H_kv, F], its rows, -1 pads."""
 
     pool: Tensor
     slots: Tensor
 
     def at(self, channels: Tensor) -> Tensor:
-        """Their values in the channels int64 [B, H_kv, r]: float32 [B, H_kv, F, r]; what pads have is anything."""
+        """Their values in the channels int64 [B, H_kv, r]: float32 [B, H_kv, F, r]; arbitrary for padding."""
         return self.pool[self.slots.clamp(min=0).long()[..., None], channels[:, :, None]].float()
 
 
 def _not_there() -> tuple[Tensor, Tensor]:
-    raise LookupError("exact keys are there only where the plan keeps every token resident")
+    raise LookupError("exact keys are available only where the plan keeps every token resident")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """One layer's scoring problem: B seats, their new tokens' queries, and where their candidates lie.
+    """One layer's scoring problem: B seats, their new tokens' queries, and their candidates.
 
     queries: of the new tokens. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions
     is N, at least the largest end. scale: of the model's attention. exact_keys: reads the keys of all tokens, the new
@@ -97,8 +96,8 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """What a layer attends of its candidates: their positions, int64 [B, H_kv, K], ascending, then -1; and the pool
-    rows where they lie by now, int32 alike."""
+    """The selected candidates of a layer: their positions, int64 [B, H_kv, K], ascending, then -1; and their pool rows,
+    int32 alike."""
 
     candidates: Candidates
     positions: Tensor
@@ -106,7 +105,7 @@ class Selected:
 
 
 class SelectingStep(StepAttention):
-    """How a recall step attends if its policy says nothing else: sinks, window, and what is selected, exactly.
+    """The default attention of a recall step: sinks, window, and what is selected, exactly.
 
     positions: int64 [B], of the new tokens; -1 for padding. latest: what was selected last.
     """
@@ -128,7 +127,7 @@ class SelectingStep(StepAttention):
 
     @abstractmethod
     def new_values(self, layer: int) -> Tensor:
-        """Of the new tokens [B, H_kv, d]; padding has anyone's."""
+        """Of the new tokens [B, H_kv, d]; arbitrary for padding."""
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
         return self.attend_selected(self.select(layer, queries))
@@ -153,7 +152,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """The index state of every seat, uninitialised."""
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
-        """What must be trained of a prefilled prompt's candidates [begin, end); None: nothing."""
+        """The job for a prefilled prompt's candidates [begin, end); None: nothing is trained."""
         return None
 
     def load(
@@ -169,15 +168,15 @@ class RecallPolicy(Policy, Generic[IndexT]):
         them. read_keys: where the job `needs_keys`, of its tokens."""
 
     def load_bytes(self, num_keys: int) -> int:
-        """Most bytes that `load` has on a GPU at one time beside what it is given, for a segment of so many keys of
-        all heads."""
+        """Most bytes that `load` uses on a GPU at one time beside its arguments, for a segment of so many keys of all
+        heads."""
         return 0
 
     # What leaves the window.
 
     def leaving_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
-        """What must be trained of the tokens [begin, end), which leave the window together; None: they leave it one by
-        one, and `extend` codes them."""
+        """The job for the tokens [begin, end), which leave the window together; None: they leave one by one, and
+        `extend` codes them."""
         return None
 
     def extend(self, index: IndexT, leaving: Leaving) -> None:
@@ -186,17 +185,17 @@ class RecallPolicy(Policy, Generic[IndexT]):
     # How a step is attended.
 
     def attention(self, index: IndexT, step: SelectingStep) -> StepAttention:
-        """How a step is attended: as `step` does, or by an object that does more."""
+        """The attention of a step: `step` itself, or an object that does more."""
         return step
 
     def select(self, index: IndexT, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         """Positions of the best `counts[b]` candidates of every head, ascending, -1 pads: int64 [B, H_kv, width].
 
-        counts: int64 [B], none above `width`. Ties go to the higher position. A policy with a shorter way than to
-        score every candidate overrides this.
+        counts: int64 [B], none above `width`. Ties go to the higher position. A policy that need not score every
+        candidate overrides this.
         """
         return top_k(self.score(index, candidates), counts, width)
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:
-        """float32 [B, H_kv, N]: the larger, the sooner attended; -inf for what is no candidate."""
+        """float32 [B, H_kv, N]: the larger, the sooner attended; -inf for positions that are no candidates."""

@@ -1,7 +1,7 @@
-"""What a retain policy is: it keeps a part of every prefilled layer, or means of it, and the rest is gone.
+"""The interface of a retain policy, which keeps a part of every prefilled layer, or means of it, and forgets the rest.
 
 Positions, slots and attention are the engine's. A policy sees one layer of one sequence at a time, on the model's
-device, and may be asked again while the sequence decodes.
+device, and may compress again while the sequence decodes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LEAST, MOST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """One layer of one sequence as `compress` gets it: the whole prompt, or what is kept by now. Where layers are
-    treated alike it may be several, as one layer of more heads, the first layer's first.
+    """One layer of one sequence as `compress` gets it: the whole prompt, or what is kept by now. It may be several
+    layers that are compressed together, as one layer of more heads, the first layer's first.
 
     layer: from 0 to num_layers - 1, of those that are compressed; the first of several. num_tokens: the length of the
     context; more than the plan's prompt when the sequence decodes. keys, values: [H_kv, n, d], keys rotated. positions:
     int64 [H_kv, n], ascending; where heads keep unequal numbers of rows and the sequence decodes, -1 pads the shorter
     ones. queries: [H_q, w, d], rotated, of the last w tokens of the prompt, as many as the policy's `num_queries`; none
-    when the sequence decodes. scale: of the model's attention. seed: of the request. notes: float32 [H_kv, n], as the
-    last `Retained` had them and the steps since have changed them; None at first. history: [H_kv, n, m] and rounds:
-    what the last `Retained` of this layer said, 0 for rows that came since. is_even: no head is padded, and that is
-    known without waiting for the device.
+    when the sequence decodes. scale: of the model's attention. seed: of the request. notes: float32 [H_kv, n], of the
+    last `Retained`, as the steps since have changed them; None at first. history: [H_kv, n, m] and rounds: of the last
+    `Retained` of this layer, 0 for rows that came since. is_even: no head is padded, which is known without waiting
+    for the device.
     """
 
     layer: int
@@ -78,12 +78,12 @@ class LayerRows:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What stays of a layer. Heads may keep unequal numbers S_h; what lies beyond a head's is padding.
+    """What is kept of a layer. Heads may keep unequal numbers S_h; the rest of a head's width is padding.
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
     [H_kv, S, d] in the model's dtype. notes: float32 [H_kv, S], a number of the policy's own for each slot, which its
     steps read and change; a new token's is 0. history: [H_kv, S, m] of any type and rounds: any numbers that the policy
-    wants to be told next time. is_even: surely nothing is padding, so that nobody waits for the device to learn it.
+    gets back next time. is_even: certainly no padding, so that the host need not wait for the device to know.
     """
 
     positions: Tensor
@@ -158,7 +158,8 @@ class Gift:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """slots: int64 [B, L, H_kv], what each head gives up to its new token. gift: where its value goes, if anywhere."""
+    """slots: int64 [B, L, H_kv], the slot that each head gives to its new token. gift: where the evicted value goes, if
+    anywhere."""
 
     slots: Tensor
     gift: Gift | None = None
@@ -166,7 +167,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Recompression:
-    """When what is kept is compressed again while a sequence decodes.
+    """When a layer is compressed again while a sequence decodes.
 
     interval: after so many decoded tokens. together: what a head keeps depends on its rows, the plan and the budget
     only, and every layer has that budget, so that several layers may be compressed at once.
@@ -176,13 +177,13 @@ class Recompression:
     together: bool = False
 
     def mark(self, num_left: int) -> int:
-        """What `KeptStep.marks` say of a step after which the layers are compressed within `num_left` steps, its own
-        among them: what does not follow from tensors is said here, on the host."""
+        """The number in `KeptStep.marks` of a step after which the layers are compressed within `num_left` steps,
+        itself included: what does not follow from tensors is computed here, on the host."""
         return 0
 
 
 class KeptStep(StepAttention):
-    """How a retain step attends if its policy says nothing else: every slot that a head has filled, exactly.
+    """The default attention of a retain step: every slot that a head has filled, exactly.
 
     layers: that it is of. seats, positions, begin, marks: int64 [B]: of the new tokens, -1 for padding; sinks are below
     begin; what `Recompression.mark` said. lengths: int64 [B, layers, H_kv], slots that are filled, the new tokens' too.
@@ -268,7 +269,7 @@ class RetainPolicy(Policy):
         return None
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
-        # Where nothing leaves, all that is decoded stays with the prompt's last tokens.
+        # If nothing leaves, all decoded tokens stay with the prompt's last tokens.
         leaves = self.evicts or self.recompression(plan) is not None
         return super().window_begin(plan, num_tokens if leaves else plan.num_prompt_tokens)
 
@@ -280,7 +281,7 @@ class RetainPolicy(Policy):
 
 
 class Observing(StepAttention):
-    """Has every step's weights noted, and attends what is kept."""
+    """Records every step's weights, and attends what is kept."""
 
     def __init__(self, step: KeptStep, note: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         """note: as for `KeptStep.observe`."""
@@ -297,7 +298,7 @@ class ScoredPolicy(RetainPolicy):
 
     @abstractmethod
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        """Of every row; what sinks and window score is not read. plan: the layer's, by its own budget."""
+        """Scores of every row; those of sinks and window are not read. plan: the layer's, by its own budget."""
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         plan = plan.of_layer(budget)
@@ -330,7 +331,7 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
 
 
 def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
-    """The same where nothing is padded: sinks are the first rows and the window is the last. Nothing waits."""
+    """The same without padding: sinks are the first rows and the window is the last. Does not wait for the device."""
     num_heads, num_rows = rows.positions.shape
     begin, end, num_best = plan.num_sink, num_rows - plan.num_recent, plan.num_selected or 0
     second = None if scores.second is None else scores.second[:, begin:end]
@@ -342,5 +343,5 @@ def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
 
 
 def finite(scores: Tensor) -> Tensor:
-    """Scores as they are ranked: what is there can be taken, also where a model overflows."""
+    """Scores as they are ranked: finite, so that every row can be taken even where a model overflows."""
     return scores.nan_to_num(nan=LEAST, posinf=MOST, neginf=LEAST)

@@ -1,4 +1,4 @@
-"""What a wrapper is: a policy around another, its `inner`, and that policy in all that it does not define itself."""
+"""Wrappers: a policy around another, its `inner`, which does everything that the wrapper does not define itself."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def delegating(cls: ClassT) -> ClassT:
 class AllocationPolicy(RetainPolicy):
     """Moves a retain policy's budget: between layers by its own `layer_budget`, or between heads by its own `compress`.
 
-    The one between layers goes outside, `LayerWise(AdaKV(SnapKV()))`: what is between heads needs a policy that scores.
+    The one between layers goes outside, `LayerWise(AdaKV(SnapKV()))`: the one between heads needs a policy that scores.
     """
 
     inner: RetainPolicy
 
     def recompression(self, plan: Plan) -> Recompression | None:
-        # Layers do not keep as many any more, nor do heads.
+        # Layers no longer keep equal numbers, nor do heads.
         again = self.inner.recompression(plan)
         return None if again is None else replace(again, together=False)
 

@@ -1,4 +1,4 @@
-"""What assigning points and moving centroids mean, in float32 PyTorch."""
+"""The definition of assigning points and moving centroids, in float32 PyTorch."""
 
 from __future__ import annotations
 

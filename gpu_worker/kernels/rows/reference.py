@@ -1,4 +1,4 @@
-"""What moving rows means, in PyTorch.
+"""The definition of moving rows, in PyTorch.
 
 The arena is a flat uint8 tensor; a row of it is found by the offset of its first byte, int64. All offsets are multiples
 of 16, or of the largest power of two that divides the row's bytes if that is less. A row whose offset is below 0 or

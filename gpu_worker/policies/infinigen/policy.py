@@ -150,6 +150,6 @@ def _read_skew(path: str, shape: CacheShape) -> Tensor:
     expected = (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.head_dim)
     if matrices.shape != expected:
         raise ConfigError(
-            f"{path}: skew has shape {list(matrices.shape)}; this model needs {list(expected)}: make it anew"
+            f"{path}: skew has shape {list(matrices.shape)}; this model needs {list(expected)}: calibrate again"
         )
     return matrices.to(shape.device, torch.float32)

@@ -61,5 +61,5 @@ class NACL(ScoredPolicy):
         noise = torch.empty(rows.positions.shape).exponential_(generator=generator)
         gumbel = -noise.log()
         device = rows.keys.device
-        # Nobody waits for the copy. PyTorch keeps the pinned memory until it is done.
+        # The copy is not waited for. PyTorch keeps the pinned memory until it is done.
         return gumbel if device.type == "cpu" else gumbel.pin_memory().to(device, non_blocking=True)

@@ -63,7 +63,7 @@ class SemanticKV(ScoredPolicy):
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
         is_voter = self.voters(rows)
-        # As many as any head may have, a number that nobody has to ask the device for.
+        # As many as any head may have, a number that needs no wait for the device.
         most = math.ceil(self.semantic_share * rows.num_tokens) + self._num_recent_voters(rows.num_tokens)
         voters = listed(is_voter, min(most, is_voter.shape[1]))
         if self.count_corrected:

@@ -1,4 +1,4 @@
-"""The same in Triton: a round is four launches, and none of them waits for the host.
+"""Soft matching in Triton: a round is four launches, and none of them waits for the host.
 
 1. Zeros for the histogram. 2. `match_chunk`, grid (chunks, H): cosines of a chunk's rows in one tile of products; each
 seeking row leaves its best edge as one number, and counts it in the head's histogram of 8193 levels. 3. `choose_edges`,

@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: the edges of a chunk, which edges of a head are taken, and what a chunk becomes."""
+"""The programs of `kernel.py`: the edges of a chunk, which edges of a head are taken, and the merged chunk."""
 
 from __future__ import annotations
 

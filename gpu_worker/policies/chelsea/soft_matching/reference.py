@@ -1,4 +1,4 @@
-"""What matching and merging mean, in float32 PyTorch: every second row looks for the row that is most like it."""
+"""The definition of matching and merging, in float32 PyTorch: every second row seeks the most similar row."""
 
 from __future__ import annotations
 

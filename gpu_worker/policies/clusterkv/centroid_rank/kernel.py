@@ -109,7 +109,7 @@ def _starts(
     clusters = block * BLOCK + places
     own = tl.load(products + clusters, mask=clusters < num_clusters, other=float("-inf"))
     size = tl.load(sizes + clusters, mask=clusters < num_clusters, other=0)
-    # Nobody asks where an unused cluster starts.
+    # The start of an unused cluster is never read.
     if tl.max(size, axis=0) > 0:
         is_before = (own[None, :] > own[:, None]) | (
             (own[None, :] == own[:, None]) & (places[None, :] < places[:, None])

@@ -1,4 +1,4 @@
-"""What irregularity and chunk sums mean, in float32 PyTorch.
+"""The definition of irregularity and chunk sums, in float32 PyTorch.
 
 Of n keys in k chunks each chunk has floor(n / k), in order, and the last one the rest too.
 """

@@ -1,4 +1,4 @@
-"""What averaging votes over groups means, in PyTorch."""
+"""The definition of votes averaged over groups, in PyTorch."""
 
 from __future__ import annotations
 

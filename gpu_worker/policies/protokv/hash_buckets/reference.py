@@ -1,4 +1,4 @@
-"""What hashing by random features means, in float32 PyTorch."""
+"""The definition of hashing by random features, in float32 PyTorch."""
 
 from __future__ import annotations
 
