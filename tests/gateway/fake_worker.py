@@ -23,9 +23,12 @@ class Script:
     fail_at: int | None = None
     fail_with: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.INTERNAL, "x", ())
     hang_at: int | None = None
-    silent_s: float = 0.0
+    # nothing comes while it is set
+    is_silent: bool = False
     # no token comes while it is set
     is_held: bool = False
+    # before each token
+    token_s: float = 0.0
     store_reachable: bool = True
     version: str = field(default_factory=lambda: own_edition().version)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -44,7 +47,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         script.requests.append(request)
         aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
         try:
-            await asyncio.sleep(script.silent_s)
+            while script.is_silent:
+                await asyncio.sleep(0.01)
             tokens = script.reply[: request.sampling.max_tokens]
             count = 0
             for at, token in enumerate([*tokens, None]):
@@ -59,6 +63,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     await aborted.wait()
                 while script.is_held:
                     await asyncio.sleep(0.01)
+                await asyncio.sleep(script.token_s)
                 if token is None or aborted.is_set():
                     break
                 count += 1

@@ -186,7 +186,11 @@ tokenizer.decode(tokenizer.encode(text, False))
 print(sorted({"torch", "triton", "faiss", "ray"} & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(model_dir)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, str(model_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -54,10 +54,12 @@ def test_error_frame_then_done(http: httpx.Client, stack: Stack) -> None:
 
 
 def test_heartbeat_while_the_worker_is_silent(http: httpx.Client, stack: Stack) -> None:
-    stack.say("the fox", silent_s=0.7)
-    text = http.post(CHAT, json={"messages": HELLO, "stream": True}).text
-    assert text.startswith(": ping\n\n")
-    assert text.endswith("data: [DONE]\n\n")
+    script = stack.say("the fox", is_silent=True)
+    with http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as response:
+        text = response.iter_text()
+        assert next(text).startswith(": ping\n\n")
+        script.is_silent = False
+        assert "".join(text).endswith("data: [DONE]\n\n")
 
 
 def test_request_id_is_sanitised(http: httpx.Client) -> None:
