@@ -22,7 +22,7 @@ class Utilisation:
 
     gateway: of its cores. prefill, decode: share of the time in which a prompt was under way, or requests decoded
     (both may be: steps and quanta take turns). seats, gpu_memory, host_memory: held by live requests; host_used: with
-    kept prefixes. network: of the nodes' links, each way.
+    kept prefixes.
     """
 
     gateway: float
@@ -32,7 +32,6 @@ class Utilisation:
     gpu_memory: float
     host_memory: float
     host_used: float
-    network: float
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class ClusterRow:
     chat_ttft_s: Percentiles | None
     tpot_ms: Percentiles | None
     host_gib_per_gpu: float
-    network_gb_per_s: float
-    moved_in_node_gb_per_s: float
     gateways_needed: float
     used: Utilisation
     waiting: dict[str, float]
@@ -73,7 +70,6 @@ def row_of(
         return float(sum(getattr(one, name) for one in totals) / of)
 
     arena_tokens = int(parameters.host_bytes * parameters.arena_share) // measured.token_bytes
-    link_bytes = window_s * parameters.network_bytes_per_s * -(-num_gpus // parameters.gpus_per_node)
     used = Utilisation(
         gateway=outcome.gateway_s / window_s / case.num_gateways,
         prefill=share("prefill_s", whole),
@@ -82,7 +78,6 @@ def row_of(
         gpu_memory=share("slot_s", whole * measured.slot_tokens),
         host_memory=share("leased_s", whole * arena_tokens),
         host_used=share("used_s", whole * arena_tokens),
-        network=outcome.network_bytes / link_bytes,
     )
     computed, known = _sum(totals, "computed_tokens"), _sum(totals, "known_tokens")
     waiting = {cause: seconds / window_s for cause, seconds in outcome.waiting_s.items()}
@@ -103,8 +98,6 @@ def row_of(
         chat_ttft_s=_ttft([one for one in counted if one.kind.name == CHAT.name]),
         tpot_ms=Percentiles.of(1000 * _token_s(one) for one in counted if one.kind.output_tokens > 1),
         host_gib_per_gpu=share("used_s", whole) * measured.token_bytes / 2**30,
-        network_gb_per_s=outcome.network_bytes / window_s / 1e9,
-        moved_in_node_gb_per_s=outcome.local_bytes / window_s / 1e9,
         gateways_needed=share("first_tokens", window_s) * outcome.work_s,
         used=used,
         waiting=waiting,

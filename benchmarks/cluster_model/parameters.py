@@ -55,12 +55,11 @@ MIXES = {
 class Routing(StrEnum):
     """Which replica a request goes to.
 
-    AFFINITY: that which has the request's prefix or session, else the least loaded. MOVED: the least loaded, which
-    fetches the prefix from another replica. COMPUTED: the least loaded, which computes what it does not have.
+    AFFINITY: that which has the request's prefix or session, else the least loaded. COMPUTED: the least loaded, which
+    computes what it does not have.
     """
 
     AFFINITY = "affinity"
-    MOVED = "least loaded, prefixes moved"
     COMPUTED = "least loaded, prefixes computed again"
 
 
@@ -69,8 +68,7 @@ class ClusterParameters:
     """Assumed, all of it.
 
     gpu_bytes, host_bytes: memory of a GPU, and of the host for each. arena_share: of host memory for rows.
-    gpus_per_node: one network link serves so many. gateways_per_node: processes, each with a core.
-    network_bytes_per_s: of a node's link, each way. host_copy_bytes_per_s: from one store to another on one node.
+    gateways_per_node: processes, each with a core.
     prefixes_per_gpu: documents, system prompts and sessions that requests come back to, all equally often.
     prefix_share: of a prompt that comes back. max_num_seqs, prefill_chunk: the worker's defaults. tokens_per_slab:
     prefixes are shared in whole slabs.
@@ -81,8 +79,6 @@ class ClusterParameters:
     arena_share: float = 0.85
     gpus_per_node: int = 8
     gateways_per_node: int = 2
-    network_bytes_per_s: float = 100e9 / 8
-    host_copy_bytes_per_s: float = 10e9
     prefixes_per_gpu: float = 8.0
     prefix_share: float = 0.9
     max_num_seqs: int = 32

@@ -110,15 +110,13 @@ class Replica:
             first = min(first, self._now + (self._decoding[0][0] - self._made) / self._decode_rate)
         return first
 
-    def change(self) -> tuple[list[Request], Request | None]:
-        """The requests that finished by now, and those that got a first token; after `advance` to when one is due."""
+    def change(self) -> list[Request]:
+        """The requests that finished by now; after `advance` to when a change is due."""
         finished = []
         while self._decoding and self._decoding[0][0] - self._made <= CLOSE * max(1.0, self._made):
             finished.append(self._leave(heapq.heappop(self._decoding)[2]))
         begun = self._prefilling
-        if begun is None or self._left_s > CLOSE * max(1.0, self._now):
-            begun = None
-        else:
+        if begun is not None and self._left_s <= CLOSE * max(1.0, self._now):
             self._prefilling = None
             begun.first_token = self._now
             self._totals.first_tokens += 1
@@ -127,7 +125,7 @@ class Replica:
             target = self._made + begun.kind.output_tokens - 1
             heapq.heappush(self._decoding, (target, begun.number, begun))
         self._settle()
-        return finished, begun
+        return finished
 
     def _leave(self, request: Request) -> Request:
         request.finished = self._now
@@ -155,7 +153,7 @@ class Replica:
             return SEATS
         if self._slots + request.num_tokens > self._measured.slot_tokens:
             return GPU_MEMORY
-        request.has_prefix = request.carried or self.arena.holds(request.prefix)
+        request.has_prefix = self.arena.holds(request.prefix)
         own = request.num_tokens - request.prefix_tokens
         if not self.arena.take(own, request.prefix, request.prefix_tokens):
             return HOST_MEMORY

@@ -1,4 +1,4 @@
-"""The cluster: gateways, routing, replicas and the network between their nodes, event by event."""
+"""The cluster: gateways, routing and replicas, event by event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.cluster_model.parameters import ClusterParameters, Mix, Routing
 from benchmarks.cluster_model.replica import INFINITE, Replica, Totals
 from benchmarks.cluster_model.traffic import Prefix, Request
 
-GATEWAY, NETWORK = "gateway", "network"
+GATEWAY = "gateway"
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,6 @@ class Outcome:
     totals: list[Totals]
     gateway_s: float = 0.0
     work_s: float = 0.0
-    network_bytes: float = 0.0
-    local_bytes: float = 0.0
     waiting_s: dict[str, float] = field(default_factory=dict)
     num_unfinished: int = 0
 
@@ -68,14 +66,10 @@ class Cluster:
         self._loads = [0] * case.num_gpus
         self._by_load = [(0, index) for index in range(case.num_gpus)]
         self._home: dict[int, int] = {}
-        self._holders: dict[int, set[int]] = {}
-        num_nodes = -(-case.num_gpus // parameters.gpus_per_node)
-        self._sends_until, self._receives_until = [0.0] * num_nodes, [0.0] * num_nodes
         self._gateway_until = [0.0] * case.num_gateways
-        # (when, order, what): a request for the router, one for its replica, or a replica that changes
-        self._events: list[tuple[float, int, str, Request | int, int]] = []
+        # (when, order, what): a request for the router, or a replica that changes, and its version
+        self._events: list[tuple[float, int, Request | int, int]] = []
         self._order = 0
-        self._moves: list[tuple[float, int, bool]] = []
 
     def place(self, prefixes: Iterable[Prefix]) -> None:
         """Prefixes that are known before the first request, each on one replica."""
@@ -83,7 +77,6 @@ class Cluster:
             index = prefix.number % len(self._replicas)
             if self._replicas[index].arena.keep(prefix.number, prefix.num_tokens):
                 self._home[prefix.number] = index
-                self._holders.setdefault(prefix.number, set()).add(index)
 
     def run(
         self, arrivals: Iterable[Request], begin: float = 0.0, end: float = INFINITE, drains: bool = True
@@ -97,7 +90,7 @@ class Cluster:
         now, counted = 0.0, None
         is_begun = False
         while self._events:
-            when, _, what, subject, version = heapq.heappop(self._events)
+            when, _, subject, version = heapq.heappop(self._events)
             if not is_begun and when >= begin:
                 self._restart(begin)
                 is_begun = True
@@ -109,10 +102,8 @@ class Cluster:
             if isinstance(subject, int):
                 if version == self._versions[subject]:
                     self._change(subject, now)
-            elif what == "route":
-                self._route(subject, now)
             else:
-                self._at_replica(subject, now)
+                self._route(subject, now)
         end = min(end, now) if counted is None else end
         return self._outcome(requests, work_s, counted or self._restart(end), begin, end)
 
@@ -120,9 +111,9 @@ class Cluster:
         """Reset the counters; returns what was counted."""
         return [replica.restart(now) for replica in self._replicas]
 
-    def _push(self, when: float, what: str, subject: Request | int, version: int = 0) -> None:
+    def _push(self, when: float, subject: Request | int, version: int = 0) -> None:
         self._order += 1
-        heapq.heappush(self._events, (when, self._order, what, subject, version))
+        heapq.heappush(self._events, (when, self._order, subject, version))
 
     def _through_gateway(self, request: Request) -> float:
         """A process takes requests one after the other, and all their work before they go on."""
@@ -133,7 +124,7 @@ class Cluster:
         done = max(request.arrival, self._gateway_until[process]) + work_s
         self._gateway_until[process] = done
         request.routed = done
-        self._push(done, "route", request)
+        self._push(done, request)
         return work_s
 
     def _route(self, request: Request, now: float) -> None:
@@ -144,63 +135,25 @@ class Cluster:
         if prefix >= 0:
             self._home.setdefault(prefix, index)
         self._load(index, request.num_tokens)
-        ready = self._moved(request, now) if self._case.routing is Routing.MOVED else now
-        if ready > now:
-            request.carried = True
-            self._push(ready, "ready", request)
-        else:
-            self._at_replica(request, now)
-
-    def _moved(self, request: Request, now: float) -> float:
-        """When the prefix has come from another replica; now, where there is none or computing it is faster."""
-        holders = self._holders.get(request.prefix)
-        if not holders or request.replica in holders:
-            return now
-        measured, parameters = self._measured, self._parameters
-        num_bytes = request.prefix_tokens * measured.token_bytes
-        there = self._node(request.replica)
-        source = min(
-            holders, key=lambda one: (self._node(one) != there, self._sends_until[self._node(one)], one)
-        )
-        here = self._node(source)
-        is_local = here == there
-        if is_local:
-            ready = now + num_bytes / parameters.host_copy_bytes_per_s
-        else:
-            start = max(now, self._sends_until[here], self._receives_until[there])
-            ready = start + num_bytes / parameters.network_bytes_per_s
-        if ready - now > measured.prefill.seconds(request.prefix_tokens):
-            return now
-        if not is_local:
-            self._sends_until[here] = self._receives_until[there] = ready
-        self._moves.append((now, num_bytes, is_local))
-        return ready
-
-    def _at_replica(self, request: Request, now: float) -> None:
-        replica = self._replicas[request.replica]
+        replica = self._replicas[index]
         replica.advance(now)
         replica.enqueue(request)
-        self._reschedule(request.replica)
+        self._reschedule(index)
 
     def _change(self, index: int, now: float) -> None:
         replica = self._replicas[index]
         replica.advance(now)
-        finished, begun = replica.change()
-        for request in finished:
+        for request in replica.change():
             self._load(index, -request.num_tokens)
-        # requests that were let in and lost their prefix meanwhile have it again by now
-        if begun is not None and begun.prefix >= 0:
-            self._holders.setdefault(begun.prefix, set()).add(index)
         self._reschedule(index)
 
     def _reschedule(self, index: int) -> None:
         self._versions[index] += 1
         when = self._replicas[index].next_change()
         if when < INFINITE:
-            self._push(when, "change", index, self._versions[index])
+            self._push(when, index, self._versions[index])
 
     def _dropped(self, index: int, prefix: int) -> None:
-        self._holders.get(prefix, set()).discard(index)
         if self._home.get(prefix) == index:
             del self._home[prefix]
 
@@ -212,9 +165,6 @@ class Cluster:
         while self._by_load[0][0] != self._loads[self._by_load[0][1]]:
             heapq.heappop(self._by_load)
         return self._by_load[0][1]
-
-    def _node(self, index: int) -> int:
-        return index // self._parameters.gpus_per_node
 
     def _outcome(
         self, requests: list[Request], work_s: list[float], totals: list[Totals], begin: float, end: float
@@ -232,17 +182,10 @@ class Cluster:
             within(request.arrival, request.routed - work)
             for request, work in zip(requests, work_s, strict=True)
         )
-        waiting[NETWORK] = sum(
-            within(one.routed, one.ready) for one in requests if one.carried and one.ready >= 0
-        )
         outcome.gateway_s = sum(
             within(request.routed - work, request.routed)
             for request, work in zip(requests, work_s, strict=True)
         )
         outcome.work_s = sum(work_s) / max(1, len(work_s))
-        for when, num_bytes, is_local in self._moves:
-            if begin <= when <= end:
-                outcome.local_bytes += num_bytes * is_local
-                outcome.network_bytes += num_bytes * (not is_local)
         outcome.num_unfinished = sum(request.finished < 0 for request in requests)
         return outcome

@@ -14,9 +14,9 @@ from benchmarks.cluster_model.parameters import ClusterParameters, Mix, RequestK
 class Request:
     """One request on its way. prefix: the number of what it repeats, of which `prefix_tokens` are its prompt's; or -1.
 
-    Times are seconds since the start: `routed` from the gateway to a replica, `ready` there with its prefix,
+    Times are seconds since the start: `routed` from the gateway to a replica, `ready` there,
     `admitted` to prefill, `first_token`, `finished`; -1: not yet. has_prefix: the replica has the rows of the prefix,
-    known when it is admitted. carried: they were moved there for it.
+    known when it is admitted.
     """
 
     number: int
@@ -31,7 +31,6 @@ class Request:
     first_token: float = -1.0
     finished: float = -1.0
     has_prefix: bool = False
-    carried: bool = False
 
     @property
     def num_tokens(self) -> int:

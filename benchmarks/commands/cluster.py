@@ -40,7 +40,6 @@ MOST_COLUMNS: tuple[Column[ClusterRow], ...] = (
     Column("seats", lambda row: f"{row.used.seats:.2f}"),
     Column("GPU slots", lambda row: f"{row.used.gpu_memory:.2f}"),
     Column("host, GiB a GPU", lambda row: f"{row.host_gib_per_gpu:.0f}"),
-    Column("network, GB/s", lambda row: f"{row.network_gb_per_s:.1f}"),
     Column("gateway cores", lambda row: f"{row.gateways_needed:.1f}"),
     Column("saturates", lambda row: row.saturates, False),
 )

@@ -13,7 +13,7 @@ from benchmarks.cluster_model.arena import Arena
 from benchmarks.cluster_model.figures import ClusterRow, row_of
 from benchmarks.cluster_model.measured import Measured, PrefillTime, StepTime, read_measured
 from benchmarks.cluster_model.parameters import CHAT, DOCUMENT, LONG, MIXES, ClusterParameters, Mix, Routing
-from benchmarks.cluster_model.simulation import GATEWAY, NETWORK, Cluster, ClusterCase, Outcome
+from benchmarks.cluster_model.simulation import GATEWAY, Cluster, ClusterCase, Outcome
 from benchmarks.cluster_model.study import Study
 from benchmarks.cluster_model.traffic import Request, arrivals, prefixes_of
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow
@@ -124,20 +124,6 @@ def test_affinity_never_raises_prefill_work(seed: int, host_bytes: int) -> None:
         assert by_affinity < 0.9 * again
 
 
-def test_moving_prefixes_saves_prefill_and_costs_network() -> None:
-    moved, again, near = (
-        simulate(num_gpus=16, rate=8.0, routing=routing)
-        for routing in (Routing.MOVED, Routing.COMPUTED, Routing.AFFINITY)
-    )
-    assert computed(moved) < computed(again)
-    assert moved.network_bytes > 0
-    assert again.network_bytes == near.network_bytes == 0
-    # one node: nothing crosses the network
-    one_node = simulate(num_gpus=8, rate=4.0, routing=Routing.MOVED)
-    assert one_node.network_bytes == 0
-    assert one_node.local_bytes > 0
-
-
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     def times(seed: int) -> list[float]:
         return [request.finished for request in simulate(seed=seed).requests]
@@ -194,18 +180,6 @@ def test_what_saturates_is_found(cause: str) -> None:
         GATEWAY: row.used.gateway,
     }
     assert used[cause] > 0.75
-
-
-def test_a_slow_network_is_what_requests_wait_for() -> None:
-    parameters = replace(PARAMETERS, network_bytes_per_s=3e9, gpus_per_node=1, prefixes_per_gpu=16.0)
-    mix = Mix("documents", (0.0, 1.0, 0.0), repeated=1.0)
-    row = figures(
-        simulate(num_gpus=4, rate=0.2, mix=mix, routing=Routing.MOVED, parameters=parameters),
-        mix,
-        parameters=parameters,
-    )
-    assert row.saturates == NETWORK
-    assert row.network_gb_per_s > 0
 
 
 def test_little_load_leaves_nobody_waiting() -> None:
@@ -282,7 +256,7 @@ def test_the_command_writes_a_model_and_says_so(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "cluster_model.png").stat().st_size > 10_000
     shown = capsys.readouterr().out
     assert "nothing here was measured on more than one" in shown
-    assert render(path).count("| mixed |") == len(content["rows"]) == 2 * (2 * 3 + 2)
+    assert render(path).count("| mixed |") == len(content["rows"]) == 2 * (2 * 2 + 2)
     assert shown.strip() in render(path)
 
 
