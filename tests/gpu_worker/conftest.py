@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has written yet holds NaN, or a number out of any range, that would be seen."""
+    empty = torch.empty
+
+    def poisoned(*shape: object, **options: object) -> Tensor:
+        made = empty(*shape, **options)  # type: ignore[call-overload]
+        if made.is_floating_point():
+            return made.fill_(math.nan)
+        return made.fill_(True if made.dtype is torch.bool else min(0x7ABCDEF, torch.iinfo(made.dtype).max))
+
+    monkeypatch.setattr(torch, "empty", poisoned)
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
+def device(request: pytest.FixtureRequest, poisoned_memory: None) -> torch.device:
     """Where a kernel's inputs lie."""
     if (request.param == "cuda") != torch.cuda.is_available():
         pytest.skip("needs a CUDA device" if request.param == "cuda" else "the GPU runs the kernels for real")

@@ -198,8 +198,14 @@ def test_the_account_says_what_was_attended(policy: str) -> None:
 @pytest.mark.parametrize("policy", SPARSE)
 def test_a_question_may_come_after_the_context_is_compressed(policy: str) -> None:
     rig = new_rig()
-    late = rig.run(one(policy, num_prefill=130))[0]
+    late, dense = rig.run(
+        one(policy, num_prefill=130),
+        request("dense", policy, 130, prompt=PROMPT, num_prefill=130, max_tokens=9),
+    )
     assert len(late.tokens) == STEPS
+    # What was prefilled is what the budget is of: there is nothing to select where it covers that.
+    assert dense.tokens == greedy(make_model(), random_prompt(PROMPT), 9)[0]
+    assert (late.usage.prompt_tokens, late.usage.budget_tokens) == (PROMPT, BUDGET)
     rig.check_empty()
 
 

@@ -34,13 +34,6 @@ TOLERANCES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scratch and outputs hold NaN until they are written."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(math.nan))
-
-
 @pytest.fixture(params=[1, 2, 132])
 def num_processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """One split of all tiles, two splits of unequal length, a split for each tile."""

@@ -16,17 +16,6 @@ from gpu_worker.kernels.best_rows.reference import best_rows as reference
 SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not written holds garbage that would be seen."""
-    empty = torch.empty
-
-    def poisoned(*args: object, **kwargs: object) -> Tensor:
-        return empty(*args, **kwargs).fill_(0x7ABCDEF)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 def check(first: Tensor, counts: list[int], device: torch.device, second: Tensor | None = None) -> None:
     width = max(counts)
     expected = reference(first, torch.tensor(counts), width, second)

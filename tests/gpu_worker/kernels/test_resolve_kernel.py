@@ -19,17 +19,6 @@ STALE_TOKEN = 5
 NAMES = [field.name for field in fields(Residency)]
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not written holds garbage that would be seen."""
-    empty = torch.empty
-
-    def poisoned(*args: object, **kwargs: object) -> Tensor:
-        return empty(*args, **kwargs).fill_(GARBAGE)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of 16 slots and of 8 columns, so that small states span many."""

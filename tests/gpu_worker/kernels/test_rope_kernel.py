@@ -44,12 +44,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(math.nan))
-
-
 def problem(
     shape: Shape, num_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -65,7 +65,7 @@ def check(inputs: tuple[Tensor, ...]) -> None:
     assert torch.equal(places, reference.centroid_rank(*arguments))
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("group", [1, 3, 4, 16])
 @pytest.mark.parametrize(("num_positions", "num_clusters"), [(1, 1), (63, 4), (65, 64), (900, 200)])
 def test_places_are_those_of_the_reference(
     device: torch.device, group: int, num_positions: int, num_clusters: int

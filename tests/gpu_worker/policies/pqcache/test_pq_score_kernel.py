@@ -56,7 +56,7 @@ def check(inputs: tuple[Tensor, ...], scale: float = 0.3) -> None:
     torch.testing.assert_close(scores, reference.pq_score(*arguments), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("group", [1, 3, 4, 16])
 @pytest.mark.parametrize("num_positions", [1, 65, 700])
 def test_weights_are_those_of_the_reference(device: torch.device, group: int, num_positions: int) -> None:
     spans = ((0, num_positions), (num_positions // 3, max(num_positions - 5, num_positions // 3 + 1)))

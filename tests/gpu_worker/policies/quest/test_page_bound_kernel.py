@@ -44,7 +44,7 @@ def check(inputs: tuple[Tensor, ...], num_pages: int) -> None:
     torch.testing.assert_close(scores, reference.page_bound(*inputs, num_pages), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("group", [1, 3, 4, 16])
 @pytest.mark.parametrize("num_pages", [1, 63, 64, 65, 300])
 def test_bounds_are_those_of_the_reference(device: torch.device, group: int, num_pages: int) -> None:
     spans = ((0, num_pages), (num_pages // 3, max(num_pages - 5, num_pages // 3 + 1)))
