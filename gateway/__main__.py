@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 
+from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gateway.config import parse_config
 from gateway.server import serve
@@ -15,9 +15,7 @@ def main() -> int:
     """0 after draining, 2 when the configuration cannot be used."""
     try:
         config = parse_config(sys.argv[1:])
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
+        log_to_stderr(config.log_level)
         asyncio.run(serve(config))
     except OptionError as error:
         print(f"gateway: {' '.join(str(error).split())}", file=sys.stderr)

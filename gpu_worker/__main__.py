@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carrel.process.events import ProcessEvents
+from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gpu_worker.config import WorkerConfig, parse_arguments
 from gpu_worker.errors import ModelError, StoreUnavailable
@@ -29,10 +29,10 @@ def main(argv: Sequence[str]) -> int:
     """Serve until a signal or the engine's death; returns the exit status that docs/architecture.md names."""
     _die_with_parent()
     os.umask(0o077)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _leave_on_signals()
     try:
         config = parse_arguments(argv)
+        log_to_stderr(config.log_level)
         events = ProcessEvents("gpu_worker", config.json_events)
         prepare_address(config.listen)
         engine = _build(config, events)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from carrel.process.logs import LogOptions
 from carrel.process.options import (
     REQUIRED,
     auto_or_bytes,
@@ -203,7 +204,7 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig(WorkerOptions):
+class WorkerConfig(WorkerOptions, LogOptions):
     """Everything that the worker process is told.
 
     `gpu_memory_limit_bytes` bounds all that the process has on a CUDA device, `slot_memory_bytes` the slots alone;

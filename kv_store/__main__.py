@@ -3,7 +3,6 @@ dies, 2 when its configuration cannot be used."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import TextIO
 
 from carrel.process.events import ProcessEvents
+from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from kv_store.config import StoreConfig, parse_config
 from kv_store.errors import KVStoreError
@@ -58,11 +58,9 @@ def run(config: StoreConfig, events: ProcessEvents) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    logging.basicConfig(
-        stream=sys.stderr, format="kv_store: %(levelname)s: %(message)s", level=logging.WARNING
-    )
     try:
         config = parse_config(arguments)
+        log_to_stderr(config.log_level)
         out = _take_stdout() if config.json_events else None
         run(config, ProcessEvents("kv_store", config.json_events, out))
     except OptionError as error:

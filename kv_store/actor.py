@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from carrel.process.logs import log_to_stderr
 from kv_store.config import StoreConfig
 from kv_store.errors import KVStoreError
 from kv_store.server import StoreServer
@@ -18,6 +19,7 @@ class StoreActor:
     """Serves from construction on; after a restart it is empty, with a new epoch."""
 
     def __init__(self, config: StoreConfig) -> None:
+        log_to_stderr(config.log_level)
         self._stopped = threading.Event()
         self._server: StoreServer | None = None
         self._failure: KVStoreError | None = None

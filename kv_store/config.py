@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
 from kv_store.errors import ConfigError
@@ -64,7 +65,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreConfig(StoreOptions):
+class StoreConfig(StoreOptions, LogOptions):
     """Everything that the store process is told.
 
     `arena_bytes` is a multiple of `slab_bytes`. Raises ConfigError, naming the flag, for a value that cannot be used.

@@ -30,7 +30,7 @@ class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "warning",
-        "debug, info, warning or error; with the first two, lines of loading processes are shown as they come",
+        "of all three: debug, info, warning or error; with the first two, lines of loading processes are shown",
         metavar="LEVEL",
     )
     trust_remote_code: bool = option(False, "refused: Carrel runs no code that a checkpoint brings")

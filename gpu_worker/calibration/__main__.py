@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from carrel.process.command_line import Parser
 from carrel.process.events import ProcessEvents
+from carrel.process.logs import log_to_stderr
 from carrel.process.version import version
 from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
 from gpu_worker.calibration import ModelFacts, Observation, observe, write_calibration
@@ -24,7 +24,7 @@ from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 with one line on stderr for what cannot be used."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     try:
         arguments = parser().parse_args(argv)
         events = ProcessEvents("gpu_worker", arguments.json_events)
