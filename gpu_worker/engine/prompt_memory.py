@@ -13,7 +13,6 @@ from gpu_worker.policies.observed import MAX_WEIGHTS
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.store.layer_writer import STAGE_BYTES
-from gpu_worker.trainers import training_bytes
 
 
 def prefill_bytes(workload: Workload) -> int:
@@ -56,7 +55,7 @@ def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
         return 0
     size = (shape.num_kv_heads, shape.max_model_len, shape.head_dim)
     keys = torch.empty(size, dtype=workload.dtype, device="meta")
-    return training_bytes(keys, job.params) + policy.load_bytes(shape.num_kv_heads * shape.max_model_len)
+    return policy.training_bytes(keys, job) + policy.load_bytes(shape.num_kv_heads * shape.max_model_len)
 
 
 def _policy_bytes(workload: Workload, keys: int) -> int:

@@ -155,6 +155,18 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """The job for a prefilled prompt's candidates [begin, end); None: nothing is trained."""
         return None
 
+    def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
+        """What the store would train of the job, on the keys' device and without waiting for it.
+
+        keys: [H, T, d] of the job's tokens, of any float type; H may be the heads of several layers. The same keys, job
+        and seed give the same arrays, as `load` takes them but for the first dimension."""
+        raise NotImplementedError(f"{self.name} gives no jobs")
+
+    def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
+        """Most bytes that `train` has on a GPU at one time, the keys left out and the arrays included. keys: on the
+        meta device, of which shape and type count."""
+        return 0
+
     def load(
         self,
         index: IndexT,

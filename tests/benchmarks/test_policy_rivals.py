@@ -23,8 +23,9 @@ from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import SHAPES
-from gpu_worker.caches.recall import index_training
 from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.clusterkv import policy as clusterkv
+from gpu_worker.policies.clusterkv.training import train_kmeans
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
@@ -34,7 +35,6 @@ from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import Budget, Event
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import Sequence, Status
-from gpu_worker.trainers import train_index
 from kv_store.local import LocalStore
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
@@ -170,9 +170,9 @@ def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch:
         nonlocal num_trained
         num_trained += 1
         time.sleep(0.03)
-        return train_index(*args)
+        return train_kmeans(*args)
 
-    monkeypatch.setattr(index_training, "train_index", slow)
+    monkeypatch.setattr(clusterkv, "train_kmeans", slow)
     figures = training.measure(replace(PREFILLED, policy="clusterkv"))
     # of two layers
     assert figures.own_ms.low >= 60

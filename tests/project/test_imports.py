@@ -71,7 +71,6 @@ FLOORS = (
     "sampling",
     "policies",
     "config",
-    "trainers",
     "state",
     "store",
     "caches",

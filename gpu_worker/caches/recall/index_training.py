@@ -18,7 +18,6 @@ from gpu_worker.policies.recall import IndexJob, ReadKeys, RecallPolicy
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader, TrainedLayer
-from gpu_worker.trainers import train_index
 
 # Longest wait for the store to train an index; far above any real one, it only bounds a hang.
 INDEX_TIMEOUT_SECONDS = 600.0
@@ -128,9 +127,9 @@ class IndexTraining:
 
     def _train_here(self, sequence: Sequence, layers: range, job: IndexJob, keys: Tensor) -> None:
         """Index the keys [layers x H_kv, T, d] of the job's tokens: many layers take hardly longer than one."""
-        arrays = train_index(keys, job.params, sequence.request.sampling.seed or 0)
-        by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
         policy = recall_policy(sequence)
+        arrays = policy.train(keys, job, sequence.request.sampling.seed or 0)
+        by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
         for place, layer in enumerate(layers):
             at_layer = {name: array[place] for name, array in by_layer.items()}
             policy.load(self._indexes.of(policy), sequence.seat, layer, job, at_layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from gpu_worker.kernels.kmeans import cluster_sizes, sort_members
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
+from gpu_worker.policies.clusterkv.training import kmeans_bytes, train_kmeans
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
@@ -97,6 +99,12 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
 
     def _params(self, num_clusters: int) -> KMeansParams:
         return KMeansParams(num_clusters, self.metric, self.max_iterations)
+
+    def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
+        return train_kmeans(keys, cast(KMeansParams, job.params), seed)
+
+    def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
+        return kmeans_bytes(keys, cast(KMeansParams, job.params))
 
     def load(
         self,

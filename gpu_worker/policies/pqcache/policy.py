@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
+from gpu_worker.policies.pqcache.training import pq_bytes, train_pq
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
@@ -98,6 +100,12 @@ class PQCache(RecallPolicy[PQIndex]):
         # Who asks for so many iterations gets the store's.
         is_quick = self.max_iterations == 0
         return IndexJob(begin, end, params, coarse=replace(params, codebooks_only=True), is_quick=is_quick)
+
+    def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
+        return train_pq(keys, cast(PQParams, job.params), seed)
+
+    def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
+        return pq_bytes(keys, cast(PQParams, job.params))
 
     def load(
         self,

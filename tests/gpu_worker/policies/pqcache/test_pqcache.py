@@ -10,7 +10,6 @@ from torch import Tensor
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.pqcache.policy import PQCache, PQIndex
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving
-from gpu_worker.trainers import train_index
 from kv_store.client import PQParams
 
 POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)
@@ -158,7 +157,7 @@ def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
     poison(index)
     keys = torch.randn(HEADS, 200, DIM, generator=torch.Generator().manual_seed(0))
     trained = policy.prompt_job(policy.plan(300, 60), 4, 204)
-    policy.load(index, 1, 1, trained, train_index(keys, trained.params, seed=0))
+    policy.load(index, 1, 1, trained, policy.train(keys, trained, seed=0))
     # What is trained and what leaves is coded alike.
     for token in range(0, 200, 20):
         one = keys[:, token][None, None]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.kmeans import lloyd
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign
-from gpu_worker.trainers import lloyd
 from kv_store.client import PQParams
 
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
@@ -16,8 +16,8 @@ POINTS_PER_CENTROID = 64
 
 
 def pq_bytes(keys: Tensor, params: PQParams) -> int:
-    """See `training_bytes`. By L2 keys are read where they lie; by inner product they become float32 with a coordinate
-    more in each part, from a float32 copy and its squares."""
+    """See `RecallPolicy.training_bytes`. By L2 keys are read where they lie; by inner product they become float32 with
+    a coordinate more in each part, from a float32 copy and its squares."""
     num_heads, num_tokens, head_dim = keys.shape
     num_parts, ksub = params.num_subvectors, 1 << params.num_bits
     copied = 0
@@ -30,8 +30,11 @@ def pq_bytes(keys: Tensor, params: PQParams) -> int:
     return copied + 2 * sample.nbytes + lloyd.fit_bytes(parts, ksub) + codes
 
 
-def train_pq(keys: Tensor, params: PQParams, iterations: int, seed: int) -> Mapping[str, Tensor]:
-    """See `train_index`. With no more tokens than centroids each token is its own."""
+def train_pq(keys: Tensor, params: PQParams, seed: int) -> Mapping[str, Tensor]:
+    """See `RecallPolicy.train`: codebooks float32 [H, m, 2^b, d/m] and codes uint8 [H, T, m], by inner product a
+    coordinate more in every centroid and max_square_norms float32 [H, m]. With no more tokens than centroids each token
+    is its own."""
+    iterations = params.max_iterations or lloyd.DEFAULT_ITERATIONS
     num_parts, ksub = params.num_subvectors, 1 << params.num_bits
     extra = {}
     if params.metric == "ip":
