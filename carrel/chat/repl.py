@@ -15,6 +15,7 @@ from carrel.chat.conversation import Conversation
 from carrel.chat.document import read_document
 from carrel.chat.exchange import ChatOptions, Model
 from carrel.errors import CarrelError
+from carrel.process.options import OptionError
 
 HELP = (
     "/file PATH  talk about a document    /reset  forget the turns    /quit  leave    Ctrl-C  stop an answer"
@@ -57,11 +58,11 @@ class Repl:
             if line:
                 try:
                     self.handle(line)
-                except CarrelError as error:
+                except (CarrelError, OptionError) as error:
                     self._notes.print(f"[red]{escape(str(error))}[/red]", highlight=False)
 
     def handle(self, line: str) -> None:
-        """One line of the user: a command or a question. Raises CarrelError."""
+        """One line of the user: a command or a question. Raises CarrelError and OptionError."""
         command, _, argument = line.partition(" ")
         if command == "/reset":
             self._conversation.reset()

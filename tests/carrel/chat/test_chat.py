@@ -156,9 +156,16 @@ def test_files_that_are_no_text(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--budget", "1.5"], ["--budget", "all"], ["--question", " "]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--question", "What?", "--budget", "1.5"],
+        ["--question", "What?", "--budget", "all"],
+        ["--question", " "],
+    ],
+)
 def test_bad_options(server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert chat(server, "--question", "What?", *arguments) == 2
+    assert chat(server, *arguments) == 2
     assert "error:" in capsys.readouterr().err
 
 

@@ -44,6 +44,11 @@ class FakeRun:
     worker: FakeWorker
     arguments: list[str]
 
+    def without(self, flag: str) -> list[str]:
+        """The arguments but for this one, which a test gives itself."""
+        place = self.arguments.index(flag)
+        return self.arguments[:place] + self.arguments[place + 2 :]
+
 
 @pytest.fixture
 def fake_run(suite: Suite, books: Path) -> Iterator[Callable[..., FakeRun]]:

@@ -137,9 +137,9 @@ def test_another_runs_report_is_not_continued(
     fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, path = fake_run(), tmp_path / "report.json"
-    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "--protocols", "P1"]
-    assert main(arguments) == 0
-    assert main([*arguments, "--resume", "--seed", "8"]) == 1
+    arguments = ["--json", str(path), "--policies", "full", "--protocols", "P1"]
+    assert main([*run.arguments, *arguments]) == 0
+    assert main([*run.without("--seed"), *arguments, "--resume", "--seed", "8"]) == 1
     assert "seed (7 there, 8 here)" in capsys.readouterr().err
 
 
