@@ -16,7 +16,7 @@ from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gpu_worker.config import WorkerConfig, parse_arguments
 from gpu_worker.errors import ModelError, StoreUnavailable
-from gpu_worker.service.engine_port import Engine
+from gpu_worker.service.engine_thread import Engine
 from gpu_worker.service.lifecycle import Lifecycle
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.store_wait import wait_for_store

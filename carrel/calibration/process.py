@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,6 +17,7 @@ from carrel.serve.events import Progress as ProgressEvent
 from carrel.serve.events import Status, parse_event
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 from carrel.serve.runtime_dir import runtime_dir
+from carrel.serve.signals import sigterm_as_interrupt
 
 POLL_S = 0.2
 ERROR_PREFIX = "gpu_worker: "
@@ -36,7 +35,7 @@ def calibrate(
     flags: of `python -m gpu_worker.calibration`; those that are None are left out. SIGTERM ends it as Ctrl-C does.
     Raises ChildError with the process's own words.
     """
-    with runtime_dir() as folder, _sigterm_as_interrupt():
+    with runtime_dir() as folder, sigterm_as_interrupt():
         path = folder / "samples.jsonl"
         path.write_text("".join(f"{json.dumps(list(sample))}\n" for sample in samples))
         inbox: SimpleQueue[Message] = SimpleQueue()
@@ -94,15 +93,3 @@ def _failure(code: int, lines: tuple[str, ...]) -> ChildError:
     if code == 2 and last.startswith(ERROR_PREFIX):
         return ChildError(last.removeprefix(ERROR_PREFIX), lines, code)
     return ChildError(f"the calibration ended with {describe_exit(code)}: {last}", lines)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

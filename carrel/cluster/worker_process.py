@@ -37,10 +37,6 @@ class WorkerProcess:
         self._thread = threading.Thread(target=self._keep, name=spec.name, daemon=True)
         self._thread.start()
 
-    @property
-    def is_alive(self) -> bool:
-        return not self._ended.is_set()
-
     def wait_ready(self) -> None:
         """Return when it serves. Raises ReplicaStartError when it ends before, or takes too long."""
         deadline = time.monotonic() + self._spec.start_timeout_s
@@ -65,10 +61,10 @@ class WorkerProcess:
         try:
             while child.exit_code() is None and not self._stopping.is_set():
                 self._log(inbox)
-            if child.exit_code() is None:
-                self._terminate(child, inbox)
         finally:
-            child.kill()
+            child.stop()
+            while not inbox.empty():
+                self._log(inbox)
             lines = child.last_lines()
             self._end = f"the {child.name} ended with {describe_exit(child.exit_code() or 0)}: " + "\n".join(
                 lines
@@ -76,12 +72,6 @@ class WorkerProcess:
             self._ended.set()
         if not self._stopping.is_set():
             self._on_death(self._end)
-
-    def _terminate(self, child: Child, inbox: SimpleQueue[Message]) -> None:
-        child.terminate()
-        deadline = time.monotonic() + self._spec.stop_timeout_s
-        while child.exit_code() is None and time.monotonic() < deadline:
-            self._log(inbox)
 
     def _log(self, inbox: SimpleQueue[Message]) -> None:
         with contextlib.suppress(Empty):

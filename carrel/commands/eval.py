@@ -11,10 +11,10 @@ from rich.console import Console
 
 from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
-from carrel.evaluation.arguments import add_arguments
+from carrel.evaluation.arguments import OWN, add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
-from carrel.evaluation.local import LocalOptions, local_worker, sigterm_as_interrupt
+from carrel.evaluation.local import local_worker
 from carrel.evaluation.order import Order
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
@@ -25,6 +25,7 @@ from carrel.evaluation.worker_client import WorkerClient
 from carrel.methods import ablations_of, read_methods
 from carrel.process.options import OptionError
 from carrel.serve.model import find_model
+from carrel.serve.signals import sigterm_as_interrupt
 from gpu_worker.v1 import gpu_worker_pb2
 
 __all__ = ["add_arguments", "run"]
@@ -87,24 +88,12 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Itera
         with sigterm_as_interrupt():
             yield arguments.worker
         return
-    options = LocalOptions(
-        model=str(model),
-        device=arguments.device,
-        hot_cache=arguments.hot_cache,
-        max_model_len=max(arguments.lengths),
-        store_runtime=arguments.store_runtime,
-        arena_bytes=arguments.arena_bytes,
-        dtype=arguments.dtype,
-        max_num_seqs=arguments.max_num_seqs,
-        threads=arguments.threads,
-        slot_memory=arguments.slot_memory,
-        trainers=arguments.trainers,
-        index_device=arguments.index_device,
-        calibration=arguments.calibration,
-        # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
-        reuses_prefixes=arguments.measure,
-    )
-    with local_worker(options, lambda text: notes.print(text, highlight=False)) as address:
+    given = {field: getattr(arguments, field) for field in (*OWN, "runtime")}
+    texts = {field: text for field, text in given.items() if text is not None}
+    texts["max_model_len"] = str(max(arguments.lengths))
+    # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
+    texts["prefix_cache"] = "on" if arguments.measure else "off"
+    with local_worker(str(model), texts, lambda text: notes.print(text, highlight=False)) as address:
         yield address
 
 
@@ -130,7 +119,7 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             hot_cache=REMOTE_HOT_CACHE if arguments.worker else arguments.hot_cache,
             is_measured=arguments.measure,
             index_device=arguments.index_device,
-            calibration_sha256=hash_files([arguments.calibration]) if arguments.calibration else None,
+            calibration_sha256=hash_files([Path(arguments.calibration)]) if arguments.calibration else None,
         )
     except (OSError, CorpusError) as exc:
         raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc

@@ -55,5 +55,5 @@ def run(arguments: argparse.Namespace) -> int:
                 display.message(line)
 
         specs = child_specs(model, resolved.texts, endpoints)
-        supervisor = Supervisor(display, environment, str(path), RestartPolicy(options.restarts))
+        supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

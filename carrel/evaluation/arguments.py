@@ -6,18 +6,30 @@ import argparse
 from pathlib import Path
 
 from carrel.evaluation.cells import PROTOCOLS, is_tokens
-from carrel.evaluation.local import STORE_RUNTIMES
 from carrel.evaluation.suite import TASKS
 from carrel.process.command_line import at_least
-from carrel.process.options import num_bytes
+from carrel.process.options import options_of
+from carrel.serve.options import ServeOptions
+
+# Options of the store and the worker, with the defaults that measuring wants.
+OWN = dict.fromkeys(
+    (
+        "dtype",
+        "max_num_seqs",
+        "threads",
+        "slot_memory_bytes",
+        "arena_bytes",
+        "index_device",
+        "calibration",
+        "num_trainers",
+    )
+) | {"device": "auto", "hot_cache": "0.25"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Lengths count prompt and answer together. docs/evaluation.md says how to read the table."
-    parser.add_argument("--model", default=None, metavar="DIR", help="model directory (default: carrel-nano)")
-    parser.add_argument(
-        "--books", type=Path, default=None, metavar="DIR", help="folder that holds heldout/*.txt.xz"
-    )
+    parser.add_argument("--model", metavar="DIR", help="model directory (default: carrel-nano)")
+    parser.add_argument("--books", type=Path, metavar="DIR", help="folder that holds heldout/*.txt.xz")
     parser.add_argument(
         "--tasks",
         nargs="+",
@@ -64,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds-of",
         type=at_least(1),
-        default=None,
         metavar="N",
         help="ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
         "(default: one cell after the other)",
@@ -77,15 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="only every N-th document, from the I-th (from 0)",
     )
-    parser.add_argument(
-        "--json", type=Path, default=None, metavar="FILE", help="write everything measured here"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured here")
     parser.add_argument("--resume", action="store_true", help="go on with what --json FILE already holds")
     parser.add_argument(
         "--merge",
         nargs="+",
         type=Path,
-        default=None,
         metavar="FILE",
         help="run nothing: join the reports of shards, show them and write --json",
     )
@@ -93,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_argument(
         "--measure-documents",
         type=at_least(1),
-        default=None,
         metavar="N",
         help="measure attention mass and recall rate for the first N documents only, which saves time (default: all)",
     )
@@ -107,66 +114,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         type=at_least(1),
-        default=None,
         metavar="N",
         help="questions at once (default: what the worker runs at once)",
     )
     parser.add_argument(
         "--worker",
-        default=None,
         metavar="ADDRESS",
         help="use a running worker (unix:PATH or HOST:PORT) instead of an own one",
     )
     own = parser.add_argument_group("the worker and store that are started without --worker")
-    own.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
-    own.add_argument(
-        "--dtype", default=None, metavar="TYPE", help="default: float32 on a CPU, else the model's"
-    )
-    own.add_argument(
-        "--hot-cache",
-        default="0.25",
-        metavar="SHARE|N|auto",
-        help="slots for selected tokens; auto takes all memory, so nothing is moved (default: 0.25)",
-    )
-    own.add_argument("--max-num-seqs", type=at_least(1), default=None, metavar="N")
-    own.add_argument("--threads", type=at_least(1), default=None, metavar="N", help="of the worker, on a CPU")
-    own.add_argument(
-        "--slot-memory",
-        type=num_bytes,
-        default=None,
-        metavar="SIZE",
-        help="device memory for the KV cache (default: the worker's own)",
-    )
-    own.add_argument(
-        "--arena-bytes",
-        type=num_bytes,
-        default=None,
-        metavar="SIZE",
-        help="host memory for the KV cache (default: the store's own)",
-    )
-    own.add_argument(
-        "--index-device",
-        choices=("cpu", "gpu"),
-        default=None,
-        help="who trains indexes: the store's cores, or the model's device (default: cpu)",
-    )
-    own.add_argument(
-        "--calibration",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="of `carrel calibrate`: adds chelsea+outliers, and infinigen takes its skew",
-    )
-    own.add_argument(
-        "--trainers",
-        type=at_least(1),
-        default=None,
-        metavar="N",
-        help="cores of the store that train indexes (default: the store's own)",
-    )
+    for each in options_of(ServeOptions):
+        if each.field in OWN:
+            default = OWN[each.field]
+            shown = f" (default: {default or each.shown})" if default or each.shown else ""
+            own.add_argument(
+                each.flags[0], dest=each.field, default=default, metavar=each.metavar, help=each.help + shown
+            )
     own.add_argument(
         "--store-runtime",
-        choices=STORE_RUNTIMES,
+        dest="runtime",
+        choices=("process", "ray"),
         default="process",
         help="where the store runs (default: process)",
     )

@@ -77,8 +77,8 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
 
 
 def store_spec(texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
-    wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "ray"}
-    _, argv = _command("kv_store", StoreConfig, {**texts, **wired})
+    wired = {"listen": f"unix:{endpoints.store_socket}"}
+    _, argv = _command("kv_store", StoreConfig, {"runtime": "ray", **texts, **wired})
     return ChildSpec(
         STORE,
         argv,

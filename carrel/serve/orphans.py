@@ -9,19 +9,18 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-from carrel.serve.sweep import find_descendants
-
 _PR_SET_CHILD_SUBREAPER = 36
 ROUNDS = 5
 TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """Let every process below us whose parent ends become our child until the block ends."""
+def adopting_orphans() -> Iterator[set[int]]:
+    """Let every process below us whose parent ends become our child until the block ends. Yields the ids of the
+    children that we have already."""
     _set_subreaper(1)
     try:
-        yield
+        yield {process.pid for process in psutil.Process().children()}
     finally:
         _set_subreaper(0)
 
@@ -32,9 +31,11 @@ def end_orphans(own: Collection[int]) -> None:
         orphans = [process for process in psutil.Process().children() if process.pid not in own]
         if not orphans:
             return
-        for process in (*find_descendants(process.pid for process in orphans), *orphans):
+        for orphan in orphans:
             with contextlib.suppress(psutil.Error):
-                process.kill()
+                for process in (*orphan.children(recursive=True), orphan):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
         # our children: waiting reaps them
         psutil.wait_procs(orphans, timeout=TIMEOUT_S)
 

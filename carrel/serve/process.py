@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -128,6 +129,13 @@ class Child:
         """Ask it to drain and end."""
         if self.exit_code() is None:
             self._popen.terminate()
+
+    def stop(self) -> None:
+        """Let it drain and end in the time that its spec gives, then kill it."""
+        self.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(self.spec.stop_timeout_s)
+        self.kill()
 
     def kill(self) -> None:
         """End its whole process group now."""

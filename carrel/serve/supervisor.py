@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
-import psutil
-
 from carrel.errors import ChildError
 from carrel.serve.display.base import Display
 from carrel.serve.events import Progress, Ready, Status, parse_event
@@ -15,7 +13,6 @@ from carrel.serve.orphans import adopting_orphans, end_orphans
 from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit
 from carrel.serve.restarts import RestartPolicy, Restarts
 from carrel.serve.signals import signals_to
-from carrel.serve.sweep import MARKER, find_descendants, sweep
 
 TICK_S = 0.1
 HARD_STOP_EXIT_CODE = 130
@@ -33,20 +30,17 @@ class Supervisor:
     """Runs processes until a signal comes. Holds no process when `run` returns or raises.
 
     A process that dies once all have served is restarted as `restarts` allows, after those before it in order.
-    `run_mark` is put into each child's environment, by which grandchildren are found at the end.
     """
 
     def __init__(
         self,
         display: Display,
         environment: Mapping[str, str],
-        run_mark: str,
         restarts: RestartPolicy,
         tick_s: float = TICK_S,
     ) -> None:
         self._display = display
-        self._environment = {**environment, MARKER: run_mark}
-        self._run_mark = run_mark
+        self._environment = environment
         self._restarts = Restarts(restarts)
         self._tick_s = tick_s
         self._inbox: SimpleQueue[Message] = SimpleQueue()
@@ -58,7 +52,6 @@ class Supervisor:
         self._restarting: set[str] = set()
         self._not_ours: set[int] = set()
         self._is_serving = False
-        self._grandchildren: list[psutil.Process] = []
         self._is_stopping = False
 
     def run(self, specs: Sequence[ChildSpec], on_ready: Callable[[], None]) -> int:
@@ -68,8 +61,7 @@ class Supervisor:
         itself or does not become ready, at the start or with no restart left; the others are ended first.
         """
         self._specs = specs
-        self._not_ours = {process.pid for process in psutil.Process().children()}
-        with signals_to(self._inbox), adopting_orphans():
+        with signals_to(self._inbox), adopting_orphans() as self._not_ours:
             try:
                 for spec in specs:
                     self._start(spec)
@@ -197,7 +189,6 @@ class Supervisor:
     def _drain(self) -> int:
         """SIGTERM to the last started first, each with its deadline, then SIGKILL."""
         self._is_stopping = True
-        self._grandchildren = find_descendants(child.pid for child in self._children)
         try:
             for child in reversed(self._children):
                 self._stop(child)
@@ -220,10 +211,8 @@ class Supervisor:
             self._display.message(f"{child.name} ended with {describe_exit(code)} while stopping")
 
     def _end_everything(self) -> None:
-        self._grandchildren += find_descendants(child.pid for child in self._children)
         for child in self._children:
             child.kill()
-        sweep(self._run_mark, self._grandchildren)
         self._children.clear()
         end_orphans(self._ours())
         self._display.close()

@@ -13,19 +13,22 @@ Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
-def by_device(reference: Callable[Params, Result], module: str, name: str) -> Callable[Params, Result]:
-    """A function that calls `reference` where its first argument lies on the CPU, else `module`'s `name`.
+def by_device(reference: Callable[Params, Result], module: str = "kernel") -> Callable[Params, Result]:
+    """A function that calls `reference` where its first argument lies on the CPU, else what `module`, which stands
+    beside the reference's module, has by that name.
 
     Both have the same signature. The first argument is a tensor, or a record of tensors with `device`. The module,
     which needs Triton, is imported at the first call on a GPU: a CPU needs no Triton.
     """
+
+    beside = f"{reference.__module__.rpartition('.')[0]}.{module}".lstrip(".")
 
     @functools.wraps(reference)
     def chosen(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         first = cast(Tensor, args[0])
         if first.device.type != "cuda":
             return reference(*args, **kwargs)
-        return cast(Result, _load(module, name)(*args, **kwargs))
+        return cast(Result, _load(beside, reference.__name__)(*args, **kwargs))
 
     return chosen
 

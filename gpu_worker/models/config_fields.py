@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from gpu_worker.errors import ModelError
 
@@ -54,34 +55,26 @@ class ConfigFields:
         return ModelError(f"{self.where}: field {name!r} is {shown}; expected {expected}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.fail(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._get(name, default)
         # NaN fails the comparison too
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise self.fail(name, f"a number from {low:g} to {high:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._get(name, default)
         if not isinstance(value, bool):
             raise self.fail(name, "true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._get(name, default)
         if not isinstance(value, str):
             raise self.fail(name, "a string")
         return value
@@ -94,28 +87,26 @@ class ConfigFields:
 
     def object(self, name: str) -> ConfigFields:
         """A nested object; empty when absent."""
-        value = self._values.get(name)
-        if value is None:
-            value = {}
+        value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fail(name, "an object")
         return ConfigFields(value, f"{self.where}: {name}")
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when absent."""
-        value = self._values.get(name)
-        if value is None:
-            return ()
+        value = self._get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(name, "a list of strings")
         return tuple(value)
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent."""
-        value = self._values.get(name)
-        if value is None:
-            return ()
+        value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(item) is int and 0 <= item < vocab_size for item in ids):
             raise self.fail(name, f"a token id or a list of token ids from 0 to {vocab_size - 1}")
         return tuple(ids)
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value

@@ -73,7 +73,7 @@ def load_model(
 def read_config(directory: Path) -> ModelConfig:
     """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both."""
     fields = ConfigFields.read(directory / "config.json")
-    config = FAMILIES[fields.choice("model_type", FAMILIES)].read_config(fields)
+    config = FAMILIES[fields.choice("model_type", FAMILIES)](fields)
     path = directory / "generation_config.json"
     if not path.exists():
         return config

@@ -1,14 +1,34 @@
 """Truncation of the distribution: each filter sets the logits of the tokens it removes to -inf.
 
-All take [B, V] float32 logits already divided by the temperature and return new logits of that shape. In
-top-k and top-p ties fall to the smaller token id. Every filter keeps each request's greatest logit.
+The vocabulary has one total order: greater logit first, then smaller token id. All filters take [B, V] float32 logits
+already divided by the temperature and return new logits of that shape. In top-k and top-p ties fall to the smaller
+token id. Every filter keeps each request's greatest logit.
 """
 
 from __future__ import annotations
 
 import torch
 
-from gpu_worker.sampling.ordering import order_keys
+
+def order_keys(logits: torch.Tensor) -> torch.Tensor:
+    """Distinct keys that sort like (logit, -token id).
+
+    Args:
+        logits: [B, V] float32 without NaN; V below 2**31.
+
+    Returns:
+        [B, V] int64; the greatest key of a row is its first token in the order.
+    """
+    # adding zero turns -0.0 into 0.0, which must tie
+    bits = (logits + 0.0).view(torch.int32).long()
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    token_ids = torch.arange(logits.shape[-1], device=logits.device)
+    return (ordered << 32) - token_ids
+
+
+def first_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Token ids of each row's first k in the order: [B, V] float32 -> [B, k] int64."""
+    return order_keys(logits).topk(k, dim=-1).indices
 
 
 def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

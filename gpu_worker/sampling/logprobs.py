@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.sampling.ordering import first_k
+from gpu_worker.sampling.filters import first_k
 
 
 def gather_logprobs(

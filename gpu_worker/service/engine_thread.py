@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from gpu_worker.errors import CapacityError, EngineStopped, RequestError, WorkerError
 from gpu_worker.records import (
@@ -20,7 +21,6 @@ from gpu_worker.records import (
     ProgressEvent,
     TokenEvent,
 )
-from gpu_worker.service.engine_port import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,33 @@ WAIT_SECONDS = 0.001
 JOIN_SECONDS = 10.0
 
 
+class Engine(Protocol):
+    """A single-threaded engine: all calls but `info` come from one thread."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> None: ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request, with a CompleteEvent(ABORT) now or from a later `step`."""
+
+    def step(self) -> bool:
+        """Do one quantum of work; False when there was nothing to do but wait."""
+
+    def tend(self) -> None:
+        """Look after what goes on without requests; called about once a second."""
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
 class EngineThread:
-    """The EnginePort of an Engine: submits and aborts go through an inbox that is emptied between steps.
+    """Submits and aborts go through an inbox that is emptied between steps; events arrive on the engine's own thread.
 
     At most `engine.info.max_num_seqs + max_queue` requests live at once. An unexpected error of the engine
     ends every live request with an ErrorEvent and calls `on_death` once, from the engine's thread.
@@ -71,6 +96,10 @@ class EngineThread:
             return self._is_dead
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
+        """Queue a request. Its last event is a CompleteEvent or an ErrorEvent.
+
+        Raises RequestError, CapacityError or EngineStopped at once; `sink` is then not called.
+        """
         request_id = request.request_id
         with self._condition:
             if self._is_dead:
@@ -92,6 +121,7 @@ class EngineThread:
             self._condition.notify_all()
 
     def abort(self, request_id: str) -> None:
+        """End a request soon, with a CompleteEvent(ABORT). Unknown ids are ignored."""
         with self._condition:
             if request_id in self._live:
                 self._inbox.append(lambda: self._engine.abort(request_id))
@@ -102,11 +132,13 @@ class EngineThread:
             return replace(self._stats, waiting=self._stats.waiting + self._num_inbox_submits)
 
     def drain(self, timeout_seconds: float) -> bool:
+        """Take no more requests and wait for those that run; False when the time was not enough."""
         with self._condition:
             self._is_draining = True
             return self._condition.wait_for(lambda: not self._live, timeout_seconds)
 
     def close(self) -> None:
+        """Abort what still runs and stop. Closing twice is harmless."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()

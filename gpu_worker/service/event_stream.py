@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from gpu_worker.errors import SlowConsumer
-from gpu_worker.records import CompleteEvent, ErrorEvent, Event, ProgressEvent, TokenEvent
+from gpu_worker.records import CompleteEvent, ErrorEvent, Event, ProgressEvent
 
 MAX_PENDING_EVENTS = 4096
 
@@ -39,7 +39,7 @@ class EventStream:
         with self._lock:
             if self._is_closed:
                 return
-            if self._pending and _is_progress(self._pending[-1]) and _is_progress(event):
+            if self._pending and type(self._pending[-1]) is type(event) is ProgressEvent:
                 self._pending[-1] = event
                 return
             if len(self._pending) >= self._max_pending:
@@ -79,11 +79,3 @@ class EventStream:
     def _take(self) -> Event | None:
         with self._lock:
             return self._pending.popleft() if self._pending else None
-
-
-def _is_progress(event: Event) -> bool:
-    match event:
-        case ProgressEvent():
-            return True
-        case TokenEvent() | CompleteEvent() | ErrorEvent():
-            return False

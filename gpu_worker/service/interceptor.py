@@ -1,4 +1,4 @@
-"""Decoding and error translation around every method of Carrel's services."""
+"""Decoding and error translation around every method of Carrel's services, with the table from errors to statuses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,30 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from gpu_worker.errors import RequestError, WorkerError
-from gpu_worker.service.status_codes import status_of
+from gpu_worker.errors import (
+    CapacityError,
+    EngineStopped,
+    RequestError,
+    SlowConsumer,
+    StoreUnavailable,
+    VersionMismatch,
+    WorkerError,
+)
 
 logger = logging.getLogger(__name__)
+
+PARAM_KEY = "carrel-param"
+CODE_KEY = "carrel-code"
+
+_CODES: dict[type[WorkerError], grpc.StatusCode] = {
+    RequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    EngineStopped: grpc.StatusCode.UNAVAILABLE,
+    SlowConsumer: grpc.StatusCode.ABORTED,
+    WorkerError: grpc.StatusCode.INTERNAL,
+}
 
 
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):
@@ -61,10 +81,13 @@ def _decode(message: bytes, decode: Callable[[bytes], Any]) -> Any:
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    """End the call with the error's status. Only a WorkerError's text reaches the caller."""
+    metadata: tuple[tuple[str, str], ...] = ()
     match error:
-        case WorkerError():
-            pass
-        case _:
-            logger.error("a call failed", exc_info=error)
-    status = status_of(error)
-    await context.abort(status.code, status.details, status.metadata)
+        case RequestError(param=param, code=code):
+            metadata = ((PARAM_KEY, param), *([(CODE_KEY, code)] if code else []))
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            await context.abort(_CODES[kind], str(error), metadata)
+    logger.error("a call failed", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "Internal error; the worker's log has the cause.")

@@ -7,8 +7,7 @@ import time
 
 from carrel.process.events import ProcessEvents
 from gpu_worker.records import EngineStats
-from gpu_worker.service.engine_port import Engine
-from gpu_worker.service.engine_thread import EngineThread
+from gpu_worker.service.engine_thread import Engine, EngineThread
 from gpu_worker.service.server import WorkerServer
 
 STATUS_SECONDS = 5.0

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gpu_worker.errors import ConfigError
-from gpu_worker.service.engine_port import EnginePort
+from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS
 from gpu_worker.service.interceptor import BoundaryInterceptor
 from gpu_worker.service.servicer import GPUWorkerServicer
@@ -28,7 +28,7 @@ _MAX_TOKEN_ID_BYTES = 5
 class WorkerServer:
     """A grpc.aio server on `listen`; health is SERVING from `start` to `stop_serving`."""
 
-    def __init__(self, engine: EnginePort, listen: str, max_pending: int = MAX_PENDING_EVENTS) -> None:
+    def __init__(self, engine: EngineThread, listen: str, max_pending: int = MAX_PENDING_EVENTS) -> None:
         self._listen = listen
         self._is_bound = False
         # typed Any: stubs of grpc_health, where installed, leave its aio part out

@@ -8,7 +8,7 @@ import grpc
 
 from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, TokenEvent
 from gpu_worker.service import converters
-from gpu_worker.service.engine_port import EnginePort
+from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
@@ -16,7 +16,7 @@ from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Raises worker errors; BoundaryInterceptor makes them statuses."""
 
-    def __init__(self, engine: EnginePort, max_pending: int = MAX_PENDING_EVENTS) -> None:
+    def __init__(self, engine: EngineThread, max_pending: int = MAX_PENDING_EVENTS) -> None:
         self._engine = engine
         self._max_pending = max_pending
 

@@ -18,7 +18,6 @@ from waiting import PATIENCE
 
 from carrel.cli import main
 from carrel.serve.model import BUNDLED
-from carrel.serve.sweep import MARKER, find_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "tell-nobody"
@@ -65,10 +64,9 @@ class Server:
         assert self._is_ready.wait(PATIENCE), self.text
         assert self.process.poll() is None, self.text
 
-    def run_mark(self) -> str:
-        """The runtime folder, by which every process of this run is marked."""
-        child = psutil.Process(self.process.pid).children()[0]
-        return child.environ()[MARKER]
+    def processes(self) -> list[psutil.Process]:
+        """All below it."""
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -89,9 +87,11 @@ def server() -> Iterator[Server]:
 
 def test_a_life(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.wait_ready()
-    mark = server.run_mark()
-    assert len(find_marked(mark)) >= 3
-    assert Path(mark).stat().st_mode & 0o777 == 0o700
+    processes = server.processes()
+    assert len(processes) >= 3
+    listens = next(word for word in processes[0].cmdline() if word.endswith("kv_store.sock"))
+    folder = Path(listens.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
 
     book = tmp_path / "book.txt"
     filler = "The library was quiet and the rain went on against the tall windows. " * 150
@@ -105,8 +105,8 @@ def test_a_life(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert re.search(r"tokens\s+attended\s+\(\d+%,\s+pqcache\)", cost)
 
     assert server.stop(signal.SIGTERM) == 0, server.text
-    assert find_marked(mark) == []
-    assert not Path(mark).exists()
+    assert not any(process.is_running() for process in processes)
+    assert not folder.exists()
     assert KEY not in server.text
     assert "api-key = ***" in server.text
     assert "Traceback" not in server.text

@@ -38,13 +38,9 @@ INTERPRETED_PROCESSORS = 132
 def attend_slots(
     query: Tensor, pool: Tensor, fixed: Tensor, seats: Tensor, selected: Tensor, scale: float
 ) -> Tensor:
-    """Attention of one new token over two lists of slots, for sequences and KV heads of unequal length.
+    """See the reference. All on one CUDA device; the elements of a head and of a slot are contiguous.
 
-    query: bf16, fp16 or fp32 [B, H_q, d] with d contiguous. pool: [num_slots, 2d] of the query's dtype, a row is K
-    then V. fixed: int32 [seats, H_kv, F], pool rows of what every step attends (sinks and window); seats: int64 [B],
-    the seat of each lane. selected: int32 [B, H_kv, K], pool rows of what this step
-    selected. -1 pads anywhere, and pads only give zeros. All on one CUDA device. Returns [B, H_q, d] in the query's
-    dtype. Raises ValueError where the dtypes or layouts differ from these.
+    Raises ValueError where the dtypes or layouts differ from these.
     """
     num_fixed = fixed.shape[2]
     lists = _Lists(fixed, seats, selected, None, None, num_fixed, num_fixed + selected.shape[2])
@@ -61,13 +57,7 @@ def attend_blocks(
     longest: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token over the first `lengths` slots of each block table.
-
-    query, pool, seats: as in `attend_slots`. block_tables: int64 or int32 [seats, H_kv, M], entries beyond a head's
-    length are not read. lengths: int64 or int32 [B, H_kv]; one of 0 gives zeros. longest: at least the largest of
-    them; a captured graph keeps it. bias: float32 [seats, H_kv, >= longest], added to the scaled scores (log-degree),
-    or None. Returns [B, H_q, d] in the query's dtype. Raises ValueError where the dtypes or layouts differ from these.
-    """
+    """See the reference, and `attend_slots`; a captured graph keeps `longest`."""
     capacity = min(block_tables.shape[2] * BLOCK_SIZE, longest)
     lists = _Lists(block_tables, seats, None, lengths, bias, 0, capacity)
     return _attend(query, pool, lists, BLOCK_STAGES, scale)

@@ -3,6 +3,6 @@
 from gpu_worker.kernels.best_rows import reference
 from gpu_worker.kernels.dispatch import by_device
 
-best_rows = by_device(reference.best_rows, "gpu_worker.kernels.best_rows.kernel", "best_rows")
+best_rows = by_device(reference.best_rows)
 
 __all__ = ["best_rows"]

@@ -5,9 +5,7 @@ from gpu_worker.kernels.kmeans import reference
 from gpu_worker.kernels.kmeans.members import cluster_sizes, sort_members
 from gpu_worker.kernels.kmeans.reference import Centroids
 
-_KERNEL = "gpu_worker.kernels.kmeans.kernel"
-
-assign_points = by_device(reference.assign_points, _KERNEL, "assign_points")
-move_centroids = by_device(reference.move_centroids, _KERNEL, "move_centroids")
+assign_points = by_device(reference.assign_points)
+move_centroids = by_device(reference.move_centroids)
 
 __all__ = ["Centroids", "assign_points", "cluster_sizes", "move_centroids", "sort_members"]

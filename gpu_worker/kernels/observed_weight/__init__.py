@@ -3,8 +3,6 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.observed_weight import reference
 
-observed_weight = by_device(
-    reference.observed_weight, "gpu_worker.kernels.observed_weight.kernel", "observed_weight"
-)
+observed_weight = by_device(reference.observed_weight)
 
 __all__ = ["observed_weight"]

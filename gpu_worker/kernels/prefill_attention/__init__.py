@@ -4,8 +4,6 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.prefill_attention import reference
 from gpu_worker.kernels.prefill_attention.reference import attend_chunk_naive
 
-attend_chunk = by_device(
-    reference.attend_chunk, "gpu_worker.kernels.prefill_attention.kernel", "attend_chunk"
-)
+attend_chunk = by_device(reference.attend_chunk)
 
 __all__ = ["attend_chunk", "attend_chunk_naive"]

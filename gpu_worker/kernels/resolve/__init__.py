@@ -4,6 +4,6 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.resolve import reference
 from gpu_worker.kernels.resolve.reference import Residency, SeatRows
 
-resolve = by_device(reference.resolve, "gpu_worker.kernels.resolve.kernel", "resolve")
+resolve = by_device(reference.resolve)
 
 __all__ = ["Residency", "SeatRows", "resolve"]

@@ -3,7 +3,7 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.rms_norm import reference
 
-rms_norm = by_device(reference.rms_norm, "gpu_worker.kernels.rms_norm.kernel", "rms_norm")
-add_normed = by_device(reference.add_normed, "gpu_worker.kernels.rms_norm.kernel", "add_normed")
+rms_norm = by_device(reference.rms_norm)
+add_normed = by_device(reference.add_normed)
 
 __all__ = ["add_normed", "rms_norm"]

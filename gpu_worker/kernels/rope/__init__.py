@@ -3,6 +3,6 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.rope import reference
 
-rope = by_device(reference.rope, "gpu_worker.kernels.rope.kernel", "rope")
+rope = by_device(reference.rope)
 
 __all__ = ["rope"]

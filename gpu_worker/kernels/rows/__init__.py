@@ -9,17 +9,14 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.rows import reference
 from gpu_worker.kernels.rows.reference import ArenaLayout
 
-_COPIES = "gpu_worker.kernels.rows.kernel"
-_FETCHES = "gpu_worker.kernels.rows.fetch_kernel"
-
-gather_rows = by_device(reference.gather_rows, _COPIES, "gather_rows")
-scatter_rows = by_device(reference.scatter_rows, _COPIES, "scatter_rows")
-gather_pairs = by_device(reference.gather_pairs, _COPIES, "gather_pairs")
-scatter_pairs = by_device(reference.scatter_pairs, _COPIES, "scatter_pairs")
-store_token = by_device(reference.store_token, _COPIES, "store_token")
-fetch_misses = by_device(reference.fetch_misses, _FETCHES, "fetch_misses")
-pool_rows = by_device(reference.pool_rows, _FETCHES, "pool_rows")
-_offsets_by_table = by_device(reference.offsets_by_table, _FETCHES, "offsets_by_table")
+gather_rows = by_device(reference.gather_rows)
+scatter_rows = by_device(reference.scatter_rows)
+gather_pairs = by_device(reference.gather_pairs)
+scatter_pairs = by_device(reference.scatter_pairs)
+store_token = by_device(reference.store_token)
+fetch_misses = by_device(reference.fetch_misses, "fetch_kernel")
+pool_rows = by_device(reference.pool_rows, "fetch_kernel")
+_offsets_by_table = by_device(reference.offsets_by_table, "fetch_kernel")
 
 
 def arena_offsets(

@@ -3,6 +3,6 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.silu_mul import reference
 
-silu_mul = by_device(reference.silu_mul, "gpu_worker.kernels.silu_mul.kernel", "silu_mul")
+silu_mul = by_device(reference.silu_mul)
 
 __all__ = ["silu_mul"]

@@ -6,4 +6,4 @@ from gpu_worker.kernels.top_k import reference
 __all__ = ["outside", "top_k"]
 
 outside = reference.outside
-top_k = by_device(reference.top_k, "gpu_worker.kernels.top_k.kernel", "top_k")
+top_k = by_device(reference.top_k)

@@ -36,12 +36,11 @@ MAX_WIDTH = 8192
 
 
 def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
-    """Positions of the best `counts[b]` scores of every head, ascending; -1 pads at the end.
+    """See the reference. All on one CUDA device; scores may have any strides, and no count is above `width`.
+    -0.0 and 0.0 tie, and NaN is never taken.
 
-    A tie goes to the higher position; -0.0 and 0.0 tie. -inf and NaN are never taken. scores: float32 [B, H, N] on a
-    CUDA device, any strides. counts: int64 [B] there, none above `width`. width: max(counts), known to the caller; to
-    read it here (None) synchronises with the host and cannot be captured. Above 8192, for which a program has no
-    registers, `best_rows` selects. Returns int64 [B, H, width]. Raises ValueError for scores of another dtype.
+    Without `width` it cannot be captured. Above 8192, for which a program has no registers, `best_rows` selects. Raises
+    ValueError for scores of another dtype.
     """
     if scores.dtype != torch.float32:
         raise ValueError(f"top_k: scores are {scores.dtype}, not float32")

@@ -19,7 +19,6 @@ from carrel.errors import ChildError
 from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import Restart, RestartPolicy, Restarts
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
-from carrel.serve.sweep import find_marked
 
 SOON = RestartPolicy(limit=3, first_delay_s=0.05)
 # started a second time it never gets ready
@@ -98,7 +97,7 @@ def test_who_is_killed_is_started_again_and_the_others_stay(harness: Harness, na
         f"✗ {name} ended with signal SIGKILL; lost: what the {name} held; starting it again in 0.05 s "
         "(restart 1 of at most 3 within 10 minutes)"
     )
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
@@ -130,7 +129,7 @@ def test_who_dies_again_and_again_ends_the_whole(harness: Harness) -> None:
     assert caught.value.lines == ("out of luck",)
     assert starts(harness, "worker") == 4
     assert harness.log()[-2:] == ["stop gateway", "stop store"]
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_dying_in_a_restart_counts_and_shows_why(harness: Harness) -> None:
@@ -157,7 +156,7 @@ def test_a_restart_that_never_gets_ready_meets_its_deadline(harness: Harness) ->
     late = replace(specs(harness, store=READY_ONCE)[0], start_timeout_s=5.0)
     with pytest.raises(ChildError, match=r"store did not become ready in 5 s, and was started again 1"):
         harness.run(late, at_ready=meanwhile(harness, lambda: kill("store"), end=None))
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -175,7 +174,7 @@ def test_a_signal_during_a_restart_drains(harness: Harness, number: signal.Signa
     assert harness.output.getvalue().count("worker: starting") == (2 if moment == "start" else 1)
     wanted = ["stop gateway", *(["stop worker"] if moment == "start" else []), "stop store"]
     assert harness.log()[-len(wanted) :] == wanted
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
@@ -190,7 +189,7 @@ def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
     stubborn = specs(harness, gateway=STUBBORN)
     code = harness.run(*stubborn, at_ready=meanwhile(harness, act, signal.SIGINT))
     assert code == HARD_STOP_EXIT_CODE
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_what_the_dead_one_started_is_ended_before_the_restart(harness: Harness) -> None:
@@ -224,7 +223,7 @@ def test_the_death_of_one_ends_no_process_of_another(harness: Harness) -> None:
         before.kill()
         before.wait()
     assert vars(harness)["alive"]
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_the_pause_doubles_up_to_a_cap_and_the_limit_counts_a_window() -> None:

@@ -9,6 +9,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 from waiting import PATIENCE, wait_until
@@ -18,7 +19,6 @@ from carrel.serve.display import PlainDisplay
 from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE, Supervisor
-from carrel.serve.sweep import find_marked
 
 # says that it is ready by a file, notes SIGTERM in a shared log, and ends
 WELL_BEHAVED = """
@@ -47,6 +47,7 @@ FAILS = "import sys; print('error: no such model', file=sys.stderr); sys.exit({c
 SIGNALS_PARENT = "import os, signal; os.kill(os.getppid(), signal.{name})"
 
 
+MARK = "HARNESS_FOLDER"
 NO_RESTARTS = RestartPolicy(limit=0)
 
 
@@ -56,7 +57,6 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.output = StringIO()
-        self.mark = str(folder)
         self.restarts = NO_RESTARTS
 
     def spec(
@@ -74,8 +74,19 @@ class Harness:
                 os.kill(os.getpid(), send)
 
         display = PlainDisplay(Console(file=self.output, width=200))
-        supervisor = Supervisor(display, os.environ, self.mark, self.restarts, tick_s=0.02)
+        environment = {**os.environ, MARK: str(self.folder)}
+        supervisor = Supervisor(display, environment, self.restarts, tick_s=0.02)
         return supervisor.run(specs, on_ready)
+
+    def left(self) -> list[psutil.Process]:
+        """Every process of this folder's supervisors that runs, whatever its parent and its session."""
+        return [each for each in psutil.process_iter() if self._is_ours(each)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(MARK) == str(self.folder)
+        except (psutil.Error, OSError):
+            return False
 
     def note(self, text: str) -> None:
         with (self.folder / "log").open("a") as log:
@@ -107,7 +118,7 @@ def test_a_signal_drains_in_reverse_order_and_ends_with_zero(
     ]
     assert "draining" in harness.output.getvalue()
     assert "load weights 1/2" in harness.output.getvalue()
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_the_callers_signal_handlers_come_back(harness: Harness) -> None:
@@ -128,7 +139,7 @@ def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
     assert caught.value.lines == ("error: no such model",)
     assert harness.output.getvalue().count("error: no such model") == 1
     assert harness.log() == ["start store", "stop store"]
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
@@ -139,13 +150,13 @@ def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: H
         )
     assert caught.value.exit_code == 1
     assert harness.log()[-2:] == ["stop gateway", "stop store"]
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_a_child_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
     with pytest.raises(ChildError, match=r"worker did not become ready in 0\.3 s"):
         harness.run(harness.spec("worker", "import time; time.sleep(600)", start_timeout_s=0.3))
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_a_stubborn_child_is_killed_after_its_deadline(harness: Harness) -> None:
@@ -153,7 +164,7 @@ def test_a_stubborn_child_is_killed_after_its_deadline(harness: Harness) -> None
     assert harness.run(*specs, send=signal.SIGTERM) == 0
     assert "worker did not end in 0.3 s and was killed" in harness.output.getvalue()
     assert harness.log()[-2:] == ["stop worker", "stop store"]
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_a_second_signal_stops_at_once(harness: Harness) -> None:
@@ -162,7 +173,7 @@ def test_a_second_signal_stops_at_once(harness: Harness) -> None:
     specs = [harness.spec("store", WELL_BEHAVED), harness.spec("gateway", again, stop_timeout_s=600.0)]
     assert harness.run(*specs, send=signal.SIGINT) == HARD_STOP_EXIT_CODE
     assert "stop store" not in harness.log()
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
@@ -177,7 +188,7 @@ def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
 @pytest.mark.parametrize("ending", ["drain", "death"])
 def test_grandchildren_in_their_own_session_are_found_and_ended(harness: Harness, ending: str) -> None:
     spec = harness.spec("store", WITH_GRANDCHILD)
-    seen = "import carrel.serve.sweep as s; harness.seen = len(s.find_marked(harness.mark))"
+    seen = "harness.seen = len(harness.left())"
     if ending == "drain":
         assert harness.run(spec, send=signal.SIGTERM, at_ready=seen) == 0
     else:
@@ -185,7 +196,7 @@ def test_grandchildren_in_their_own_session_are_found_and_ended(harness: Harness
         with pytest.raises(ChildError):
             harness.run(spec, at_ready=seen + kill)
     assert vars(harness)["seen"] == 2
-    assert find_marked(harness.mark) == []
+    assert harness.left() == []
 
 
 def test_children_die_with_a_supervisor_that_is_killed(harness: Harness) -> None:
@@ -201,7 +212,7 @@ harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.get
     ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=PATIENCE, check=False)
     assert ended.returncode == -signal.SIGKILL
     # the kernel sends the signal at once; the process needs a moment to be gone
-    wait_until(lambda: find_marked(harness.mark) == [])
+    wait_until(lambda: harness.left() == [])
 
 
 def test_lines_of_a_starting_child_are_held_until_it_serves(harness: Harness) -> None:

@@ -28,7 +28,7 @@ def double(first: OnDevice, factor: int = 2) -> tuple[str, int]:
 
 
 def test_the_reference_runs_where_the_first_argument_is_on_the_cpu() -> None:
-    chosen = by_device(double, "no_such_module", "double")
+    chosen = by_device(double, "no_such_module")
     assert chosen(OnDevice(torch.device("cpu"))) == ("reference", 2)
     assert chosen(OnDevice(torch.device("cpu")), factor=5) == ("reference", 5)
 
@@ -37,7 +37,7 @@ def test_the_kernel_runs_elsewhere_and_is_loaded_once(monkeypatch: pytest.Monkey
     kernel = ModuleType(KERNEL)
     kernel.double = lambda first, factor=2: ("kernel", factor)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
-    chosen = by_device(double, KERNEL, "double")
+    chosen = by_device(double, KERNEL)
     on_gpu = OnDevice(torch.device("cuda:1"))
     assert chosen(on_gpu, factor=3) == ("kernel", 3)
     monkeypatch.delitem(sys.modules, KERNEL)
@@ -46,13 +46,13 @@ def test_the_kernel_runs_elsewhere_and_is_loaded_once(monkeypatch: pytest.Monkey
 
 
 def test_a_missing_kernel_is_said_when_it_is_called() -> None:
-    chosen = by_device(double, "no_such_module", "double")
+    chosen = by_device(double, "no_such_module")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         chosen(OnDevice(torch.device("cuda")))
 
 
 def test_what_is_chosen_says_what_the_reference_says() -> None:
-    chosen = by_device(double, "no_such_module", "double")
+    chosen = by_device(double, "no_such_module")
     assert (chosen.__name__, chosen.__doc__) == ("double", "What is doubled.")
 
 

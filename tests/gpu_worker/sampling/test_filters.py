@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from gpu_worker.sampling.filters import keep_min_p, keep_top_k, keep_top_p
-from gpu_worker.sampling.ordering import first_k
+from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
 
 
 def naive_order(row):

@@ -4,9 +4,7 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.chelsea.soft_matching import reference
 from gpu_worker.policies.chelsea.soft_matching.records import Matches, WeightedRows, num_matches
 
-_KERNEL = "gpu_worker.policies.chelsea.soft_matching.kernel"
-
-match_rows = by_device(reference.match_rows, _KERNEL, "match_rows")
-merge_rows = by_device(reference.merge_rows, _KERNEL, "merge_rows")
+match_rows = by_device(reference.match_rows)
+merge_rows = by_device(reference.merge_rows)
 
 __all__ = ["Matches", "WeightedRows", "match_rows", "merge_rows", "num_matches"]

@@ -5,6 +5,4 @@ from gpu_worker.policies.clusterkv.centroid_rank import reference
 
 __all__ = ["centroid_rank"]
 
-centroid_rank = by_device(
-    reference.centroid_rank, "gpu_worker.policies.clusterkv.centroid_rank.kernel", "centroid_rank"
-)
+centroid_rank = by_device(reference.centroid_rank)

@@ -5,4 +5,4 @@ from gpu_worker.policies.pqcache.pq_append import reference
 
 __all__ = ["pq_append"]
 
-pq_append = by_device(reference.pq_append, "gpu_worker.policies.pqcache.pq_append.kernel", "pq_append")
+pq_append = by_device(reference.pq_append)

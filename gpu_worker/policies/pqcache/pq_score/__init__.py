@@ -6,5 +6,5 @@ from gpu_worker.policies.pqcache.pq_score.augment import augment, max_square_nor
 
 __all__ = ["augment", "max_square_norms", "pq_assign", "pq_score"]
 
-pq_assign = by_device(reference.pq_assign, "gpu_worker.policies.pqcache.pq_score.assign_kernel", "pq_assign")
-pq_score = by_device(reference.pq_score, "gpu_worker.policies.pqcache.pq_score.kernel", "pq_score")
+pq_assign = by_device(reference.pq_assign, "assign_kernel")
+pq_score = by_device(reference.pq_score)

@@ -5,4 +5,4 @@ from gpu_worker.policies.pqcache.pq_select import reference
 
 __all__ = ["pq_select"]
 
-pq_select = by_device(reference.pq_select, "gpu_worker.policies.pqcache.pq_select.kernel", "pq_select")
+pq_select = by_device(reference.pq_select)

@@ -3,9 +3,7 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.protokv.chunks import reference
 
-_KERNEL = "gpu_worker.policies.protokv.chunks.kernel"
-
-irregularity = by_device(reference.irregularity, _KERNEL, "irregularity")
-chunk_sums = by_device(reference.chunk_sums, _KERNEL, "chunk_sums")
+irregularity = by_device(reference.irregularity)
+chunk_sums = by_device(reference.chunk_sums)
 
 __all__ = ["chunk_sums", "irregularity"]

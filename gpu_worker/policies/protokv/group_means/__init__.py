@@ -5,6 +5,4 @@ from gpu_worker.policies.protokv.group_means import reference
 
 __all__ = ["group_means"]
 
-group_means = by_device(
-    reference.group_means, "gpu_worker.policies.protokv.group_means.kernel", "group_means"
-)
+group_means = by_device(reference.group_means)

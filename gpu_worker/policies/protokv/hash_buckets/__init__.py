@@ -6,6 +6,4 @@ from gpu_worker.policies.protokv.hash_buckets.reference import RandomFeatures
 
 __all__ = ["RandomFeatures", "bucket_sums"]
 
-bucket_sums = by_device(
-    reference.bucket_sums, "gpu_worker.policies.protokv.hash_buckets.kernel", "bucket_sums"
-)
+bucket_sums = by_device(reference.bucket_sums)

@@ -5,4 +5,4 @@ from gpu_worker.policies.quest.page_bound import reference
 
 __all__ = ["page_bound"]
 
-page_bound = by_device(reference.page_bound, "gpu_worker.policies.quest.page_bound.kernel", "page_bound")
+page_bound = by_device(reference.page_bound)

@@ -1,9 +1,11 @@
-"""What the families share: the fields that every config.json of the Llama line has."""
+"""Model families by `model_type`: how each reads its config.json. To add one: a function here, and a line in FAMILIES.
+
+What they share is `read_common`: the fields that every config.json of the Llama line has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig, RopeConfig
@@ -18,12 +20,62 @@ _NEEDED_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A `model_type` and how its config.json becomes a ModelConfig; `read_config` raises ModelError."""
+def read_llama(fields: ConfigFields) -> ModelConfig:
+    """Llama 2 and 3.x, and the many models that use its architecture by name."""
+    attention_bias = fields.flag("attention_bias", default=False)
+    return replace(
+        read_common(fields),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", default=False),
+    )
 
-    model_type: str
-    read_config: Callable[[ConfigFields], ModelConfig]
+
+def read_mistral(fields: ConfigFields) -> ModelConfig:
+    """Mistral 7B v0.1 to v0.3 and its relatives: v0.1 slides in every layer; later versions write null."""
+    window = fields.integer("sliding_window", 1, MAX_POSITIONS) if fields.has("sliding_window") else None
+    return replace(read_common(fields), sliding_window=window)
+
+
+def read_qwen2(fields: ConfigFields) -> ModelConfig:
+    """Qwen 2 and 2.5: biases on queries, keys and values."""
+    return replace(read_common(fields), qkv_bias=True, sliding_window=_read_layer_window(fields))
+
+
+def read_qwen3(fields: ConfigFields) -> ModelConfig:
+    """Qwen 3 (dense): RMSNorm on each head's query and key."""
+    attention_bias = fields.flag("attention_bias", default=False)
+    return replace(
+        read_common(fields),
+        qk_norm=True,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        sliding_window=_read_layer_window(fields),
+    )
+
+
+def read_glm(fields: ConfigFields) -> ModelConfig:
+    """GLM-4-9B (2024) in its transformers form: half of each head rotates, in interleaved pairs."""
+    return replace(
+        read_common(fields, interleaved=True, partial_rotary_factor=0.5),
+        qkv_bias=fields.flag("attention_bias", default=True),
+        fused_gate_up=True,
+    )
+
+
+def read_glm4(fields: ConfigFields) -> ModelConfig:
+    """GLM-4-0414: a norm after each block too."""
+    return replace(read_glm(fields), post_norms=True)
+
+
+FAMILIES: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+    "llama": read_llama,
+    "mistral": read_mistral,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "glm": read_glm,
+    "glm4": read_glm4,
+}
 
 
 def read_common(
@@ -62,7 +114,7 @@ def read_common(
     )
 
 
-def read_layer_window(fields: ConfigFields) -> int | None:
+def _read_layer_window(fields: ConfigFields) -> int | None:
     """The sliding window of the Qwen families, which hold only where `use_sliding_window` says so."""
     unknown = set(fields.texts("layer_types")) - {"full_attention", "sliding_attention"}
     if unknown:
