@@ -72,9 +72,24 @@ def test_prompts_may_share_their_start(stack: Stack) -> None:
 
 
 def test_no_more_than_the_concurrency_is_under_way(stack: Stack) -> None:
-    row = run(stack, Level(None, None, 4, 20, 8, 8))
-    alone = run(stack, Level(None, None, 1, 20, 8, 2))
-    assert row.output_tokens_per_s > 1.5 * alone.output_tokens_per_s
+    class Counting(LoadClient):
+        num_running = most = 0
+
+        async def complete(self, model: str, prompt: list[int], level: Level) -> RequestResult:
+            self.num_running += 1
+            self.most = max(self.most, self.num_running)
+            try:
+                return await super().complete(model, prompt, level)
+            finally:
+                self.num_running -= 1
+
+    async def most_at_once(concurrency: int) -> int:
+        async with Counting(stack.url, None, PATIENCE) as client:
+            level = Level(None, None, concurrency, 20, 8, 8)
+            await run_level(client, await client.model(), level, "1", lambda: None)
+            return client.most
+
+    assert [asyncio.run(most_at_once(concurrency)) for concurrency in (1, 4)] == [1, 4]
 
 
 def test_failures_are_counted_and_told(stack: Stack) -> None:
@@ -151,7 +166,7 @@ def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_prompts_are_of_the_exact_length(stack: Stack) -> None:
     async def lengths() -> list[int]:
-        async with LoadClient(f"{stack.url}/v1", None, 20.0) as client:
+        async with LoadClient(f"{stack.url}/v1", None, PATIENCE) as client:
             return [len(await client.token_ids(count, "x")) for count in (1, 17, 100)]
 
     assert asyncio.run(lengths()) == [1, 17, 100]
@@ -159,7 +174,7 @@ def test_prompts_are_of_the_exact_length(stack: Stack) -> None:
 
 def test_a_server_that_refuses_is_told(stack: Stack) -> None:
     async def ask() -> None:
-        async with LoadClient(f"{stack.url}/nowhere", None, 20.0) as client:
+        async with LoadClient(f"{stack.url}/nowhere", None, PATIENCE) as client:
             await client.model()
 
     with pytest.raises(BenchmarkError, match="no such route"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, Clock
+from waiting import PATIENCE
 
 from kv_store.arena import Arena
 from kv_store.client import Layout, StoreClient
@@ -49,7 +50,7 @@ def connect(local_store: LocalStore) -> Iterator[Callable[..., StoreClient]]:
             worker_id=worker_id,
             transport=transport,
             max_gather_rows=512,
-            timeout_seconds=5.0,
+            timeout_seconds=PATIENCE,
         )
         clients.append(client)
         return client

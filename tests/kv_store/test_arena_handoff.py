@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from kv_store.arena import Arena
 from kv_store.client.errors import HandoffRefused, StoreUnreachable
@@ -43,7 +45,7 @@ def giver(path: Path, give: Callable[[socket.socket], None]) -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield str(path)
-        thread.join(5.0)
+        thread.join(PATIENCE)
 
 
 def refused(path: Path, header: bytes, descriptors: list[int]) -> None:
@@ -54,7 +56,7 @@ def refused(path: Path, header: bytes, descriptors: list[int]) -> None:
             connection.sendall(header)
 
     with giver(path, give) as address, pytest.raises(HandoffRefused):
-        receive_arena(address, HANDLE, 5.0)
+        receive_arena(address, HANDLE, PATIENCE)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -63,7 +65,7 @@ def test_the_mapping_is_shared(tmp_path: Path) -> None:
     arena = Arena(SIZE)
     server = HandoffServer(arena, str(tmp_path / "a.sock"))
     assert os.stat(tmp_path / "a.sock").st_mode & 0o777 == 0o600
-    mapped = receive_arena(str(tmp_path / "a.sock"), arena.handle, 5.0)
+    mapped = receive_arena(str(tmp_path / "a.sock"), arena.handle, PATIENCE)
     mapped[SIZE - 1] = 9
     assert arena.data[SIZE - 1] == 9
     server.close()
@@ -89,7 +91,7 @@ def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> No
             # The giver never reads, and may have hung up already.
             with suppress(BrokenPipeError):
                 peer.sendall(os.urandom(300))
-    assert receive_arena(path, arena.handle, 5.0).size == SIZE
+    assert receive_arena(path, arena.handle, PATIENCE).size == SIZE
     server.close()
     arena.close()
 
@@ -99,7 +101,8 @@ def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> No
     [
         b"",
         b"x",
-        os.urandom(44),
+        # the same in every process, as pytest-xdist asks of a test's name
+        random.Random(0).randbytes(44),
         HANDLE.pack()[:-1],
         b"X" + HANDLE.pack()[1:],
         ArenaHandle(b"s" * 16, 77, SIZE).pack(),
@@ -143,7 +146,7 @@ def test_a_silent_or_missing_giver_is_unreachable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnreachable):
         receive_arena(str(tmp_path / "none.sock"), HANDLE, 0.2)
     done = threading.Event()
-    with giver(tmp_path / "a.sock", lambda connection: bool(done.wait(5.0)) and None) as path:
+    with giver(tmp_path / "a.sock", lambda connection: bool(done.wait(PATIENCE)) and None) as path:
         with pytest.raises(StoreUnreachable):
             receive_arena(path, HANDLE, 0.2)
         done.set()
@@ -185,7 +188,7 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(
     monkeypatch.setattr(socket.socket, "accept", fail_once)
     arena = Arena(SIZE)
     server = HandoffServer(arena, str(tmp_path / "a.sock"))
-    assert receive_arena(str(tmp_path / "a.sock"), arena.handle, 10.0).size == SIZE
+    assert receive_arena(str(tmp_path / "a.sock"), arena.handle, PATIENCE).size == SIZE
     assert not failures
     server.close()
     arena.close()

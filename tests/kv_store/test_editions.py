@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES
+from waiting import PATIENCE
 
 from carrel.process.version import Edition
 from kv_store.client import StoreClient, StoreUnreachable, VersionMismatch, check_edition, wire
@@ -26,7 +27,7 @@ OTHER = Edition("9.9.9", "0badcafe")
 
 
 def connect(target: str) -> StoreClient:
-    return StoreClient.connect(target, LAYOUT, worker_id="w", transport="grpc", timeout_seconds=5.0)
+    return StoreClient.connect(target, LAYOUT, worker_id="w", transport="grpc", timeout_seconds=PATIENCE)
 
 
 def start_store() -> LocalStore:
@@ -54,7 +55,7 @@ def older_store(tmp_path: Path) -> Iterator[str]:
 
 
 def test_one_edition_is_let_in(local_store: LocalStore) -> None:
-    check_edition(local_store.target, 5.0)
+    check_edition(local_store.target, PATIENCE)
     connect(local_store.target).close()
 
 
@@ -72,17 +73,17 @@ def test_a_store_refuses_another_edition_and_says_what_to_do(local_store: LocalS
         )
         for call, request in calls:
             with pytest.raises(grpc.RpcError) as caught:
-                call(request, timeout=5)
+                call(request, timeout=PATIENCE)
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
             text = caught.value.details()
             assert str(own_edition()) in text
             assert str(other) in text
             assert "docs/deployment.md" in text
-        assert stub.Stats(pb.StatsRequest(), timeout=5).num_workers == 0
+        assert stub.Stats(pb.StatsRequest(), timeout=PATIENCE).num_workers == 0
 
 
 def test_a_client_refuses_a_store_that_does_not_compare(older_store: str) -> None:
-    for call in (connect, lambda target: check_edition(target, 5.0)):
+    for call in (connect, lambda target: check_edition(target, PATIENCE)):
         with pytest.raises(VersionMismatch, match="does not tell its name") as caught:
             call(older_store)
         assert str(own_edition()) in str(caught.value)
@@ -130,7 +131,7 @@ def test_an_installed_store_of_another_version_is_known_by_it(tmp_path: Path) ->
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=True,
         )
     assert found.stdout.startswith("VersionMismatch")

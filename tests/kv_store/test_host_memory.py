@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore
@@ -145,7 +146,7 @@ def test_the_process_ends_with_2_and_one_line(
         preexec_fn=limit,  # type: ignore[arg-type]
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert found.returncode == 2
     assert found.stderr.splitlines()[-1].startswith(f"kv_store: --arena-bytes {arena_bytes}: ")

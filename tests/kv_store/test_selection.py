@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from store_samples import LAYOUT, keys_of, random_rows
+from waiting import PATIENCE
 
 from kv_store.client import (
     InvalidStoreRequest,
@@ -52,7 +53,7 @@ def test_pq_selects_among_later_tokens_too(connect: Connect, metric: str) -> Non
     # The arrays are read where the arena is mapped; the selection is the same for everyone.
     client = connect(transport="zero_copy")
     keys = keys_of(LAYOUT, filled(client))
-    index = client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4, 6, metric), seed=3).result(30)
+    index = client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4, 6, metric), seed=3).result(PATIENCE)
     books, parts = index.arrays["codebooks"], np.split(keys[:, BEGIN:], 2, axis=-1)
     coded = []
     for part, of_part in enumerate(parts):
@@ -76,7 +77,7 @@ def test_clusters_of_several_indexes_are_taken_whole(connect: Connect, metric: s
     filled(client)
     ends = [BEGIN, 60, TRAINED, 140]
     segments = [
-        client.build_index("a", 0, begin, end, KMeansParams(6, metric, 4), seed=begin).result(30)
+        client.build_index("a", 0, begin, end, KMeansParams(6, metric, 4), seed=begin).result(PATIENCE)
         for begin, end in itertools.pairwise(ends)
     ]
     for count, end in ((1, 60), (2, TRAINED), (3, 140)):
@@ -97,7 +98,7 @@ def test_rows_come_along_for_what_the_worker_does_not_have(connect: Connect, tra
     client = connect(transport=transport)
     rows = {name: filled(client, name, seed) for seed, name in enumerate("ab")}
     for name in rows:
-        built = client.build_index(name, 1, BEGIN, TRAINED, PQParams(2, 4, 6)).result(30)
+        built = client.build_index(name, 1, BEGIN, TRAINED, PQParams(2, 4, 6)).result(PATIENCE)
         # Who does not map the arena gets no arrays: the index stays in the store.
         assert bool(built.arrays) is not client.selects_in_store
     resident = np.random.default_rng(5).random((HEADS, 120 - BEGIN)) < 0.6
@@ -122,14 +123,14 @@ def test_rows_come_along_for_what_the_worker_does_not_have(connect: Connect, tra
 def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: Connect) -> None:
     client = connect()
     filled(client)
-    client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4)).result(30)
-    client.build_index("a", 0, TRAINED, 120, KMeansParams(4)).result(30)
-    client.build_index("a", 1, BEGIN, TRAINED, KMeansParams(4)).result(30)
+    client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
+    client.build_index("a", 0, TRAINED, 120, KMeansParams(4)).result(PATIENCE)
+    client.build_index("a", 1, BEGIN, TRAINED, KMeansParams(4)).result(PATIENCE)
     client.open_sequence("coarse")
     client.reserve("coarse", 40)
     client.put("coarse", 0, 0, random_rows(LAYOUT, 40))
     client.seal("coarse", 40)
-    client.build_index("coarse", 0, 0, 40, PQParams(2, 4, codebooks_only=True)).result(30)
+    client.build_index("coarse", 0, 0, 40, PQParams(2, 4, codebooks_only=True)).result(PATIENCE)
     used = client.stats().reserved_bytes
     held = np.zeros((HEADS, 3), bool)
     for layer, name, begin, end, k, queries, resident, message in (
@@ -162,6 +163,6 @@ def test_an_index_that_was_built_again_takes_the_place_of_the_first(connect: Con
     wanted = [TopKWanted("a", BEGIN, TRAINED, 20, QUERIES)]
     selections = []
     for seed in (1, 2, 1):
-        client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4, 1), seed=seed).result(30)
+        client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4, 1), seed=seed).result(PATIENCE)
         selections.append(client.top_k(0, wanted, SCALE)[0][0].tolist())
     assert selections[0] == selections[2] != selections[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from store_samples import LAYOUT, random_rows
+from waiting import PATIENCE
 
 from kv_store.client import PQParams, RowsWanted, StoreClient, StoreUnreachable
 from kv_store.config import LEAST_ARENA_BYTES, idle_cores, parse_config
@@ -49,12 +50,12 @@ def start(folder: Path, runtime: str) -> subprocess.Popen[str]:
     for line in process.stdout:
         if json.loads(line)["event"] == "ready":
             return process
-    raise AssertionError(f"the store ended with {process.wait(10)} before it was ready")
+    raise AssertionError(f"the store ended with {process.wait(PATIENCE)} before it was ready")
 
 
 def connect(folder: Path) -> StoreClient:
     target = f"unix:{folder}/kv_store.sock"
-    return StoreClient.connect(target, LAYOUT, worker_id="w", max_gather_rows=64, timeout_seconds=5.0)
+    return StoreClient.connect(target, LAYOUT, worker_id="w", max_gather_rows=64, timeout_seconds=PATIENCE)
 
 
 def fill(client: StoreClient) -> np.ndarray:
@@ -94,7 +95,7 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
-def await_end(pids: set[int], seconds: float = 10.0) -> set[int]:
+def await_end(pids: set[int], seconds: float = PATIENCE) -> set[int]:
     deadline = time.monotonic() + seconds
     while (left := alive(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -112,7 +113,7 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
     try:
         client = connect(folder)
         rows = fill(client)
-        index = client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(60)
+        index = client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(PATIENCE)
         keys = index.arrays["codebooks"][0, 0][index.arrays["codes"][0, :, 0]]
         raw = np.ascontiguousarray(rows[0, :12, :32]).view(np.uint16).astype(np.uint32) << 16
         assert (keys == raw.view(np.float32)).all()
@@ -121,7 +122,7 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
         assert len(children) > 3
         assert listening_addresses(children) <= {"0100007F", "0000000000000000FFFF00000100007F"}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stdout is not None
         assert process.stdout.read() == ""
         assert not await_end(children)
@@ -132,7 +133,7 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
         client.close()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE)
 
 
 def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -
     rows = fill(client)
     epoch = client.epoch
     process.kill()
-    process.wait(10)
+    process.wait(PATIENCE)
     # What was written stays mapped, and right, as long as the lease lasts.
     assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
     for call in (
@@ -152,7 +153,7 @@ def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -
         with pytest.raises(StoreUnreachable):
             call()
     with pytest.raises(StoreUnreachable):
-        client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(20)
+        client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(PATIENCE)
     # The sockets of the killed one lie there still.
     process = start(folder, "process")
     client.reattach()
@@ -160,7 +161,7 @@ def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -
     assert client.stats().num_sequences == 0
     client.close()
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE) == 0
     assert list(folder.iterdir()) == []
 
 
@@ -177,7 +178,7 @@ def test_the_store_ends_with_its_parent(folder: Path) -> None:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     assert not await_end({int(parent.stdout)})
@@ -243,4 +244,4 @@ def test_a_second_store_leaves_a_running_ones_sockets_alone(
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE)

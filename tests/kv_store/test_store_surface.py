@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from store_samples import LAYOUT, random_rows
+from waiting import PATIENCE
 
 from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
 from kv_store.client.wire import own_edition
@@ -35,20 +36,20 @@ def channel(local_store: LocalStore) -> Iterator[grpc.Channel]:
 def attach(stub: kv_store_pb2_grpc.KVStoreStub, worker_id: str = "w", rows: int = 8) -> pb.AttachResponse:
     layout = wire.layout_to_message(LAYOUT)
     request = pb.AttachRequest(worker_id=worker_id, layout=layout, max_gather_rows=rows, edition=EDITION)
-    return stub.Attach(request, timeout=5)
+    return stub.Attach(request, timeout=PATIENCE)
 
 
 def status_of(call: Callable[..., Any], request: object) -> tuple[grpc.StatusCode, str]:
     # A stream fails when it is read, a single reply when it is asked for.
     with pytest.raises(grpc.RpcError) as caught:
-        list(call(request, timeout=5))
+        list(call(request, timeout=PATIENCE))
     return caught.value.code(), caught.value.details()
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_says_serving(channel: grpc.Channel, service: str) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
-    reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -72,7 +73,7 @@ def test_sockets_are_for_their_owner_only(local_store: LocalStore) -> None:
 def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> None:
     stub = kv_store_pb2_grpc.KVStoreStub(channel)
     epoch = attach(stub).epoch
-    stub.OpenSequence(pb.OpenSequenceRequest(epoch=epoch, worker_id="w", sequence_id="a"), timeout=5)
+    stub.OpenSequence(pb.OpenSequenceRequest(epoch=epoch, worker_id="w", sequence_id="a"), timeout=PATIENCE)
     reserve = lambda **fields: pb.ReserveRequest(worker_id="w", sequence_id="a", **fields)  # noqa: E731
     gather = lambda *positions: pb.GatherRequest(  # noqa: E731
         epoch=epoch, worker_id="w", items=[pb.GatherItem(sequence_id="a", positions=positions)]
@@ -121,7 +122,7 @@ def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> Non
         assert details
         assert "Traceback" not in details
         assert ".py" not in details
-    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=5)
+    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=PATIENCE)
 
 
 def test_random_bytes_in_every_method_leave_the_store_alive(channel: grpc.Channel) -> None:
@@ -132,7 +133,7 @@ def test_random_bytes_in_every_method_leave_the_store_alive(channel: grpc.Channe
         raw = channel.stream_stream(f"/{SERVICE}/{method.name}")
         for length in (1, 10, 100):
             with pytest.raises(grpc.RpcError) as caught:
-                list(raw(iter([rng.bytes(length)]), timeout=5))
+                list(raw(iter([rng.bytes(length)]), timeout=PATIENCE))
             assert caught.value.code() in {
                 grpc.StatusCode.INTERNAL,  # gRPC's own answer to bytes that are no message
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -141,7 +142,7 @@ def test_random_bytes_in_every_method_leave_the_store_alive(channel: grpc.Channe
                 grpc.StatusCode.UNKNOWN,
             }, method.name
             assert "Traceback" not in caught.value.details()
-    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=5)
+    stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, worker_id="w"), timeout=PATIENCE)
 
 
 def test_a_message_beyond_the_bound_is_refused(channel: grpc.Channel) -> None:
@@ -189,7 +190,7 @@ def test_a_build_whose_time_is_no_number_leaves_no_slab(connect: Callable[..., S
     client.reserve("a", 40)
     client.put("a", 0, 0, random_rows(LAYOUT, 40))
     client.seal("a", 40)
-    client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(10.0)
+    client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE)
     for seconds in (float("nan"), float("inf"), -1.0):
         error = client.build_index("a", 0, 0, 40, PQParams(2, 4), prefill_seconds=seconds).exception(10.0)
         assert isinstance(error, InvalidStoreRequest)
@@ -208,7 +209,7 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         client.put("a", 0, 0, random_rows(LAYOUT, 40))
         client.seal("a", 40)
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
-        assert trainers.asked.wait(5.0)
+        assert trainers.asked.wait(PATIENCE)
         trainers.futures[0].set_running_or_notify_cancel()
         pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(12)]
         client.heartbeat()
@@ -236,7 +237,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
         client.seal("a", 40)
         base = client.stats().reserved_bytes
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
-        assert trainers.asked.wait(5.0)
+        assert trainers.asked.wait(PATIENCE)
         client.heartbeat()
         assert trainers.heads == [(head, head + 1) for head in range(LAYOUT.num_kv_heads)]
         first, *others = trainers.futures

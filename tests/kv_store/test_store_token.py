@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from store_samples import LAYOUT, SLAB_BYTES, random_rows
+from waiting import PATIENCE
 
 from carrel.process.token import MIN_CHARACTERS, read_token
 from kv_store.client import HandoffRefused, RowsWanted, StoreClient, TokenRefused, check_edition
@@ -45,7 +46,7 @@ def connect(target: str, token: str, transport: str = "grpc") -> StoreClient:
         worker_id="w",
         transport=transport,
         max_gather_rows=64,
-        timeout_seconds=5.0,
+        timeout_seconds=PATIENCE,
         token=token,
     )
 
@@ -76,9 +77,9 @@ def test_every_method_asks_for_it_and_health_does_not(target: str) -> None:
             call = channel.stream_stream(f"/carrel.kv_store.v1.KVStore/{method.name}")
             for metadata in ((), ((TOKEN_KEY, TOKEN),), token_metadata("wrong")):
                 with pytest.raises(grpc.RpcError) as caught:
-                    list(call(iter([b""]), timeout=5, metadata=metadata))
+                    list(call(iter([b""]), timeout=PATIENCE, metadata=metadata))
                 assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, method.name
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
