@@ -17,7 +17,7 @@ from offload_rig import SLAB_BYTES, attached, count_calls
 from ports import free_port
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.errors import RequestError
+from gpu_worker.errors import RequestError, StoreUnavailable
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
@@ -141,3 +141,18 @@ def test_a_policy_with_an_index_of_its_own_is_refused_by_name() -> None:
                 rig.submit(request(name, name, 0.2))
             assert caught.value.param == "carrel.policy"
         assert len(rig.run(request("a", "pqcache", 0.25, prompt=112))[0].tokens) == 12
+
+
+def test_a_store_that_came_back_ends_what_it_lost_and_serves_the_next() -> None:
+    one = request("one", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=30)
+    with attached(LAYOUT, "grpc", num_slabs=NUM_SLABS) as (store, client):
+        rig = rig_over(client)
+        alone = rig.run(one)[0].tokens
+        rig.submit(replace(one, request_id="lost"), request("dense", prompt=40, max_tokens=60))
+        while len(rig.records["lost"].tokens) < 5:
+            rig.step()
+        store.restart()
+        rig.drain()
+        assert isinstance(rig.records["lost"].error, StoreUnavailable)
+        assert len(rig.records["dense"].tokens) == 60
+        assert rig.run(replace(one, request_id="again"))[0].tokens == alone
