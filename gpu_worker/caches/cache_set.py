@@ -8,9 +8,9 @@ from torch import Tensor
 
 from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.dense import DenseCache
-from gpu_worker.caches.holders import Holders
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
+from gpu_worker.caches.slot_sharing import SlotSharing
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
@@ -51,7 +51,7 @@ class CacheSet:
         self.recall = recall
         self._full_layers = min(full_layers, shape.num_layers)
         self.buckets = Buckets(is_exact=shape.device.type != "cuda")
-        self._holders = Holders(shape, pool, recall)
+        self._sharing = SlotSharing(shape, pool, recall)
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -92,13 +92,13 @@ class CacheSet:
                     f"the request needs {missing} bytes of slots more than the pool has; give more with "
                     "--slot-memory, or ask for fewer tokens"
                 )
-            if not self._holders.make_room(needed):
+            if not self._sharing.make_room(needed):
                 return False
             self._size(sequence, self._pool.num_free_blocks)
         serving, sparse = self._serving(sequence), self._sparse_layers(sequence)
         serving.prepare(sequence)
         if serving is self.recall:
-            self._holders.add(sequence, sparse)
+            self._sharing.add(sequence, sparse)
         for layer, cache in enumerate(self.of(sequence)):
             cache.admit(sequence, layer)
         sequence.offloads = self._offloading(sequence).needs_store(sequence)
@@ -164,10 +164,10 @@ class CacheSet:
 
     def spread(self) -> None:
         """Give running sequences slots that no request waits for."""
-        self._holders.spread()
+        self._sharing.spread()
 
     def release(self, sequence: Sequence) -> None:
-        self._holders.remove(sequence)
+        self._sharing.remove(sequence)
         for layer, cache in enumerate(self.of(sequence)):
             cache.release(sequence, layer)
 

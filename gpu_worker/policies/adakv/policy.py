@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain import LayerRows, Retained, ScoredPolicy, finite, keep_best
+from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.rounding import round_to_sum
+from gpu_worker.policies.scored import ScoredPolicy, finite, keep_best
 from gpu_worker.policies.wrapper import AllocationPolicy
 
 

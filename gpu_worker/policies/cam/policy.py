@@ -11,17 +11,8 @@ from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import (
-    Evicted,
-    Gift,
-    KeptStep,
-    LayerRows,
-    Observing,
-    Retained,
-    Scores,
-    StepSlots,
-    keep_best,
-)
+from gpu_worker.policies.retain import Evicted, Gift, KeptStep, LayerRows, Observing, Retained, StepSlots
+from gpu_worker.policies.scored import Scores, keep_best
 from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 # Blocks of evicted tokens that are solved together; a power of two.

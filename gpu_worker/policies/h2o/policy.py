@@ -9,15 +9,8 @@ from torch import Tensor
 
 from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import (
-    Evicted,
-    KeptStep,
-    LayerRows,
-    Observing,
-    ScoredPolicy,
-    Scores,
-    StepSlots,
-)
+from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 # H2O(C) may attend what a recall method spends on codes, a 128th of the keys it reads past.
 COMPENSATION = 128

@@ -10,7 +10,8 @@ from torch import Tensor
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, finite
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.scored import ScoredPolicy, Scores, finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
 from gpu_worker.policies.protokv.group_means import group_means
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, bucket_sums
 from gpu_worker.policies.protokv.prototypes import nearest_prototype
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,8 @@ from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, StepAttention, attend_all
 from gpu_worker.policies.observed import group_mean, weight_tiles
-from gpu_worker.policies.retain import (
-    KeptStep,
-    LayerRows,
-    Observing,
-    Recompression,
-    Retained,
-    ScoredPolicy,
-    Scores,
-)
+from gpu_worker.policies.retain import KeptStep, LayerRows, Observing, Recompression, Retained
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 # While decoding a score is two counters in one: this times the steps in the windows of all calls to come but the last
 # that has any, and those in its window too. Neither exceeds w, so that the sum is exact in float32.

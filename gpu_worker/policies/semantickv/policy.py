@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores, finite
+from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.rounding import rounded
+from gpu_worker.policies.scored import ScoredPolicy, Scores, finite
 
 
 @dataclass(frozen=True, slots=True)

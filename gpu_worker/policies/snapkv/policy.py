@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpu_worker.policies.base import Plan, attend_all
 from gpu_worker.policies.observed import observed_weight
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 
 @dataclass(frozen=True, slots=True)

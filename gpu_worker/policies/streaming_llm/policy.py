@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, StepAttention, attend_all, sink_tokens
-from gpu_worker.policies.retain import (
-    Evicted,
-    KeptStep,
-    LayerRows,
-    Retained,
-    RetainPolicy,
-    Scores,
-    StepSlots,
-    keep_best,
-)
+from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Retained, RetainPolicy, StepSlots
+from gpu_worker.policies.scored import Scores, keep_best
 from gpu_worker.policies.streaming_llm.sink_keys import SinkKeys
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain import LayerRows, Scores, keep_best
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.scored import Scores, keep_best
 
 PLAN = Plan(12, 7, num_sink=2, num_recent=3, num_selected=2)
 NEVER = float("-inf")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan
-from gpu_worker.policies.retain import LayerRows, ScoredPolicy, Scores
+from gpu_worker.policies.retain import LayerRows
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 NUM_SINK, NUM_RECENT = 2, 3
 

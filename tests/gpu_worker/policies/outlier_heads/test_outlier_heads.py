@@ -10,7 +10,8 @@ import torch
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.retain import LayerRows, Recompression, Retained, ScoredPolicy, Scores
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 from gpu_worker.policies.streaming_llm.policy import StreamingLLM
 
 DIM = 8

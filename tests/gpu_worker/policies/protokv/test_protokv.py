@@ -11,7 +11,8 @@ from torch import Tensor
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures
 from gpu_worker.policies.protokv.policy import ProtoKV
-from gpu_worker.policies.retain import LayerRows, Retained, Scores
+from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.policies.scored import Scores
 
 DIM = 8
 POLICIES = [

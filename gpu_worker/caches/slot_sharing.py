@@ -9,7 +9,7 @@ from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool, num_blocks
 
 
-class Holders:
+class SlotSharing:
     """The admitted sequences of the recall cache, each with the layers that it serves."""
 
     def __init__(self, shape: CacheShape, pool: SlotPool, recall: RecallCache) -> None:
