@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.hitrate.cached_request import CachedRequest
-from gpu_worker.kernels.resolve import Residency, SeatRows, resolve
+from gpu_worker.kernels.resolve import Residency, SeatLanes, resolve
 
 
 def clock_hits(positions: Tensor, request: CachedRequest, num_slots: Sequence[int]) -> Tensor:
@@ -29,7 +29,7 @@ def clock_hits(positions: Tensor, request: CachedRequest, num_slots: Sequence[in
     below = torch.full_like(seats, request.num_sink)
     hits = torch.empty(num_sizes, num_steps, dtype=torch.float64)
     for step, window_begin in enumerate(request.window_begins):
-        rows = SeatRows(seats, capacities, below, torch.full_like(seats, window_begin))
+        rows = SeatLanes(seats, capacities, below, torch.full_like(seats, window_begin))
         new = torch.full((num_seats, state.hand.shape[1], 1), request.context + step, device=device)
         resolve(state, rows, new)
         required = _by_head(positions[step]).repeat(num_sizes, 1, 1)

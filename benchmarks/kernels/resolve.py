@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.commands.options import Workload
 from benchmarks.kernels.base import KernelCase, Operands, Setting, mismatch
 from benchmarks.traces import WindowTrace
-from gpu_worker.kernels.resolve.reference import Residency, SeatRows
+from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 
 HIT_RATES = (1.0, 0.9)
 # slots for each selected position
@@ -50,7 +50,7 @@ def _maker(
     num_steps = 1 if hit_rate == 1 else -(-(num_slots + 2 * selected) // round(selected * (1 - hit_rate)))
 
     @cache
-    def shared() -> tuple[Residency, SeatRows, list[Tensor]]:
+    def shared() -> tuple[Residency, SeatLanes, list[Tensor]]:
         size = (workload.batch, shape.num_kv_heads)
         trace = WindowTrace(
             *size, range(workload.context), selected, hit_rate, device,
@@ -64,7 +64,7 @@ def _maker(
         seats = torch.arange(workload.batch, device=device)
         capacities = torch.full_like(seats, num_slots)
         state = empty_state(workload, shape.num_kv_heads, num_slots, device)
-        rows = SeatRows(seats, capacities, torch.zeros_like(seats), torch.full_like(seats, workload.context))
+        rows = SeatLanes(seats, capacities, torch.zeros_like(seats), torch.full_like(seats, workload.context))
         for required in steps:
             resolve(state, rows, required)
         return state, rows, steps

@@ -43,7 +43,7 @@ class Replayed:
         self._num_selected = _num_selected(case.context, case.budget_tokens)
         buckets = Buckets(is_exact=device.type != "cuda")
         # Nothing is selected until all are there. What pads the batch selects nothing, ever.
-        rows, width = buckets.rows(case.batch), buckets.width(self._num_selected)
+        rows, width = buckets.lanes(case.batch), buckets.width(self._num_selected)
         size = (shape.num_layers, rows, shape.num_kv_heads, width)
         self._traced = torch.full(size, -1, dtype=torch.int64, device=device)
         self.policy = ReplayedPQCache(traced=self._traced)

@@ -81,7 +81,7 @@ class Cache(ABC):
 
     @abstractmethod
     def group_shape(
-        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+        self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
         """Of sequences of one kind, in so many lanes. num_tokens: of the longest with its new token, rounded up."""
 

@@ -15,7 +15,7 @@ from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
 from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
@@ -138,9 +138,9 @@ class CacheSet:
         return sequence.policy.name, sequence.can_miss
 
     def _group_shape(self, sequences: list[Sequence]) -> GroupShape:
-        num_rows = self.buckets.rows(len(sequences))
+        num_lanes = self.buckets.lanes(len(sequences))
         num_tokens = self.buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
-        return self._serving(sequences[0]).group_shape(sequences, num_rows, num_tokens, self.buckets)
+        return self._serving(sequences[0]).group_shape(sequences, num_lanes, num_tokens, self.buckets)
 
     def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
         """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""
@@ -148,7 +148,7 @@ class CacheSet:
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         steps = []
         if batch.shape.dense is not None:
-            everyone = Group(batch.shape.dense, 0, RowInputs.of(table), tuple(batch.sequences))
+            everyone = Group(batch.shape.dense, 0, LaneInputs.of(table), tuple(batch.sequences))
             steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
         if rest:
             of_groups = [self._serving(group.sequences[0]).begin_step(group, rest) for group in groups]

@@ -38,12 +38,12 @@ class DenseCache(Cache):
         return None
 
     def group_shape(
-        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+        self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        return GroupShape("", False, num_rows, num_tokens)
+        return GroupShape("", False, num_lanes, num_tokens)
 
     def begin_step(self, group: Group, layers: range) -> DenseStep:
-        new_slots = self._whole.place(group.rows, layers)
+        new_slots = self._whole.place(group.lanes, layers)
         return DenseStep(self._pool.rows, self._block_tables.tables, self._scale, group, new_slots)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
@@ -72,14 +72,14 @@ class DenseStep(GroupStep):
         self._pool_rows = pool_rows
         self._tables = tables
         self._scale = scale
-        self._lengths = (group.rows.positions + 1)[:, None].expand(-1, tables.shape[2])
+        self._lengths = (group.lanes.positions + 1)[:, None].expand(-1, tables.shape[2])
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
         return attend_blocks(
             queries.own,
             self._pool_rows,
             self._tables[:, layer],
-            self.group.rows.seats,
+            self.group.lanes.seats,
             self._lengths,
             self._scale,
             self.group.shape.num_positions,

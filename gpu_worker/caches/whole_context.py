@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.rows import pool_rows
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
 
@@ -28,7 +28,7 @@ class WholeContext:
         tables = self._tables[sequence.seat, layer]
         return physical_slots(tables, positions.expand(tables.shape[0], -1))
 
-    def place(self, rows: RowInputs, layers: range) -> Tensor:
+    def place(self, rows: LaneInputs, layers: range) -> Tensor:
         """Pool rows of the new tokens: int32 [B, layers, H_kv], -1 for padding."""
         tables = self._tables[:, layers.start : layers.stop].flatten(1, 2)
         positions = rows.positions[:, None, None].expand(-1, tables.shape[1], 1)
@@ -36,7 +36,7 @@ class WholeContext:
         pool_rows(tables, rows.seats, positions, placed)
         return placed.view(positions.shape[0], len(layers), -1)
 
-    def find(self, rows: RowInputs, layer: int, positions: Tensor) -> Tensor:
+    def find(self, rows: LaneInputs, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of selected positions int64 [B, H_kv, K]: int32, -1 stays -1."""
         found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
         pool_rows(self._tables[:, layer], rows.seats, positions, found)

@@ -16,7 +16,7 @@ from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
 from gpu_worker.state.batch import Batch, Group, join
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
@@ -119,7 +119,7 @@ class DecodeStep:
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits [B, vocab]; and every layer's new rows [B, L, H_kv, 2d] where the host must store them."""
-        decoder, rows = self._decoder, RowInputs.of(table)
+        decoder, rows = self._decoder, LaneInputs.of(table)
         hidden = decoder.embed(rows.token_ids)
         positions = rows.positions.clamp(min=0)
         arena = self._offloader.arena

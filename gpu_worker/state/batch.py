@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_worker.state.row_inputs import RowInputs, fields_of, padding, table_of
+from gpu_worker.state.lane_inputs import LaneInputs, fields_of, padding, table_of
 from gpu_worker.state.sequence import Sequence
 
 
@@ -20,7 +20,7 @@ class Buckets:
 
     is_exact: bool
 
-    def rows(self, count: int) -> int:
+    def lanes(self, count: int) -> int:
         """1, 2, 4, 8, then multiples of 8."""
         if self.is_exact:
             return count
@@ -45,7 +45,7 @@ Kind = tuple[str, bool]
 class GroupShape:
     """What the host knows of a group: groups of equal shape run the same kernels on the same grids.
 
-    policy: "" where all is attended. can_miss: whether a selected token may be in the arena only. num_rows: lanes of
+    policy: "" where all is attended. can_miss: whether a selected token may be in the arena only. num_lanes: lanes of
     the group, padding included. num_positions: no position that is scored, or attended where all are, is as large.
     num_selected, K, and num_fixed, F: at least what one of them selects, and the sinks, window and new token that it
     attends anyway.
@@ -53,7 +53,7 @@ class GroupShape:
 
     policy: str
     can_miss: bool
-    num_rows: int
+    num_lanes: int
     num_positions: int
     num_selected: int = 0
     num_fixed: int = 0
@@ -63,18 +63,18 @@ class GroupShape:
 class Group:
     """Neighbouring lanes of a decode batch that are served alike.
 
-    first_row: its first lane in the batch. rows: its part of the batch's inputs. sequences: of its first lanes; the
-    others are padding. A captured step sees shape and rows only; `sequences` are for work on the host.
+    first_lane: its first lane in the batch. lanes: its part of the batch's inputs. sequences: of its first lanes; the
+    others are padding. A captured step sees shape and lanes only; `sequences` are for work on the host.
     """
 
     shape: GroupShape
-    first_row: int
-    rows: RowInputs
+    first_lane: int
+    lanes: LaneInputs
     sequences: tuple[Sequence, ...]
 
     def part_of(self, batch: Tensor) -> Tensor:
         """The group's lanes of a tensor of the whole batch."""
-        return batch[self.first_row : self.first_row + self.shape.num_rows]
+        return batch[self.first_lane : self.first_lane + self.shape.num_lanes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, rows], a column for each lane."""
+    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, lanes], a column for each lane."""
 
     shape: BatchShape
     members: list[list[Sequence]]
@@ -123,14 +123,14 @@ class Batch:
         if unused is None:
             # Padding needs a seat of its own; a full house needs no padding.
             shapes = [
-                replace(shape, num_rows=len(group)) for shape, group in zip(shapes, members, strict=True)
+                replace(shape, num_lanes=len(group)) for shape, group in zip(shapes, members, strict=True)
             ]
         columns: list[tuple[int, ...]] = []
         for shape, group in zip(shapes, members, strict=True):
             columns += map(fields_of, group)
-            if len(group) < shape.num_rows:
+            if len(group) < shape.num_lanes:
                 assert unused is not None
-                columns += [padding(unused)] * (shape.num_rows - len(group))
+                columns += [padding(unused)] * (shape.num_lanes - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
         dense = GroupShape("", False, len(columns), longest) if some_dense else None
         return cls(BatchShape(tuple(shapes), dense), members, table_of(columns))
@@ -139,9 +139,9 @@ class Batch:
         """The groups over a device's copy of the table."""
         groups, first = [], 0
         for shape, members in zip(self.shape.groups, self.members, strict=True):
-            rows = RowInputs.of(table[:, first : first + shape.num_rows])
-            groups.append(Group(shape, first, rows, tuple(members)))
-            first += shape.num_rows
+            lanes = LaneInputs.of(table[:, first : first + shape.num_lanes])
+            groups.append(Group(shape, first, lanes, tuple(members)))
+            first += shape.num_lanes
         return groups
 
     def without_padding(self, tensor: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class Batch:
         parts, first = [], 0
         for shape, members in zip(self.shape.groups, self.members, strict=True):
             parts.append(tensor[first : first + len(members)])
-            first += shape.num_rows
+            first += shape.num_lanes
         return join(parts)
 
 

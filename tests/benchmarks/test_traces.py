@@ -13,7 +13,7 @@ from benchmarks.commands.options import Workload
 from benchmarks.errors import BenchmarkError
 from benchmarks.kernels.resolve import empty_state
 from benchmarks.traces import RecordedTrace, WindowTrace, overlap
-from gpu_worker.kernels.resolve.reference import SeatRows, resolve
+from gpu_worker.kernels.resolve.reference import SeatLanes, resolve
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_a_hot_cache_hits_as_often_as_the_trace_says() -> None:
     trace = WindowTrace(2, 2, range(1000), selected, 0.9, CPU)
     state = empty_state(workload, 2, slots, CPU)
     seats = torch.arange(2)
-    rows = SeatRows(seats, torch.full((2,), slots), torch.zeros_like(seats), torch.full((2,), 1000))
+    rows = SeatLanes(seats, torch.full((2,), slots), torch.zeros_like(seats), torch.full((2,), 1000))
     shares = []
     for step in range(600):
         out = torch.empty(1, 2, 2, selected, dtype=torch.int64)

@@ -188,7 +188,7 @@ class RecallCache(Cache):
         sequence.window_begin = end
 
     def group_shape(
-        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+        self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
         """Of sequences that share a policy, of which all may miss or none. num_tokens: of the longest, rounded up."""
         first = sequences[0]
@@ -200,7 +200,7 @@ class RecallCache(Cache):
         return GroupShape(
             first.policy.name,
             first.can_miss,
-            num_rows,
+            num_lanes,
             min(num_positions, self._shape.max_model_len),
             buckets.width(max(sequence.plan.num_selected or 0 for sequence in sequences)),
             min(buckets.width(width), self.fixed.width),

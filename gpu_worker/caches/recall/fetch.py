@@ -50,7 +50,7 @@ class ArenaFetch(RecallFetch):
             arena.layout,
             arena.slab_tables[:, layer],
             self._tables[:, layer],
-            group.rows.seats,
+            group.lanes.seats,
             positions,
             slots,
             missed,
@@ -71,7 +71,7 @@ class StoreFetch(RecallFetch):
 
     def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
         found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
-        pool_rows(self._tables[:, layer], group.rows.seats, slots, found)
+        pool_rows(self._tables[:, layer], group.lanes.seats, slots, found)
         wanted = positions.where(missed, -1).cpu().numpy()
         is_wanted = wanted >= 0
         if not is_wanted.any():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 
 
@@ -60,11 +60,11 @@ class FixedSlots:
         columns = sequence.plan.num_sink + positions % sequence.ring_size
         return self.table[sequence.seat, layer][:, columns].long()
 
-    def leaving(self, rows: RowInputs, layers: range) -> Tensor:
+    def leaving(self, rows: LaneInputs, layers: range) -> Tensor:
         """Pool rows that the new tokens will push out: int32 [B, layers, H_kv], -1 where the ring has room."""
         return self.table[rows.seats[:, None], layers.start : layers.stop, :, rows.ring[:, None]][:, 0]
 
-    def take_in(self, rows: RowInputs, layers: range, new_slots: Tensor) -> None:
+    def take_in(self, rows: LaneInputs, layers: range, new_slots: Tensor) -> None:
         """Put the new tokens, in pool rows int32 [B, layers, H_kv], into the ring."""
         at_layers = self.table[:, layers.start : layers.stop]
         at_layers.permute(0, 3, 1, 2)[rows.seats, rows.ring] = new_slots

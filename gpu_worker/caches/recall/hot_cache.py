@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.resolve import Residency, SeatRows, resolve
+from gpu_worker.kernels.resolve import Residency, SeatLanes, resolve
 from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
 
@@ -96,7 +96,7 @@ class HotCache:
         """Which of the positions [begin, end) are resident: bool [H_kv, end - begin]."""
         return self.slot_of[sequence.seat, layer, :, begin:end] >= 0
 
-    def place(self, rows: RowInputs, layers: range) -> Tensor:
+    def place(self, rows: LaneInputs, layers: range) -> Tensor:
         """Give the new tokens slots in every layer and head: their pool rows, int32 [B, layers, H_kv]."""
         span = slice(layers.start, layers.stop)
         # Layers count as heads, so that one launch serves them all.
@@ -107,7 +107,7 @@ class HotCache:
         pool_rows(self._tables[:, span].flatten(1, 2), rows.seats, slots, placed)
         return placed.view(positions.shape[0], len(layers), -1)
 
-    def resolve(self, rows: RowInputs, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def resolve(self, rows: LaneInputs, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Give selected positions int64 [B, H_kv, K] slots: these, and which of them must be fetched."""
         residency = Residency(*(state[:, layer] for state in self._states()))
         return resolve(residency, _seat_rows(rows), positions)
@@ -166,8 +166,8 @@ class HotCache:
         return self.slot_of, self.token_of, self.referenced, self.hand, self.filled
 
 
-def _seat_rows(rows: RowInputs) -> SeatRows:
-    return SeatRows(rows.seats, rows.capacities, rows.begin, rows.end)
+def _seat_rows(rows: LaneInputs) -> SeatLanes:
+    return SeatLanes(rows.seats, rows.capacities, rows.begin, rows.end)
 
 
 def _row(tables: Tensor, heads: Tensor, slots: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Selection(SelectingStep):
         parts: RecallParts,
     ) -> None:
         """new_slots: int32 [B, layers, H_kv], the pool rows of the new tokens."""
-        self.positions = group.rows.positions
+        self.positions = group.lanes.positions
         self._group = group
         self._layers = layers
         self._new_slots = new_slots
@@ -58,7 +58,7 @@ class Selection(SelectingStep):
         self._parts = parts
 
     def select(self, layer: int, queries: StepQueries) -> Selected:
-        rows, shape, scale = self._group.rows, self._group.shape, self._parts.shape.scale
+        rows, shape, scale = self._group.lanes, self._group.shape, self._parts.shape.scale
         candidates = Candidates(
             layer,
             queries,
@@ -78,7 +78,7 @@ class Selection(SelectingStep):
         group, in_store = self._group, self._parts.in_store
         if in_store is not None:
             return in_store.select(candidates, group)
-        return self._policy.select(self._index, candidates, group.rows.counts, group.shape.num_selected)
+        return self._policy.select(self._index, candidates, group.lanes.counts, group.shape.num_selected)
 
     def attend_selected(self, selected: Selected) -> Tensor:
         candidates, parts = selected.candidates, self._parts
@@ -88,7 +88,7 @@ class Selection(SelectingStep):
         )
 
     def fixed_keys(self, layer: int) -> FixedKeys:
-        slots = self._parts.fixed.at(layer, self._group.shape.num_fixed)[self._group.rows.seats]
+        slots = self._parts.fixed.at(layer, self._group.shape.num_fixed)[self._group.lanes.seats]
         return FixedKeys(self._parts.pool.rows, slots)
 
     def new_values(self, layer: int) -> Tensor:
@@ -100,7 +100,7 @@ class Selection(SelectingStep):
         return self._parts.pool.rows[slots.clamp(min=0).long()]
 
     def _exact_keys(self, layer: int) -> tuple[Tensor, Tensor]:
-        rows, parts, width = self._group.rows, self._parts, self._group.shape.num_positions
+        rows, parts, width = self._group.lanes, self._parts, self._group.shape.num_positions
         every = torch.arange(width, device=rows.positions.device)
         every = every.where(every <= rows.positions[:, None], -1)[:, None]
         slots = parts.whole.find(rows, layer, every.expand(-1, parts.shape.num_kv_heads, -1))
@@ -111,6 +111,6 @@ class Selection(SelectingStep):
         """Pool rows of what was selected, int32 [B, H_kv, K], -1 pads; missing rows are fetched into theirs."""
         parts = self._parts
         if parts.hot is None or parts.fetch is None or not self._group.shape.can_miss:
-            return parts.whole.find(self._group.rows, layer, positions)
-        slots, missed = parts.hot.resolve(self._group.rows, layer, positions)
+            return parts.whole.find(self._group.lanes, layer, positions)
+        slots, missed = parts.hot.resolve(self._group.lanes, layer, positions)
         return parts.fetch.fetch(self._group, layer, positions, slots, missed)

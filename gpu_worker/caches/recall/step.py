@@ -29,11 +29,11 @@ class RecallStep(GroupStep):
         self._parts = parts
         if parts.in_store is None:
             # Before the slots of what leaves may become another's.
-            policy.extend(index, Leaving(group.rows.seats, layers, group.rows.leaving, self._leaving_keys))
+            policy.extend(index, Leaving(group.lanes.seats, layers, group.lanes.leaving, self._leaving_keys))
         places = parts.hot if group.shape.can_miss else parts.whole
         assert places is not None, "a sequence that may miss was admitted without a hot cache"
-        self.new_slots = places.place(group.rows, layers)
-        parts.fixed.take_in(group.rows, layers, self.new_slots)
+        self.new_slots = places.place(group.lanes, layers)
+        parts.fixed.take_in(group.lanes, layers, self.new_slots)
         self._selection = Selection(group, layers, self.new_slots, policy, index, parts)
         self._attention = policy.attention(index, self._selection)
         self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
@@ -66,7 +66,7 @@ class RecallStep(GroupStep):
     def _leaving_keys(self) -> Tensor:
         """Keys of the tokens that leave the window at this step: [B, layers, H_kv, d]; arbitrary where none does."""
         parts = self._parts
-        slots = parts.fixed.leaving(self.group.rows, self._layers)
+        slots = parts.fixed.leaving(self.group.lanes, self._layers)
         return parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
 
 

@@ -52,7 +52,7 @@ class StoreSelection(RecallFetch):
     def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
         assert self._rows is not None, "rows come with a selection"
         found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
-        pool_rows(self._tables[:, layer], group.rows.seats, slots, found)
+        pool_rows(self._tables[:, layer], group.lanes.seats, slots, found)
         is_wanted = missed & (positions >= 0)
         self._pool.rows[found[is_wanted].long()] = self._rows
         for sequence, count in zip(group.sequences, is_wanted.sum(dim=(1, 2)).tolist(), strict=False):

@@ -171,14 +171,14 @@ class RetainCache(Cache):
         return max(1, 4 * self._shape.max_model_len // (self._shape.dtype.itemsize * num_rows))
 
     def group_shape(
-        self, sequences: list[Sequence], num_rows: int, num_tokens: int, buckets: Buckets
+        self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
         longest = max(
             sequence.longest_kept + sequence.num_tokens - sequence.kept_at + 1 for sequence in sequences
         )
         room = max(sequence.longest_kept + self._room(sequence) for sequence in sequences)
         num_positions = min(buckets.positions(min(longest, room)), self.kept.width)
-        return GroupShape(sequences[0].policy.name, False, num_rows, num_positions)
+        return GroupShape(sequences[0].policy.name, False, num_lanes, num_positions)
 
     def begin_step(self, group: Group, layers: range) -> RetainStep:
         policy = retain_policy(group.sequences[0])

@@ -16,7 +16,7 @@ from gpu_worker.kernels.slot_weights import slot_weights
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import KeptStep
 from gpu_worker.state.batch import Group
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
 
@@ -30,7 +30,7 @@ class RetainParts:
     kept: KeptSlots
     probe: Probe
 
-    def pool_rows(self, rows: RowInputs, layers: range, slots: Tensor) -> Tensor:
+    def pool_rows(self, rows: LaneInputs, layers: range, slots: Tensor) -> Tensor:
         """Pool rows of slots int64 [B, layers, H_kv, R]: int32 alike, -1 for -1 and for padding."""
         tables = self.block_tables.tables[:, layers.start : layers.stop].flatten(1, 2)
         asked = slots.flatten(1, 2).where((rows.positions >= 0)[:, None, None], -1)
@@ -43,7 +43,7 @@ class KeptAttention(KeptStep):
     """Over block tables, each head's own length."""
 
     def __init__(self, group: Group, layers: range, lengths: Tensor, parts: RetainParts) -> None:
-        rows = group.rows
+        rows = group.lanes
         self.layers, self.lengths = layers, lengths
         self.seats, self.positions, self.begin, self.marks = (
             rows.seats,

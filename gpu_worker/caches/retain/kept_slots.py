@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained, StepSlots
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 
 
 class KeptSlots:
@@ -65,23 +65,23 @@ class KeptSlots:
         if self.notes is not None:
             _start(self.notes[place], retained.notes, 0.0)
 
-    def before_step(self, rows: RowInputs, layers: range, width: int) -> StepSlots:
+    def before_step(self, rows: LaneInputs, layers: range, width: int) -> StepSlots:
         """What an evicting policy chooses from. width: no head of these lanes has more slots."""
         span = slice(layers.start, layers.stop)
         notes = None if self.notes is None else self.notes[:, span, :, :width][rows.seats]
         positions = self.positions[:, span, :, :width][rows.seats]
         return StepSlots(positions, notes, rows.begin, rows.end, rows.positions)
 
-    def appended(self, rows: RowInputs, layers: range) -> Tensor:
+    def appended(self, rows: LaneInputs, layers: range) -> Tensor:
         """The next slot of every head: int64 [B, layers, H_kv]."""
         return self.lengths[rows.seats, layers.start : layers.stop].long()
 
-    def is_full(self, rows: RowInputs, layers: range) -> Tensor:
+    def is_full(self, rows: LaneInputs, layers: range) -> Tensor:
         """Whether a head has no slot left: bool [B, layers, H_kv]."""
         span = slice(layers.start, layers.stop)
         return self.lengths[rows.seats, span] >= self.limits[rows.seats, span]
 
-    def take_in(self, rows: RowInputs, layers: range, slots: Tensor) -> Tensor:
+    def take_in(self, rows: LaneInputs, layers: range, slots: Tensor) -> Tensor:
         """Put the new tokens into slots int64 [B, layers, H_kv]; returns how many slots are filled then, int64 alike, 0
         for padding."""
         span, is_real = slice(layers.start, layers.stop), rows.positions >= 0
@@ -96,7 +96,9 @@ class KeptSlots:
             _put(self.notes[:, span], rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
         return lengths.masked_fill(~wide, 0)
 
-    def change_notes(self, rows: RowInputs, layer: int, width: int, change: Callable[[Tensor], None]) -> None:
+    def change_notes(
+        self, rows: LaneInputs, layer: int, width: int, change: Callable[[Tensor], None]
+    ) -> None:
         """Let `change` change one layer's notes of the first slots in place, float32 [B, H_kv, width]."""
         assert self.notes is not None, "a policy whose steps change notes keeps some from the prompt on"
         at_layer = self.notes[:, layer, :, :width]

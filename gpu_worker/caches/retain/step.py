@@ -27,7 +27,7 @@ class RetainStep(GroupStep):
         self._parts = parts
         slots = self._slots(policy)
         self.new_slots = self._pool_rows(slots[..., None])[..., 0]
-        lengths = parts.kept.take_in(group.rows, layers, slots)
+        lengths = parts.kept.take_in(group.lanes, layers, slots)
         self._attention = policy.attention(state, KeptAttention(group, layers, lengths, parts))
         self._measured = [
             row for row, one in enumerate(group.sequences) if one.request.measure and not one.plan.has_means
@@ -57,7 +57,7 @@ class RetainStep(GroupStep):
 
     def _slots(self, policy: RetainPolicy) -> Tensor:
         """Where the new tokens go: int64 [B, layers, H_kv]."""
-        rows, kept = self.group.rows, self._parts.kept
+        rows, kept = self.group.lanes, self._parts.kept
         appended = kept.appended(rows, self._layers)
         if not policy.evicts:
             return appended
@@ -80,4 +80,4 @@ class RetainStep(GroupStep):
         pool[:, head_dim:].index_add_(0, targets.clamp(min=0).long().flatten(), given.flatten(0, -2))
 
     def _pool_rows(self, slots: Tensor) -> Tensor:
-        return self._parts.pool_rows(self.group.rows, self._layers, slots)
+        return self._parts.pool_rows(self.group.lanes, self._layers, slots)

@@ -2,8 +2,8 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.resolve import reference
-from gpu_worker.kernels.resolve.reference import Residency, SeatRows
+from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 
 resolve = by_device(reference.resolve)
 
-__all__ = ["Residency", "SeatRows", "resolve"]
+__all__ = ["Residency", "SeatLanes", "resolve"]

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from gpu_worker.kernels.resolve.programs import resolve_head
-from gpu_worker.kernels.resolve.reference import Residency, SeatRows
+from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 
 # Positions and slots of the ring that a program handles at a time, at most.
 COLUMNS = 2048
@@ -25,7 +25,7 @@ TILE_PER_WARP = 256
 MAX_WARPS = 8
 
 
-def resolve(residency: Residency, rows: SeatRows, required: Tensor) -> tuple[Tensor, Tensor]:
+def resolve(residency: Residency, rows: SeatLanes, required: Tensor) -> tuple[Tensor, Tensor]:
     """See the reference: the same slots, misses and state, to the bit. `required` may have any strides."""
     slots = torch.empty(required.shape, dtype=torch.int64, device=required.device)
     missed = torch.empty(required.shape, dtype=torch.bool, device=required.device)

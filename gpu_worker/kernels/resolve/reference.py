@@ -37,7 +37,7 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatRows:
+class SeatLanes:
     """The seats whose slots are resolved: lane b of a call's tensors is seat `seats[b]`. int64 [B] each, on the device.
 
     capacities: slots in use of each seat. protected_below, protected_from: see `resolve`.
@@ -49,7 +49,7 @@ class SeatRows:
     protected_from: Tensor
 
 
-def resolve(residency: Residency, rows: SeatRows, required: Tensor) -> tuple[Tensor, Tensor]:
+def resolve(residency: Residency, rows: SeatLanes, required: Tensor) -> tuple[Tensor, Tensor]:
     """Give every required position a slot and say which positions must be fetched into theirs.
 
     Misses take slots in the order of their columns: free ones first, ascending; then from the clock's hand on those
@@ -80,7 +80,7 @@ def _set_bits(residency: Residency, seats: Tensor, heads: Tensor, slots: Tensor,
     residency.referenced[seats, heads, slots] = bit
 
 
-def _take(residency: Residency, rows: SeatRows, required: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
+def _take(residency: Residency, rows: SeatLanes, required: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
     """`slots`, with those that the misses take: the state holds them, but for the bits of required slots."""
     filled, wanted = residency.filled[rows.seats].long(), missed.sum(dim=-1)
     num_free = torch.minimum(wanted, (rows.capacities[:, None] - filled).clamp(min=0))
@@ -120,7 +120,7 @@ class _Rings(NamedTuple):
 
 
 def _evict(
-    residency: Residency, rows: SeatRows, filled: Tensor, num_free: Tensor, wanted: Tensor, turns: Tensor
+    residency: Residency, rows: SeatLanes, filled: Tensor, num_free: Tensor, wanted: Tensor, turns: Tensor
 ) -> None:
     """Write the evicted slots into `turns`, move the hands and clear the bits that they pass."""
     row, head = wanted.nonzero(as_tuple=True)

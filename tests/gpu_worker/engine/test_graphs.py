@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_worker.engine import graphs as step_graphs
 from gpu_worker.engine.graphs import StepGraphs
 from gpu_worker.state.batch import Batch, BatchShape, GroupShape
-from gpu_worker.state.row_inputs import NUM_FIELDS
+from gpu_worker.state.lane_inputs import NUM_FIELDS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,9 +21,9 @@ pytestmark = [
 DEVICE = torch.device("cuda")
 
 
-def batch_of(num_rows: int, seed: int) -> Batch:
-    shape = GroupShape("", False, num_rows, 64)
-    table = np.random.default_rng(seed).integers(0, 100, (NUM_FIELDS, num_rows))
+def batch_of(num_lanes: int, seed: int) -> Batch:
+    shape = GroupShape("", False, num_lanes, 64)
+    table = np.random.default_rng(seed).integers(0, 100, (NUM_FIELDS, num_lanes))
     return Batch(BatchShape((shape,), shape), [], table)
 
 
@@ -52,8 +52,8 @@ def run(
 def test_a_shape_is_run_then_captured_then_replayed() -> None:
     graphs, step = StepGraphs(DEVICE), Step()
     for seed in range(6):
-        for num_rows in (3, 8):
-            batch = batch_of(num_rows, 10 * seed + num_rows)
+        for num_lanes in (3, 8):
+            batch = batch_of(num_lanes, 10 * seed + num_lanes)
             assert torch.equal(run(graphs, batch, step), step.expected(batch))
     # Of each shape once as it is, and once under capture.
     assert step.num_calls == 4
@@ -79,7 +79,7 @@ def test_other_state_voids_what_was_captured_also_while_its_logits_are_kept() ->
 def test_what_is_captured_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 2)
     graphs, step = StepGraphs(DEVICE), Step()
-    batches = [batch_of(num_rows, num_rows) for num_rows in (1, 2, 3)]
+    batches = [batch_of(num_lanes, num_lanes) for num_lanes in (1, 2, 3)]
     for batch in batches * 2:
         run(graphs, batch, step)
     assert step.num_calls == 6

@@ -127,14 +127,14 @@ for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (f
 """
 ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
-from gpu_worker.kernels.resolve.reference import Residency, SeatRows
+from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table, pool_rows
 from gpu_worker.kernels.rows.kernel import gather_pairs, gather_rows, scatter_pairs, scatter_rows, store_token
 from gpu_worker.kernels.rows.reference import ArenaLayout
 
 counts, bits = zeros(2, 2, dtype=int32), zeros(2, 2, 5000, dtype=uint8)
 state = Residency(zeros(2, 2, 9000, dtype=int32), zeros(2, 2, 5000, dtype=int32), bits, counts, counts)
-rows = SeatRows(*torch.tensor([[0, 1], [5000, 4000], [4, 4], [8000, 8000]]))
+rows = SeatLanes(*torch.tensor([[0, 1], [5000, 4000], [4, 4], [8000, 8000]]))
 for num_columns in 1, 20, 300, 3000:
     resolve(state, rows, zeros(2, 2, num_columns, dtype=int64))
 resolve(state, rows, zeros(2, 1, 1, dtype=int64).expand(2, 2, 1))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.resolve import Residency, SeatRows, reference
+from gpu_worker.kernels.resolve import Residency, SeatLanes, reference
 
 kernel = pytest.importorskip("gpu_worker.kernels.resolve.kernel")
 
@@ -84,10 +84,10 @@ def run(
     """One step of both; the misses."""
     device = mine.device
     rows = [seats, [capacities[seat] for seat in seats], below, from_]
-    slots, missed = reference.resolve(at_layer(theirs), SeatRows(*torch.tensor(rows)), required)
+    slots, missed = reference.resolve(at_layer(theirs), SeatLanes(*torch.tensor(rows)), required)
     # A transposed copy: neither the last stride nor any other is the usual one.
     strided = required.transpose(0, 2).contiguous().transpose(0, 2).to(device)
-    my_rows = SeatRows(*torch.tensor(rows, device=device))
+    my_rows = SeatLanes(*torch.tensor(rows, device=device))
     found = kernel.resolve(at_layer(mine), my_rows, strided)
     assert found[0].dtype == torch.int64
     assert torch.equal(found[1].cpu(), missed)
@@ -253,11 +253,11 @@ def test_one_column_places_a_token_in_the_heads_of_all_layers(
         rows = [[2, 0, 3], [6, 3, 1], [1] * 3, [max(1, step - 1)] * 3]
         required = torch.tensor([step, step + 1, -1])
         expected = reference.resolve(
-            folded, SeatRows(*torch.tensor(rows)), required[:, None, None].expand(-1, 4, 1)
+            folded, SeatLanes(*torch.tensor(rows)), required[:, None, None].expand(-1, 4, 1)
         )
         found = kernel.resolve(
             my_folded,
-            SeatRows(*torch.tensor(rows, device=device)),
+            SeatLanes(*torch.tensor(rows, device=device)),
             required.to(device)[:, None, None].expand(-1, 4, 1),
         )
         assert expected[1].all(dim=-1).all(dim=-1).tolist() == [True] * 2 + [False]
@@ -274,5 +274,5 @@ def test_nothing_required(device: torch.device) -> None:
     run(mine, theirs, [0], [20], torch.arange(9).expand(1, 2, 9), [0], [40])
     run(mine, theirs, [0], [20], torch.full((1, 2, 4), -1), [0], [40])
     empty = torch.full((1, 2, 0), 0)
-    slots, missed = kernel.resolve(at_layer(mine), SeatRows(*torch.zeros(4, 1).long()), empty.to(device))
+    slots, missed = kernel.resolve(at_layer(mine), SeatLanes(*torch.zeros(4, 1).long()), empty.to(device))
     assert slots.shape == missed.shape == empty.shape

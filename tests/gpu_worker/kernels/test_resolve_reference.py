@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from gpu_worker.kernels.resolve import Residency, SeatRows, reference, resolve
+from gpu_worker.kernels.resolve import Residency, SeatLanes, reference, resolve
 
 NUM_SEATS, NUM_HEADS, NUM_POSITIONS, NUM_SLOTS = 3, 2, 90, 40
 # Where nothing may be read.
@@ -64,8 +64,8 @@ def empty_residency() -> Residency:
     )
 
 
-def rows_of(seats: list[int], capacities: list[int], below: list[int], from_: list[int]) -> SeatRows:
-    return SeatRows(*torch.tensor([seats, capacities, below, from_]))
+def rows_of(seats: list[int], capacities: list[int], below: list[int], from_: list[int]) -> SeatLanes:
+    return SeatLanes(*torch.tensor([seats, capacities, below, from_]))
 
 
 def check_state(residency: Residency, models: dict[tuple[int, int], ClockModel]) -> None:

@@ -11,7 +11,7 @@ from offload_rig import make_sequence
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.batch import Batch, BatchShape, Buckets, GroupShape, Kind, join
-from gpu_worker.state.row_inputs import NUM_FIELDS, RowInputs
+from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs
 from gpu_worker.state.sequence import Sequence
 
 EXACT, ROUNDED = Buckets(is_exact=True), Buckets(is_exact=False)
@@ -20,8 +20,8 @@ PADDING = (0, -1, 0, 0, 0, 1, -1, -1, 0)
 
 def test_rows_are_a_power_of_two_up_to_eight_then_multiples_of_eight() -> None:
     counts = [1, 2, 3, 4, 5, 8, 9, 16, 17, 100]
-    assert [ROUNDED.rows(count) for count in counts] == [1, 2, 4, 4, 8, 8, 16, 16, 24, 104]
-    assert [EXACT.rows(count) for count in counts] == counts
+    assert [ROUNDED.lanes(count) for count in counts] == [1, 2, 4, 4, 8, 8, 16, 16, 24, 104]
+    assert [EXACT.lanes(count) for count in counts] == counts
 
 
 def test_positions_are_rounded_up_by_an_eighth_or_1024_at_most() -> None:
@@ -58,7 +58,7 @@ def make_batch(
 ) -> Batch:
     def shape_of(group: list[Sequence]) -> GroupShape:
         longest = buckets.positions(max(sequence.num_tokens for sequence in group) + 1)
-        return GroupShape(*kind_of(group[0]), buckets.rows(len(group)), longest)
+        return GroupShape(*kind_of(group[0]), buckets.lanes(len(group)), longest)
 
     return Batch.of(sequences, kind_of, shape_of, buckets, num_seats, some_dense)
 
@@ -72,7 +72,7 @@ def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
     batch = make_batch(sequences, EXACT, 8, some_dense=True)
     assert names(batch) == [["d2", "d5"], ["p0", "p3"], ["h1", "h4"]]
     assert [sequence.seat for sequence in batch.sequences] == [2, 5, 0, 3, 1, 4]
-    rows = RowInputs.of(torch.from_numpy(batch.table))
+    rows = LaneInputs.of(torch.from_numpy(batch.table))
     assert rows.seats.tolist() == [2, 5, 0, 3, 1, 4]
     assert rows.token_ids.tolist() == [52, 55, 50, 53, 51, 54]
     assert rows.positions.tolist() == [40] * 6
@@ -93,16 +93,16 @@ def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:
 def test_groups_are_padded_each_and_padding_has_a_seat_of_its_own() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
     batch = make_batch(sequences, ROUNDED, num_seats=5)
-    assert [shape.num_rows for shape in batch.shape.groups] == [4, 1]
-    rows = RowInputs.of(torch.from_numpy(batch.table))
+    assert [shape.num_lanes for shape in batch.shape.groups] == [4, 1]
+    rows = LaneInputs.of(torch.from_numpy(batch.table))
     assert rows.seats.tolist() == [0, 2, 3, 4, 1]
     assert rows.positions.tolist() == [40, 40, 40, -1, 40]
     padding = batch.table[:, 3]
     assert padding.tolist() == [*PADDING[:2], 4, *PADDING[2:]]
     first, second = batch.groups(torch.from_numpy(batch.table))
-    assert (first.first_row, second.first_row) == (0, 4)
+    assert (first.first_lane, second.first_lane) == (0, 4)
     assert [one.sequence_id for one in first.sequences] == ["p0", "p2", "p3"]
-    assert second.rows.seats.tolist() == [1]
+    assert second.lanes.seats.tolist() == [1]
     tensor = torch.arange(10).view(5, 2)
     assert torch.equal(first.part_of(tensor), tensor[:4])
     assert torch.equal(second.part_of(tensor), tensor[4:])
@@ -112,7 +112,7 @@ def test_groups_are_padded_each_and_padding_has_a_seat_of_its_own() -> None:
 def test_a_full_house_is_not_padded() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
     batch = make_batch(sequences, ROUNDED, num_seats=4)
-    assert [shape.num_rows for shape in batch.shape.groups] == [3, 1]
+    assert [shape.num_lanes for shape in batch.shape.groups] == [3, 1]
     assert batch.table.shape == (NUM_FIELDS, 4)
     assert (batch.table[1] == 40).all()
     # Other sizes are rounded as ever.

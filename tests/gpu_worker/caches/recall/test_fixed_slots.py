@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.state.row_inputs import NUM_FIELDS, RowInputs, padding
+from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs, padding
 
 NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS = 4, 3, 2
 SHAPE = CacheShape(NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS, 1, 8, 512, 1.0, torch.device("cpu"))
@@ -70,7 +70,7 @@ def step(fixed: FixedSlots, walkers: list[Walker], num_padding: int = 0) -> Tens
     table = torch.zeros(NUM_FIELDS, len(walkers) + num_padding, dtype=torch.int64)
     unused = next(seat for seat in range(NUM_SEATS) if seat not in {walker.seat for walker in walkers})
     table[:, len(walkers) :] = torch.tensor(padding(unused))[:, None]
-    rows = RowInputs.of(table)
+    rows = LaneInputs.of(table)
     for row, walker in enumerate(walkers):
         rows.seats[row], rows.positions[row], rows.ring[row] = (
             walker.seat,

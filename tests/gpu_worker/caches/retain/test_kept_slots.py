@@ -8,7 +8,7 @@ from torch import Tensor
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
-from gpu_worker.state.row_inputs import RowInputs
+from gpu_worker.state.lane_inputs import LaneInputs
 
 SHAPE = CacheShape(4, 3, 2, 1, 4, 64, 0.5, torch.device("cpu"))
 LAYERS = range(1, 3)
@@ -22,11 +22,11 @@ def retained(*counts: int, notes: float | None = None) -> Retained:
     return Retained(positions, rows, rows, None if notes is None else torch.full(positions.shape, notes))
 
 
-def rows(*pairs: tuple[int, int]) -> RowInputs:
+def rows(*pairs: tuple[int, int]) -> LaneInputs:
     """Of (seat, position); a position of -1 is padding."""
     seats, positions = torch.tensor(pairs).T
     unused = torch.zeros_like(seats)
-    return RowInputs(unused, positions, seats, *[unused] * 7)
+    return LaneInputs(unused, positions, seats, *[unused] * 7)
 
 
 def filled(room: int = 2, has_notes: bool = True) -> KeptSlots:

@@ -14,7 +14,7 @@ NUM_FIELDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class RowInputs:
+class LaneInputs:
     """int64 [B] each, on the device.
 
     token_ids: the inputs. positions: theirs; -1 for a padding lane, which writes nothing and attends nothing.
@@ -36,7 +36,7 @@ class RowInputs:
     marks: Tensor
 
     @classmethod
-    def of(cls, table: Tensor) -> RowInputs:
+    def of(cls, table: Tensor) -> LaneInputs:
         """The rows of a table int64 [NUM_FIELDS, B], as views."""
         return cls(*table.unbind(0))
 
