@@ -29,7 +29,11 @@ def wait_for_store(store: str, timeout_seconds: float, token: str = "") -> None:
 def _wait_until_serving(store: str, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     # a short first reconnect: gRPC's own back-off would wait a second and more
-    options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+    options = (
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    )
     with grpc.insecure_channel(store, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:

@@ -35,6 +35,8 @@ _OPTIONS = (
     # A restarted store should be seen within a second, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # The token is for the store alone: no proxy comes between.
+    ("grpc.enable_http_proxy", 0),
     # Two clients of one process must not share a connection's fate.
     ("grpc.use_local_subchannel_pool", 1),
 )
