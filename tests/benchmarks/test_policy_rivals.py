@@ -129,9 +129,9 @@ def test_a_step_captured_while_the_house_fills_reads_what_is_replayed_later(
 
 
 def test_a_padded_batch_is_replayed_too(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where five sequences of six to come are a batch of eight rows."""
-    rounded = Buckets(is_exact=False).rows
-    monkeypatch.setattr(Buckets, "rows", lambda _, count: rounded(count))
+    """As on a GPU, where five sequences of six to come are a batch of eight lanes."""
+    rounded = Buckets(is_exact=False).lanes
+    monkeypatch.setattr(Buckets, "lanes", lambda _, count: rounded(count))
     rows: set[tuple[int, int]] = set()
     select = ReplayedPQCache.select
 
