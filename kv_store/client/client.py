@@ -15,6 +15,7 @@ from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
 from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted, count_rows
+from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.stats import StoreStats
 from kv_store.client.transports import transport_class
@@ -229,6 +230,10 @@ class StoreClient:
         """
         attached, heads, row_bytes = self._attached, self._layout.num_kv_heads, self._layout.row_bytes
         request = requests.top_k(attached.epoch, self._worker_id, layer, wanted, scale)
+        if request.ByteSize() > MAX_MESSAGE_BYTES and len(wanted) > 1:
+            half = len(wanted) // 2
+            first, second = (self.top_k(layer, part, scale) for part in (wanted[:half], wanted[half:]))
+            return [*first[0], *second[0]], np.concatenate([first[1], second[1]])
         counts = [min(item.k, item.token_end - item.token_begin) for item in wanted]
         most_rows = sum(
             count for count, item in zip(counts, wanted, strict=True) if item.resident is not None
@@ -262,11 +267,6 @@ class StoreClient:
         """The whole store's figures, every worker's sequences included; needs no valid lease."""
         rpc = self._attached.rpc
         return wire.stats_from_message(rpc.call(rpc.stub.Stats, pb.StatsRequest()))
-
-    def heartbeat(self) -> None:
-        """Renew the lease now; a background thread does so three times a lease anyway."""
-        attached = self._attached
-        attached.ask("Heartbeat")
 
     @property
     def is_answering(self) -> bool:

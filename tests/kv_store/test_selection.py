@@ -94,7 +94,9 @@ def test_clusters_of_several_indexes_are_taken_whole(connect: Connect, metric: s
 
 
 @pytest.mark.parametrize("transport", ["zero_copy", "shm", "grpc"])
-def test_rows_come_along_for_what_the_worker_does_not_have(connect: Connect, transport: str) -> None:
+def test_rows_come_along_for_what_the_worker_does_not_have(
+    connect: Connect, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = connect(transport=transport)
     rows = {name: filled(client, name, seed) for seed, name in enumerate("ab")}
     for name in rows:
@@ -111,6 +113,11 @@ def test_rows_come_along_for_what_the_worker_does_not_have(connect: Connect, tra
     alone = [client.top_k(1, [each], SCALE)[0][0] for each in wanted]
     assert [each.tolist() for each in positions] == [each.tolist() for each in alone]
     assert positions[0].shape == (HEADS, 30)
+    # Sequences that no one message can carry go in several.
+    monkeypatch.setattr("kv_store.client.client.MAX_MESSAGE_BYTES", 600)
+    apart, their_rows = client.top_k(1, wanted, SCALE)
+    assert [each.tolist() for each in apart] == [each.tolist() for each in alone]
+    assert (their_rows == found).all()
     # All candidates, where more are asked for.
     assert positions[1].tolist() == [list(range(BEGIN, TRAINED))] * HEADS
     expected = [

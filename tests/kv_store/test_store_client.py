@@ -251,7 +251,6 @@ def test_a_restarted_store_never_answers_for_the_old_one(local_store: LocalStore
         with pytest.raises((StaleEpoch, StoreUnreachable)):
             client.gather(0, [RowsWanted("a", 0, np.array([0]))])
     client_calls = (
-        lambda: client.heartbeat(),
         lambda: client.reserve("a", 80),
         lambda: client.seal("a", 40),
         lambda: client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE),

@@ -147,7 +147,6 @@ def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -
     assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
     for call in (
         lambda: client.reserve("a", 200),
-        client.heartbeat,
         client.stats,
     ):
         with pytest.raises(StoreUnreachable):

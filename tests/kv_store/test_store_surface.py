@@ -212,7 +212,7 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         assert trainers.asked.wait(PATIENCE)
         trainers.futures[0].set_running_or_notify_cancel()
         pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(12)]
-        client.heartbeat()
+        client.stats()
         client.release("a")
         # What no trainer has begun is given up at once; slabs under training wait for the trainer.
         for future in pending:
@@ -238,7 +238,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
         base = client.stats().reserved_bytes
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
         assert trainers.asked.wait(PATIENCE)
-        client.heartbeat()
+        client.stats()
         assert trainers.heads == [(head, head + 1) for head in range(LAYOUT.num_kv_heads)]
         first, *others = trainers.futures
         for each in others:
