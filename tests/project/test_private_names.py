@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-# The processes' options; and of other projects, where they have no public name for it.
+# Of other projects, where they have no public name for it.
 ALLOWED = {
-    "_build_parser",
-    "_config",
-    "_parser",
     "_actions",  # argparse: the options of a parser
     "_cdata",  # torch: a storage's address
     "_getframe",  # sys: who calls

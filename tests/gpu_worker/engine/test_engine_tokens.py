@@ -11,7 +11,6 @@ from torch import Tensor
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.recall import Candidates
-from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
@@ -29,12 +28,12 @@ def test_the_model_is_lively_enough_to_tell_tokens_apart(dense: list[int]) -> No
     assert narrow != dense
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 119, 120, 500])
+@pytest.mark.parametrize("chunk", [1, 7, 119, 500])
 def test_full_gives_the_naive_tokens_at_any_chunk_size(chunk: int, dense: list[int]) -> None:
     assert Rig(prefill_chunk=chunk).tokens(request("full", max_tokens=50)) == dense
 
 
-@pytest.mark.parametrize("budget", [1.0, 120, 121, 100000])
+@pytest.mark.parametrize("budget", [1.0, 121])
 @pytest.mark.parametrize("policy", SELECTING)
 def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(
     policy: str, budget: float | int, dense: list[int]
@@ -45,20 +44,6 @@ def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(
     assert (usage.hit_rate, usage.bytes_moved) == (1.0, 0)
     # Steps 0 to 48 attend 120, 121, ... past tokens.
     assert usage.attended_tokens == 120 + 24
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 15, 16, 17, 33])
-@pytest.mark.parametrize("policy", ["full", *SELECTING])
-def test_short_prompts_attend_everything_under_the_papers_defaults(policy: str, length: int) -> None:
-    expected = greedy(make_model(), random_prompt(length), 40)[0]
-    rig = Rig(policies=registry())
-    one, other = rig.run(
-        request("all", policy, 1.0, prompt=length, max_tokens=40),
-        request("many", policy, 4096, prompt=length, max_tokens=40),
-    )
-    assert one.tokens == expected
-    assert other.tokens == expected
-    rig.check_empty()
 
 
 def test_the_oracle_attends_sinks_window_and_the_exact_best() -> None:
@@ -240,17 +225,6 @@ def test_full_layers_are_dense_and_the_others_select(policy: str, full_layers: i
     expected = (num_dense * (120 + 24) + (3 - num_dense) * 30) / 3
     assert part.usage.attended_tokens == pytest.approx(expected)
     rig.check_empty()
-
-
-def test_clusterkv_clusters_windows_of_320_under_its_defaults() -> None:
-    rig = Rig(policies=registry(), hot_cache=LEAST, tokens_per_slab=1024)
-    record = rig.run(request("one", "clusterkv", 60, prompt=200, max_tokens=345))[0]
-    assert sorted(begin for _, layer, begin in rig.store.segments if layer == 2) == [15, 200]
-    segment = rig.store.segments["one", 2, 200]
-    assert segment.arrays["labels"].shape == (NUM_KV_HEADS, 320)
-    assert segment.arrays["centroids"].shape[1] == 4
-    assert record.usage.attended_tokens == 60
-    assert record.usage.window_tokens == pytest.approx(sum(step % 320 for step in range(344)) / 344)
 
 
 @pytest.mark.parametrize("full_layers", [0, 1])

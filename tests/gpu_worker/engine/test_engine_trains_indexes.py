@@ -9,7 +9,6 @@ from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 from kv_store.client import StoreUnreachable
@@ -106,15 +105,6 @@ def test_clusters_of_decoded_windows_hold_every_token_once() -> None:
             assert int(of_head[:126].max()) < int(of_head[126:166].min())
             assert int(of_head[126:166].max()) < int(of_head[166:].min())
     rig.drain()
-
-
-def test_windows_of_320_are_clustered_under_the_papers_defaults() -> None:
-    one = request("one", "clusterkv", 60, prompt=200, max_tokens=345)
-    rigs = [Rig(policies=registry(), hot_cache=size, trains_indexes=True) for size in (ROOMY, LEAST)]
-    tokens = [rig.tokens(one) for rig in rigs]
-    assert tokens[0] == tokens[1]
-    usage = rigs[0].records["one"].usage
-    assert usage.window_tokens == pytest.approx(sum(step % 320 for step in range(344)) / 344)
 
 
 @pytest.mark.parametrize("policy", SELECTING)

@@ -9,7 +9,6 @@ from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import RecallPolicy
-from gpu_worker.policies.registry import registry
 
 POLICIES = [
     PQCache(),
@@ -111,18 +110,3 @@ def test_full_attends_everything_at_any_budget() -> None:
     plan = Full().plan(1000, 10)
     assert not plan.selects
     assert plan.budget_tokens == 1000
-
-
-def test_the_registry_takes_what_is_given_and_completes_it() -> None:
-    mine = PQCache(num_bits=4)
-    by_name = registry(mine)
-    assert all(policy.name == name for name, policy in by_name.items())
-    assert {"full", "oracle", "pqcache", "clusterkv", "quest", "infinigen", "sparq", "infllm"} <= set(by_name)
-    assert {"streaming_llm", "h2o", "h2o_c", "scissorhands", "snapkv", "pyramidkv", "nacl", "cam"} <= set(
-        by_name
-    )
-    assert {"chelsea", "semantickv", "protokv", "snapkv+adakv", "protokv+adakv+layerwise"} <= set(by_name)
-    assert by_name["pqcache"] is mine
-    assert by_name["clusterkv"] == ClusterKV()
-    with pytest.raises(ValueError, match="pqcache"):
-        registry(mine, PQCache())
