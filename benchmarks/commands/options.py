@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from benchmarks.about import about
 from benchmarks.figures import Report
 from benchmarks.shapes import SHAPES, ModelShape
-from carrel.chat.exchange import parse_budget
+from carrel.process import command_line
 from carrel.process.command_line import at_least
 from carrel.process.options import num_bytes
 from gpu_worker.records import Budget
@@ -71,12 +71,7 @@ def share(text: str) -> float:
 
 def budget(text: str) -> float | int:
     """A share of the prompt, or tokens: 0.2, 2048 or 2K."""
-    try:
-        return num_tokens(text) if text[-1:] in ("k", "K") else parse_budget(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no share in (0, 1] and no number of tokens from 2 up"
-        ) from exc
+    return num_tokens(text) if text[-1:] in ("k", "K") else command_line.budget(text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

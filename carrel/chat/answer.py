@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from rich.filesize import decimal
+
 from carrel.chat.exchange import Delta, Usage
 
 
@@ -61,7 +63,7 @@ def cost_line(answer: Answer) -> str:
         parts += [
             f"{usage.attended_tokens:,.0f} of {context:,} tokens attended ({share:.0%}, {usage.policy})",
             f"{usage.offloaded_tokens:,} offloaded",
-            f"{human_bytes(usage.bytes_moved)} moved",
+            f"{decimal(usage.bytes_moved)} moved",
             f"hit rate {usage.hit_rate:.0%}",
         ]
         if usage.cached_tokens:
@@ -72,13 +74,3 @@ def cost_line(answer: Answer) -> str:
     if answer.output_tokens_per_s:
         parts.append(f"{answer.output_tokens_per_s:,.1f} tok/s")
     return " · ".join(parts)
-
-
-def human_bytes(num_bytes: int) -> str:
-    """ "0 B", "1.5 MB": decimal units, as bandwidths have."""
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

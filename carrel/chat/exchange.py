@@ -52,13 +52,3 @@ class Usage:
     attended_tokens: float = 0.0
     hit_rate: float = 0.0
     bytes_moved: int = 0
-
-
-def parse_budget(text: str) -> float | int:
-    """A share in (0, 1] as float, or a number of tokens from 2 up as int. Raises ValueError otherwise."""
-    value = float(text)
-    if 0 < value <= 1:
-        return value
-    if value >= 2 and value.is_integer():
-        return int(value)
-    raise ValueError("expected a share in (0, 1] or a whole number of tokens from 2 up")

@@ -1,11 +1,11 @@
-"""All replicas as one gateway sees them: one Protocol, and the Serve handle behind it."""
+"""All replicas as one gateway sees them, through a Serve handle."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import ray.exceptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -19,26 +19,8 @@ REPORT_TIMEOUT_S = 5.0
 _OF_RAY = (ray.exceptions.RayError, RayServeException, DeploymentUnavailableError, BackPressureError)
 
 
-class Fleet(Protocol):
-    """Every method raises ReplicaLost and ServiceErrors only."""
-
-    def generate(
-        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
-    ) -> AsyncGenerator[Frame, None]:
-        """The frames of one request: `wanted` takes it if it is there, and a replica in `lost` only if no other can.
-
-        Closing it ends the request. Raises Overloaded when Serve itself has no room.
-        """
-
-    async def abort(self, replica: str, request_id: str) -> None:
-        """End a request on a replica; its stream still ends with its usage."""
-
-    async def reports(self) -> tuple[Report, ...]:
-        """The report of each replica that answers. Raises ReplicaLost when they do not arrive in time."""
-
-
-class ServeFleet:
-    """The replicas of a Serve deployment."""
+class Fleet:
+    """The replicas of a Serve deployment. Every method raises ReplicaLost and ServiceErrors only."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._generate = handle.options(method_name="generate", stream=True)
@@ -48,6 +30,10 @@ class ServeFleet:
     async def generate(
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
     ) -> AsyncGenerator[Frame, None]:
+        """The frames of one request: `wanted` takes it if it is there, and a replica in `lost` only if no other can.
+
+        Closing it ends the request. Raises Overloaded when Serve itself has no room.
+        """
         # Any: the handle's options decide what its calls return
         response: Any = self._generate.remote(request, timeout_s=timeout_s, wanted=wanted, lost=lost)
         last: Frame | None = None
@@ -70,10 +56,12 @@ class ServeFleet:
             yield last
 
     async def abort(self, replica: str, request_id: str) -> None:
+        """End a request on a replica; its stream still ends with its usage."""
         with _translated():
             await self._abort.remote(request_id, wanted=replica)
 
     async def reports(self) -> tuple[Report, ...]:
+        """The report of each replica that answers. Raises ReplicaLost when they do not arrive in time."""
         with _translated():
             try:
                 answers = await self._handle.broadcast("report").results_async(

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from carrel.cluster.census import Census
 from carrel.cluster.client import ClusterWorkerClient
-from carrel.cluster.fleet import ServeFleet
+from carrel.cluster.fleet import Fleet
 from carrel.cluster.metrics import ClusterMetrics
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.routing import Routing
@@ -38,7 +38,7 @@ class Gateway:
         self._config = gateway_config(options, os.environ)
         tokenizer, defaults = await asyncio.to_thread(load, self._config)
         routing = Routing(options.max_requests, options.affinity)
-        fleet = ServeFleet(replicas)
+        fleet = Fleet(replicas)
         census = Census(fleet, routing.forget)
         client = ClusterWorkerClient(fleet, census, routing)
         metrics = ClusterMetrics(census, routing)

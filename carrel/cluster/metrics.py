@@ -34,14 +34,13 @@ class ClusterMetrics(Collector):
         routed = CounterMetricFamily(
             "carrel_cluster_routed_requests", "Requests given to replicas, by what decided.", labels=("by",)
         )
-        routed.add_metric(("session",), counts.by_session)
-        routed.add_metric(("prefix",), counts.by_prefix)
-        routed.add_metric(("load",), counts.by_load)
+        for kind in ("session", "prefix", "load"):
+            routed.add_metric((kind,), counts[f"by_{kind}"])
         yield routed
         tokens = CounterMetricFamily(
             "carrel_cluster_routed_prefix_tokens", "Tokens of prompts that went where they had been before."
         )
-        tokens.add_metric((), counts.prefix_tokens)
+        tokens.add_metric((), counts["prefix_tokens"])
         yield tokens
         for name, help in (
             ("running", "Requests that a replica runs."),

@@ -4,12 +4,11 @@ load."""
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from carrel.cluster.chain import BLOCK_TOKENS
-from carrel.cluster.prefix_map import PrefixMap
 
 MAX_LINKS = 1 << 18
 MAX_SESSIONS = 1 << 16
@@ -26,14 +25,38 @@ class Route:
     by_session: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RouteCounts:
-    """Requests since the start by what routed them, and prompt tokens sent where they had been before."""
+class PrefixMap:
+    """The last replica of each link, for the `capacity` links used last.
 
-    by_session: int = 0
-    by_prefix: int = 0
-    by_load: int = 0
-    prefix_tokens: int = 0
+    It remembers decisions, not caches: a replica may have evicted a prefix, and then computes it again.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._replica_of: OrderedDict[bytes, str] = OrderedDict()
+
+    def find(self, links: Sequence[bytes], replicas: Collection[str]) -> tuple[str, int] | None:
+        """Of `replicas`, the one that was given most of a chain, and how many of its links; None when none was given
+        the first."""
+        for number in range(len(links), 0, -1):
+            replica = self._replica_of.get(links[number - 1])
+            if replica is not None and replica in replicas:
+                return replica, number
+        return None
+
+    def record(self, links: Sequence[bytes], replica: str) -> None:
+        """A replica was given this chain."""
+        # last ones first: what is forgotten first is the end of a chain, never its beginning alone
+        for link in reversed(links):
+            self._replica_of[link] = replica
+            self._replica_of.move_to_end(link)
+        while len(self._replica_of) > self._capacity:
+            self._replica_of.popitem(last=False)
+
+    def forget(self, replica: str) -> None:
+        """A replica is gone, and its store with it."""
+        for link in [link for link, holder in self._replica_of.items() if holder == replica]:
+            del self._replica_of[link]
 
 
 class Routing:
@@ -100,20 +123,26 @@ class Routing:
         self._prefixes.forget(replica)
         self._sessions.forget(replica)
 
-    def counts(self) -> RouteCounts:
-        return RouteCounts(**self._counts)
+    def counts(self) -> Counter[str]:
+        """Requests since the start by what routed them: `by_session`, `by_prefix` and `by_load`; and `prefix_tokens`,
+        which went where they had been before."""
+        return self._counts
 
     def _by_session(self, links: Sequence[bytes], session: bytes, free: Collection[str]) -> Route | None:
         """However busy it is: its user waits for the previous turn anyway, and other requests go elsewhere."""
         if not (self._has_affinity and session) or (last := self._sessions.find([session], free)) is None:
             return None
-        return Route(last.replica, self._known(links, last.replica) * BLOCK_TOKENS, by_session=True)
+        replica, _ = last
+        _, num_links = self._prefixes.find(links, (replica,)) or (replica, 0)
+        return Route(replica, num_links * BLOCK_TOKENS, by_session=True)
 
     def _by_prefix(self, links: Sequence[bytes], free: Collection[str]) -> Route | None:
         holder = self._prefixes.find(links, frozenset(free)) if self._has_affinity else None
-        if holder is None or self._running[holder.replica] - self._least(free) > self._max_lead:
+        if holder is None:
             return None
-        return Route(holder.replica, holder.num_links * BLOCK_TOKENS)
+        replica, num_links = holder
+        is_busy = self._running[replica] - self._least(free) > self._max_lead
+        return None if is_busy else Route(replica, num_links * BLOCK_TOKENS)
 
     def _by_load(self, free: Collection[str]) -> Route:
         least = self._least(free)
@@ -121,11 +150,6 @@ class Routing:
 
     def _least(self, free: Collection[str]) -> int:
         return min(self._running[replica] for replica in free)
-
-    def _known(self, links: Sequence[bytes], replica: str) -> int:
-        """Links of a chain that a replica was given before."""
-        holder = self._prefixes.find(links, (replica,))
-        return 0 if holder is None else holder.num_links
 
     def _record(self, links: Sequence[bytes], session: bytes, replica: str) -> None:
         self._prefixes.record(links, replica)

@@ -14,8 +14,9 @@ from rich.console import Console
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import Conversation
 from carrel.chat.document import read_document
-from carrel.chat.exchange import ChatOptions, parse_budget
+from carrel.chat.exchange import ChatOptions
 from carrel.chat.repl import Repl
+from carrel.process.command_line import budget
 from carrel.process.options import OptionError
 
 STOPPED_EXIT_CODE = 130
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
+        type=budget,
         default=None,
         metavar="SHARE|N",
         help="tokens attended: a share of the context or a number",
@@ -42,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers go to stdout, all else to stderr. Raises CarrelError."""
-    options = ChatOptions(
-        arguments.max_tokens, arguments.temperature, arguments.policy, _budget(arguments.budget)
-    )
+    options = ChatOptions(arguments.max_tokens, arguments.temperature, arguments.policy, arguments.budget)
     document = read_document(arguments.file) if arguments.file else None
     question = arguments.question
     if question is None and not sys.stdin.isatty():
@@ -69,12 +69,3 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         repl.run()
     return 0
-
-
-def _budget(text: str | None) -> float | int | None:
-    try:
-        return None if text is None else parse_budget(text)
-    except ValueError as exc:
-        raise OptionError(
-            f"--budget {text!r}: expected a share in (0, 1] or a number of tokens from 2 up"
-        ) from exc

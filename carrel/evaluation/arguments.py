@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from carrel.evaluation.cells import PROTOCOLS, is_tokens
+from carrel.evaluation.cells import PROTOCOLS
 from carrel.evaluation.suite import TASKS
-from carrel.process.command_line import at_least
+from carrel.process.command_line import at_least, budget
 from carrel.process.options import options_of
 from carrel.serve.options import ServeOptions
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budgets",
         nargs="+",
-        type=_budget,
+        type=budget,
         default=[0.2, 0.1],
         metavar="SHARE|N",
         help="share of the prefilled tokens attended, or from 2 up their number; full has none (default: 0.2 0.1)",
@@ -137,15 +137,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="process",
         help="where the store runs (default: process)",
     )
-
-
-def _budget(text: str) -> float:
-    budget = float(text)
-    if is_tokens(budget) and budget.is_integer():
-        return int(budget)
-    if not 0 < budget <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share in (0, 1] and no number of tokens from 2 up")
-    return budget
 
 
 def _shard(text: str) -> tuple[int, int]:

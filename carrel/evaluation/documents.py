@@ -21,27 +21,7 @@ SPECIAL_TOKENS = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = range(len(SPECIAL_TOKENS))
 
 STYLES = ("chat", "completion")
-ABBREVIATIONS = frozenset(
-    (
-        "Mr",
-        "Mrs",
-        "Ms",
-        "Dr",
-        "St",
-        "Messrs",
-        "Mme",
-        "Mlle",
-        "Capt",
-        "Col",
-        "Gen",
-        "Rev",
-        "Hon",
-        "Esq",
-        "Prof",
-        "No",
-        "Vol",
-    )
-)
+ABBREVIATIONS = "Mr Mrs Ms Dr St Messrs Mme Mlle Capt Col Gen Rev Hon Esq Prof No Vol"
 
 
 class DocumentError(ValueError):
@@ -87,7 +67,8 @@ class Codec:
     @cached_property
     def is_abbreviation(self) -> np.ndarray:
         """Bool per token id: a full stop after it does not close a sentence."""
-        return np.array([s.strip() in ABBREVIATIONS or len(s.strip()) == 1 for s in self._strings])
+        abbreviations = frozenset(ABBREVIATIONS.split())
+        return np.array([s.strip() in abbreviations or len(s.strip()) == 1 for s in self._strings])
 
     @cached_property
     def starts_word(self) -> np.ndarray:

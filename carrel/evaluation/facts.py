@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from carrel.evaluation.words import Pools, pools
+from carrel.evaluation.words import Pools
 
 # "chain" needs two sentences to be joined and is scored apart; "mixed" draws from the others.
 MIXED_KINDS = ("number", "cellar", "hex", "neighbour")
@@ -90,14 +90,6 @@ class Fact:
     sentences: tuple[str, ...]
     question: str
     answer: str
-
-
-def draw(kind: str, rng: Random, split: str) -> Fact:
-    """One fact of `kind` from the pools of `split` ("train", "dev" or "eval").
-
-    Raises ValueError when the kind or the split is unknown.
-    """
-    return draw_set([kind], rng, pools(split))[0]
 
 
 def draw_set(kinds: Sequence[str], rng: Random, words: Pools, near_miss: float = 1 / 3) -> list[Fact]:

@@ -15,6 +15,11 @@ from carrel.evaluation.cells import Cell
 from carrel.evaluation.scoring import Rate
 
 FORMAT = 1
+# What a result has the means of, by its outcomes' names.
+MEANS = (
+    *("attention_mass", "recall_rate", "budget_tokens", "attended_tokens", "window_tokens", "hit_rate"),
+    *("bytes_moved", "offloaded_tokens", "prefill_ms", "device_bytes", "host_bytes"),
+)
 
 
 @dataclass(frozen=True)
@@ -111,20 +116,10 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         low=low,
         high=high,
         num_measured=sum(_or(outcome.is_measured, is_measured) for outcome in outcomes),
-        attention_mass=_mean(outcome.attention_mass for outcome in outcomes),
-        recall_rate=_mean(outcome.recall_rate for outcome in outcomes),
-        budget_tokens=_mean(outcome.budget_tokens for outcome in outcomes) or 0.0,
-        attended_tokens=_mean(outcome.attended_tokens for outcome in outcomes) or 0.0,
-        window_tokens=_mean(outcome.window_tokens for outcome in outcomes) or 0.0,
-        hit_rate=_mean(outcome.hit_rate for outcome in outcomes) or 0.0,
-        bytes_moved=_mean(outcome.bytes_moved for outcome in outcomes) or 0.0,
-        offloaded_tokens=_mean(outcome.offloaded_tokens for outcome in outcomes) or 0.0,
-        prefill_ms=_mean(outcome.prefill_ms for outcome in outcomes) or 0.0,
         decode_ms_per_token=sum(outcome.decode_ms for outcome in outcomes) / max(1, decoded),
         median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
         median_step_ms=None if is_measured else _median_step(outcomes),
-        device_bytes=_mean(outcome.device_bytes for outcome in outcomes),
-        host_bytes=_mean(outcome.host_bytes for outcome in outcomes),
+        **{name: _mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
     )
 
 
@@ -230,7 +225,8 @@ def _or(known: bool | None, otherwise: bool) -> bool:
     return otherwise if known is None else known
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> Any:
+    """Of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

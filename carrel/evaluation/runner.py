@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from dataclasses import fields
+from typing import Any
 
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.documents import Codec
 from carrel.evaluation.order import Order, Stage
+from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Outcome, Report
 from carrel.evaluation.scoring import exact_match
-from carrel.evaluation.suite import Question
-from carrel.evaluation.worker_client import AnswerFailed, BudgetRefused, Generation
+from carrel.evaluation.suite import Question, Suite
+from carrel.evaluation.worker_client import AnswerFailed, BudgetRefused, Generation, WorkerClient
+from gpu_worker.v1.gpu_worker_pb2 import Usage
 
 # what a run that is killed without a warning loses at most
 SAVE_INTERVAL_S = 10.0
@@ -23,43 +26,16 @@ SAVE_INTERVAL_S = 10.0
 POLL_S = 0.5
 
 
-class Answerer(Protocol):
-    """What the runner needs of a worker."""
-
-    def generate(self, cell: Cell, question: Question, is_measured: bool) -> Generation: ...
-
-
-class Questions(Protocol):
-    """What the runner needs of a suite."""
-
-    @property
-    def codec(self) -> Codec: ...
-
-    def question(self, task: str, length: int, index: int) -> Question: ...
-
-
-class Progress(Protocol):
-    """Receives the progress of the run."""
-
-    def cell(self, cell: Cell, done: int, total: int) -> None: ...
-
-    def finished(self, cell: Cell) -> None: ...
-
-    def left_out(self, cell: Cell, reason: EvaluationError) -> None: ...
-
-    def round(self, number: int, total: int) -> None: ...
-
-
 class Runner:
     """Fills `report`. `save` is called every few seconds, and when the run ends, however it does."""
 
     def __init__(
         self,
-        suite: Questions,
-        worker: Answerer,
+        suite: Suite,
+        worker: WorkerClient,
         report: Report,
         save: Callable[[], None],
-        progress: Progress,
+        progress: RunProgress,
         concurrency: int,
     ) -> None:
         self._suite = suite
@@ -156,7 +132,6 @@ def outcome(
     cell: Cell, question: Question, generation: Generation, codec: Codec, is_measured: bool
 ) -> Outcome:
     """Score one answer by exact match and keep its cost."""
-    usage = generation.usage
     prediction = codec.decode(generation.token_ids)
     # The step that reads the last prompt token gives the first of the answer; under P1 that is the prefill's.
     num_decoded = len(question.question_ids) if cell.protocol == "P2" else 0
@@ -165,21 +140,19 @@ def outcome(
         kind=question.kind,
         is_correct=exact_match(prediction, question.answer),
         prediction=prediction,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        budget_tokens=usage.budget_tokens,
-        attended_tokens=usage.attended_tokens,
-        window_tokens=usage.window_tokens,
-        hit_rate=usage.hit_rate,
-        bytes_moved=usage.bytes_moved,
-        offloaded_tokens=usage.offloaded_tokens,
-        attention_mass=usage.attention_mass if usage.HasField("attention_mass") else None,
-        recall_rate=usage.recall_rate if usage.HasField("recall_rate") else None,
-        prefill_ms=usage.prefill_ms,
-        index_wait_ms=usage.index_wait_ms,
-        decode_ms=usage.decode_ms,
-        decode_steps=num_decoded + max(0, usage.completion_tokens - 1),
-        device_bytes=usage.device_bytes,
-        host_bytes=usage.host_bytes,
+        decode_steps=num_decoded + max(0, generation.usage.completion_tokens - 1),
         is_measured=is_measured,
+        **_costs(generation.usage),
     )
+
+
+def _costs(usage: Usage) -> dict[str, Any]:
+    """The message's fields that an outcome has by the same names; None for what was not measured."""
+    names = {field.name for field in fields(Outcome)}
+    return {
+        field.name: None
+        if field.has_presence and not usage.HasField(field.name)
+        else getattr(usage, field.name)
+        for field in usage.DESCRIPTOR.fields
+        if field.name in names
+    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 ADJECTIVES = """
 amber azure bashful bitter bold bright bronze brown calm careful cheerful chilly clever coral cream crimson curious
@@ -99,22 +98,6 @@ class Pools:
     def names(self) -> frozenset[str]:
         """The words that name people and towns."""
         return frozenset(self.first_names + self.surnames + self.towns)
-
-    def with_words(self, common: Iterable[str], names: Iterable[str]) -> Pools:
-        """Wider pools for training: other lower-case words and names, and values of many lengths."""
-        common, names = tuple(common), tuple(names)
-        return replace(
-            self,
-            adjectives=self.adjectives + common,
-            animals=self.animals + common,
-            materials=self.materials + common,
-            things=self.things + common,
-            first_names=self.first_names + names,
-            surnames=self.surnames + names,
-            towns=self.towns + names,
-            number_digits=(3, 4, 5, 5, 6, 7, 8, 10),
-            hex_digits=(4, 6, 8, 8, 8, 12, 16),
-        )
 
 
 def pools(split: str) -> Pools:

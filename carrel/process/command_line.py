@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from carrel.process.options import options_of, variable
+from carrel.process.options import options_of, share_or_tokens, variable
 
 CONFIG = "config"
 
@@ -102,3 +102,14 @@ def at_least(least: int) -> Callable[[str], int]:
         return number
 
     return integer
+
+
+def budget(text: str) -> float | int:
+    """Reads a share in (0, 1], or a whole number of tokens from 2 up; raises argparse.ArgumentTypeError."""
+    try:
+        share, tokens = share_or_tokens(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no share in (0, 1] and no number of tokens from 2 up"
+        ) from exc
+    return tokens if share is None else share  # type: ignore[return-value]

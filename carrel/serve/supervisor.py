@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from carrel.errors import ChildError
-from carrel.serve.display.base import Display
+from carrel.serve.display import Display
 from carrel.serve.events import Progress, Ready, Status, parse_event
 from carrel.serve.orphans import adopting_orphans, end_orphans
 from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit

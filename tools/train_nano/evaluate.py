@@ -10,10 +10,10 @@ import torch
 
 from carrel.evaluation import facts
 from carrel.evaluation.documents import END, STYLES, Codec, DocumentError, Prompt, TokenizedBook, prompt
-from carrel.evaluation.quotes import quote_prompt
 from carrel.evaluation.scoring import Rate, exact_match
 from carrel.evaluation.words import Pools
 from tools.train_nano.model import Llama
+from tools.train_nano.quotes import quote_prompt
 
 ANSWER_TOKENS = 48
 TOKENS_PER_BATCH = 262_144

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty
 from random import Random
@@ -77,13 +77,31 @@ def training_pools(books: list[corpus.Book], seed: int) -> tuple[Pools, ...]:
         common.update(re.findall(r"(?<= )[a-z]{4,10}(?=[ ,.])", book.text[:400_000]))
         names.update(re.findall(r"(?<=[a-z,] )[A-Z][a-z]{2,9}(?=[ ,.])", book.text[:400_000]))
     base = pools("train")
-    wide = base.with_words(
+    wide = _widened(
+        base,
         sorted(word for word, count in common.items() if count >= 10 and word not in reserved),
         sorted(word for word, count in names.items() if count >= 3 and word.lower() not in reserved),
     )
     invented = invent(2 * NUM_INVENTED, Random(seed), reserved)
     names_too = (word.capitalize() for word in invented[NUM_INVENTED:])
-    return base, wide, wide.with_words(invented[:NUM_INVENTED], names_too)
+    return base, wide, _widened(wide, invented[:NUM_INVENTED], names_too)
+
+
+def _widened(words: Pools, common: Iterable[str], names: Iterable[str]) -> Pools:
+    """With other lower-case words and names too, and values of many lengths."""
+    common, names = tuple(common), tuple(names)
+    return replace(
+        words,
+        adjectives=words.adjectives + common,
+        animals=words.animals + common,
+        materials=words.materials + common,
+        things=words.things + common,
+        first_names=words.first_names + names,
+        surnames=words.surnames + names,
+        towns=words.towns + names,
+        number_digits=(3, 4, 5, 5, 6, 7, 8, 10),
+        hex_digits=(4, 6, 8, 8, 8, 12, 16),
+    )
 
 
 class Producers:

@@ -23,9 +23,9 @@ from carrel.evaluation.documents import (
     build,
 )
 from carrel.evaluation.facts import MIXED_KINDS, Fact, draw_set
-from carrel.evaluation.quotes import quote
 from carrel.evaluation.words import Pools
 from tools.train_nano.config import Phase
+from tools.train_nano.quotes import quote
 
 # What a token counts for as a target of the loss.
 IGNORED, TEXT, ASIDE, ANSWER = range(4)

@@ -56,7 +56,7 @@ async def test_a_request_runs_on_one_replica_and_the_next_of_its_prompt_too() ->
     for _ in range(5):
         await client.events()
     assert len({wanted for wanted, _ in client.fleet.asked}) == 1
-    assert client.routing.counts().by_prefix == 5
+    assert client.routing.counts()["by_prefix"] == 5
     assert {client.routing.num_running(name) for name in "ab"} == {0}
 
 
@@ -258,7 +258,7 @@ async def test_a_replica_that_reports_no_more_gets_nothing_and_is_forgotten() ->
         assert [wanted for wanted, _ in client.fleet.asked] == ["a", "b"]
         await draining.aclose()
         await following.aclose()
-    assert client.routing.counts().by_session == 0
+    assert client.routing.counts()["by_session"] == 0
 
 
 async def numbers(count: int, pause_s: float = 0.0) -> AsyncGenerator[bytes, None]:

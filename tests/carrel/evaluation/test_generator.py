@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from carrel.evaluation import corpus, documents, facts, quotes, words
+from carrel.evaluation import corpus, documents, facts, words
 from carrel.evaluation.scoring import Rate, exact_match
 
 MODEL = Path(__file__).parents[3] / "models" / "carrel-nano"
@@ -39,15 +39,19 @@ def test_word_pools_of_the_splits_are_disjoint() -> None:
     assert {"amber", "fox"} <= words.pools("eval").words()
 
 
+def draw(kind: str, rng: Random, split: str) -> facts.Fact:
+    return facts.draw_set([kind], rng, words.pools(split))[0]
+
+
 @pytest.mark.parametrize("kind", ["number", "hex"])
 def test_values_of_the_splits_are_disjoint(kind: str) -> None:
-    drawn = {split: {facts.draw(kind, Random(i), split).answer for i in range(300)} for split in words.SPLITS}
+    drawn = {split: {draw(kind, Random(i), split).answer for i in range(300)} for split in words.SPLITS}
     assert not any(drawn[first] & drawn[second] for first, second in combinations(words.SPLITS, 2))
 
 
 @pytest.mark.parametrize("kind", facts.KINDS)
 def test_a_fact_states_its_key_and_answer(kind: str) -> None:
-    fact = facts.draw(kind, Random(3), "eval")
+    fact = draw(kind, Random(3), "eval")
     stated = " ".join(fact.sentences)
     assert fact.answer in stated
     assert fact.key in stated
@@ -61,9 +65,9 @@ def test_keys_of_a_set_differ() -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown kind"):
-        facts.draw("rumour", Random(0), "eval")
+        draw("rumour", Random(0), "eval")
     with pytest.raises(ValueError, match="unknown split"):
-        facts.draw("number", Random(0), "test")
+        draw("number", Random(0), "test")
 
 
 @pytest.mark.parametrize("style", documents.STYLES)
@@ -84,12 +88,6 @@ def test_documents_are_reproducible(codec, book) -> None:
     drawn = facts.mixed(4, Random(1), words.pools("dev"))
     first, second = (documents.build(codec, book, drawn, 900, Random(5)) for _ in range(2))
     assert first.token_ids.tolist() == second.token_ids.tolist()
-
-
-def test_quote_continues_the_document(codec, book) -> None:
-    made = quotes.quote_prompt(codec, book, 900, Random(2))
-    quoted = made.question.split('"')[1]
-    assert f"{quoted} {made.answer}" in codec.decode(made.document.token_ids)
 
 
 def test_what_does_not_fit_is_refused(codec, book) -> None:

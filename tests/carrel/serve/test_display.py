@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from carrel.errors import ChildError
-from carrel.serve.display import Display, PlainDisplay, TerminalDisplay, create_display
+from carrel.serve.display import Display, TerminalDisplay, create_display
 from carrel.serve.events import Progress
 
 
@@ -23,7 +23,7 @@ def seen(display_console: Console) -> str:
 
 def test_the_display_fits_where_it_writes() -> None:
     assert type(create_display(console(True), False)) is TerminalDisplay
-    assert type(create_display(console(False), False)) is PlainDisplay
+    assert type(create_display(console(False), False)) is Display
 
 
 @pytest.fixture(params=[True, False], ids=["terminal", "plain"])
@@ -64,7 +64,7 @@ def test_a_failure_is_shown_once_with_its_last_lines(shown: tuple[Display, Conso
 
 def test_verbose_lines_come_at_once() -> None:
     target = console(False)
-    display = PlainDisplay(target, is_verbose=True)
+    display = Display(target, is_verbose=True)
     display.starting("worker")
     display.line("worker", "reading shard 1")
     assert "reading shard 1" in seen(target)
@@ -72,7 +72,7 @@ def test_verbose_lines_come_at_once() -> None:
 
 def test_plain_progress_and_status_are_few_lines() -> None:
     target = console(False)
-    display = PlainDisplay(target)
+    display = Display(target)
     display.starting("worker")
     for done in range(1001):
         display.progress("worker", Progress("load weights", done, 1000))

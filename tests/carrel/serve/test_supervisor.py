@@ -15,7 +15,7 @@ from rich.console import Console
 from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
-from carrel.serve.display import PlainDisplay
+from carrel.serve.display import Display
 from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE, Supervisor
@@ -73,7 +73,7 @@ class Harness:
             if send is not None:
                 os.kill(os.getpid(), send)
 
-        display = PlainDisplay(Console(file=self.output, width=200))
+        display = Display(Console(file=self.output, width=200))
         environment = {**os.environ, MARK: str(self.folder)}
         supervisor = Supervisor(display, environment, self.restarts, tick_s=0.02)
         return supervisor.run(specs, on_ready)

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from carrel.evaluation import corpus, documents, words
-from tools.train_nano import evaluate, export, names, producers, samples
+from tools.train_nano import evaluate, export, names, producers, quotes, samples
 from tools.train_nano.config import Phase, Recipe
 from tools.train_nano.model import Llama
 
@@ -143,3 +143,9 @@ def test_oversized_weights_are_refused(tmp_path: Path) -> None:
     model = Llama(replace(Recipe().model, num_hidden_layers=9))
     with pytest.raises(export.ExportError, match="make the model smaller"):
         export.save_model(model, tmp_path)
+
+
+def test_quote_continues_the_document(codec: documents.Codec, book: documents.TokenizedBook) -> None:
+    made = quotes.quote_prompt(codec, book, 900, Random(2))
+    quoted = made.question.split('"')[1]
+    assert f"{quoted} {made.answer}" in codec.decode(made.document.token_ids)
