@@ -251,7 +251,7 @@ class WorkerConfig(WorkerOptions, LogOptions):
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:
     """The configuration from flags, variables and --config. Raises OptionError."""
-    # imported late: who makes a record reads no options, and may lack the libraries
+    # imported late: making a record reads no options, and the libraries may be missing
     from carrel.process.settings import Parser, parse
 
     parser = Parser(prog="python -m gpu_worker", description="Serves one model's token ids over gRPC.")

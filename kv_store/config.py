@@ -152,7 +152,7 @@ class StoreConfig(StoreOptions, LogOptions):
 
 def parse_config(arguments: Sequence[str]) -> StoreConfig:
     """The configuration from options, variables and --config. Raises OptionError."""
-    # imported late: who makes a record reads no options, and may lack the libraries
+    # imported late: making a record reads no options, and the libraries may be missing
     from carrel.process.settings import Parser, parse
 
     return parse(StoreConfig, Parser(prog="python -m kv_store", description="Carrel's KV store."), arguments)

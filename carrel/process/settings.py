@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Given:
-    """The text of an option that somebody named, as it is spelled in its layer."""
+    """The text of an option that was given, as it is spelled in its layer."""
 
     option: Option
     spelling: str

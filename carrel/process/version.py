@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-REMEDY = "install one version for both and start both anew (docs/deployment.md, Upgrading)"
+REMEDY = "install one version for both and restart both (docs/deployment.md, Upgrading)"
 _DIGEST_BYTES = 4
 
 

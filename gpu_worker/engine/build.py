@@ -34,7 +34,7 @@ Report = Callable[[str, int, int], None]
 MAX_GATHER_ROWS = 1 << 15
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
-# Requests at once, where nobody says.
+# Requests at once, by default.
 CPU_SEQS, GPU_SEQS = 8, 32
 
 

@@ -30,7 +30,7 @@ class StoreClient:
     """One worker's attachment. Thread-safe; gathers take turns, since their results share one segment.
 
     Every method raises StoreUnreachable when the store does not answer in time and StaleEpoch when it was
-    restarted or dropped this worker: `reattach` then starts anew with no sequence. Made by `connect`.
+    restarted or dropped this worker: `reattach` then starts over with no sequence. Made by `connect`.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class StoreClient:
         self._attached.lease.check()
 
     def reattach(self) -> None:
-        """Start anew: new epoch, no sequence, no index; unregister the old mapping first.
+        """Start over: new epoch, no sequence, no index; unregister the old mapping first.
 
         Raises as `connect` does; the client may then try again, and its heartbeat goes on.
         """

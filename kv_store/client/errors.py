@@ -34,7 +34,7 @@ class StoreUnreachable(StoreError):
 
 
 class StaleEpoch(StoreError):
-    """What this client knows belongs to a store or a lease that has ended; `reattach()` starts anew."""
+    """What this client knows belongs to a store or a lease that has ended; `reattach()` starts over."""
 
 
 class StoreFull(StoreError):

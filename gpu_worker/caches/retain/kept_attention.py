@@ -75,7 +75,7 @@ class KeptAttention(KeptStep):
 
     def write_keys(self, slots: Tensor, keys: Tensor) -> None:
         # In place of padding the first row's are written, which is never padding: to write elsewhere what lies there
-        # would race with who writes there.
+        # would race with the write there.
         places, is_real = self._parts.pool_rows(self._rows, self.layers, slots), self.positions >= 0
         is_real = is_real[:, None, None, None]
         places, keys = places.where(is_real, places[:1]), keys.where(is_real[..., None], keys[:1])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.kmeans import Centroids, assign_points, cluster_sizes, move_centroids, sort_members
 
-# Iterations where nobody says how many: no CPU time has to be hidden on a device.
+# Iterations by default: no CPU time has to be hidden on a device.
 DEFAULT_ITERATIONS = 10
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # Of a point: its label, its cluster's name, and its place in two rounds' orders, with the copies that a sort makes.

@@ -97,7 +97,7 @@ class PQCache(RecallPolicy[PQIndex]):
         # By inner product keys are coded with a norm that takes a look at all of them, and training copies them all.
         if self.metric != "l2":
             return IndexJob(begin, end, params)
-        # Who asks for so many iterations gets the store's.
+        # A given number of iterations is left to the store.
         is_quick = self.max_iterations == 0
         return IndexJob(begin, end, params, coarse=replace(params, codebooks_only=True), is_quick=is_quick)
 
