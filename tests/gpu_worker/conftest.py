@@ -29,3 +29,10 @@ def device(request: pytest.FixtureRequest, poisoned_memory: None) -> torch.devic
     if (request.param == "cuda") != torch.cuda.is_available():
         pytest.skip("needs a CUDA device" if request.param == "cuda" else "the GPU runs the kernels for real")
     return torch.device("cuda" if request.param == "cuda" else "cpu")
+
+
+@pytest.fixture(params=[1, 2, 132])
+def num_processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """For the test module's `kernel`: one split of all tiles, two of unequal length, a split for each tile."""
+    monkeypatch.setattr(request.module.kernel, "num_processors", lambda _device: request.param)
+    return request.param

@@ -1,4 +1,4 @@
-"""Selection by pairs of codes against its reference."""
+"""Selection by pairs of codes: the kernel against its reference, and that against sorting candidates one by one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-
 from seat_rig import seated, seats_of
+from torch import Tensor
 
 from gpu_worker.policies.pqcache.pq_score.reference import pq_score
 from gpu_worker.policies.pqcache.pq_select import reference
-from gpu_worker.policies.pqcache.pq_select.kernel import count_bits, pq_select
+
+kernel = pytest.importorskip("gpu_worker.policies.pqcache.pq_select.kernel")
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -72,9 +70,41 @@ def count_pairs(codes: Tensor, spans: Spans, ksub: int) -> Tensor:
     return counts
 
 
+def best_by_sorting(arguments: list[Any]) -> list[list[list[int]]]:
+    query, books, codes, _, seats, begin, end, asked, width, _, scale = arguments
+    taken = []
+    for b, seat in enumerate(seats.tolist()):
+        taken.append([])
+        for head, of_group in enumerate(query[b].double().chunk(2)):
+            first, last = int(begin[b]), int(end[b])
+            pairs = [tuple(pair) for pair in codes[seat, head, first:last].tolist()]
+            # Equal codes, equal weight: also where a product of matrices rounds its rows differently.
+            unique = list(dict.fromkeys(pairs))
+            keys = books[seat, head].double().new_empty(len(unique), of_group.shape[1])
+            for row, pair in enumerate(unique):
+                keys[row] = torch.cat([books[seat, head, part, code] for part, code in enumerate(pair)])
+            scores = (keys @ of_group.T * scale)[[unique.index(pair) for pair in pairs]]
+            weights = scores.softmax(0).sum(1).tolist()
+            order = sorted(range(last - first), key=lambda i, weights=weights: (-weights[i], -i))
+            best = sorted(first + i for i in order[: int(asked[b])])
+            taken[-1].append(best + [-1] * (width - len(best)))
+    return taken
+
+
+@pytest.mark.parametrize(("group", "book"), [(1, (6, 5)), (3, (64, 5)), (4, (2, 5)), (7, (64, 5))])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_the_best_candidates_are_taken_and_of_equals_the_last(
+    group: int, book: tuple[int, int], share: float
+) -> None:
+    spans = ((4, 90), (0, 1), (20, 57))
+    asked = tuple(int(share * (end - begin)) for begin, end in spans)
+    arguments = problem(torch.device("cpu"), spans, asked, 90, group, book)
+    assert reference.pq_select(*arguments).tolist() == best_by_sorting(arguments)
+
+
 def check(arguments: list[Any]) -> None:
     """The same positions, or where rounding chose others, such of the same weight."""
-    taken, expected = pq_select(*arguments), reference.pq_select(*arguments)
+    taken, expected = kernel.pq_select(*arguments), reference.pq_select(*arguments)
     assert taken.dtype == torch.int64
     assert taken.shape == expected.shape
     is_taken = taken >= 0
@@ -90,11 +120,11 @@ def check(arguments: list[Any]) -> None:
 
 
 def check_exact(arguments: list[Any]) -> None:
-    assert torch.equal(pq_select(*arguments), reference.pq_select(*arguments))
+    for module in kernel, reference:
+        assert module.pq_select(*arguments).tolist() == best_by_sorting(arguments)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
-@pytest.mark.parametrize("num_positions", [65, 4200])
+@pytest.mark.parametrize(("group", "num_positions"), [(1, 4200), (3, 65), (7, 65), (16, 4200)])
 def test_the_best_are_those_of_the_reference(device: torch.device, group: int, num_positions: int) -> None:
     spans = ((0, num_positions), (num_positions // 3, max(num_positions - 5, num_positions // 3 + 1)))
     asked = (max(1, num_positions // 9), num_positions // 2)
@@ -138,19 +168,19 @@ def test_of_equal_candidates_the_last_are_taken(device: torch.device) -> None:
     arguments[2][:] = 9
     arguments[3][:] = 0
     arguments[3][..., 9 * 64 + 9] = 4997
-    assert torch.equal(pq_select(*arguments)[0, 1].cpu(), torch.arange(4300, 5000))
+    assert torch.equal(kernel.pq_select(*arguments)[0, 1].cpu(), torch.arange(4300, 5000))
 
 
 def test_rows_that_ask_for_nothing_or_for_more_than_there_is(device: torch.device) -> None:
     spans, asked = ((5, 60), (20, 20), (40, 12), (0, 70), (0, 0)), (0, 5, 5, 75, 0)
     arguments = problem(device, spans, asked, 70, 3)
-    taken = pq_select(*arguments).cpu()
+    taken = kernel.pq_select(*arguments).cpu()
     assert (taken[[0, 1, 2, 4]] == -1).all()
     assert (taken[3] == torch.cat([torch.arange(70), torch.full((5,), -1)])).all()
-    assert torch.equal(taken, reference.pq_select(*arguments).cpu())
+    check_exact(arguments)
     # Nothing of a seat is read for a row that asks for nothing.
     arguments[1][arguments[4][0]] = float("nan")
-    assert torch.equal(pq_select(*arguments).cpu(), taken)
+    assert torch.equal(kernel.pq_select(*arguments).cpu(), taken)
 
 
 @pytest.mark.parametrize("scale", [0.0, 40.0])
@@ -167,7 +197,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish(device: torch.device, scal
     arguments[3][:] = 0
     arguments[3][..., codes[:, 0] * 65] = 1
     # Sums: -0.5, -1.25, -0.1, -0.2.
-    assert pq_select(*arguments)[0].tolist() == [[2, 3]] * 2
+    assert kernel.pq_select(*arguments)[0].tolist() == [[2, 3]] * 2
 
 
 def test_unused_centroids_may_be_anything(device: torch.device) -> None:
@@ -175,27 +205,28 @@ def test_unused_centroids_may_be_anything(device: torch.device) -> None:
     arguments[2][:, :, 4:80] %= 50
     index = arguments[2][arguments[4]].cpu()
     arguments[3][arguments[4]] = count_pairs(index, ((4, 80),), 64).to(device)
-    clean = pq_select(*arguments)
+    clean = kernel.pq_select(*arguments)
     arguments[1][:, :, :, 50:] = float("nan")
-    assert torch.equal(pq_select(*arguments), clean)
+    assert torch.equal(kernel.pq_select(*arguments), clean)
 
 
 def test_the_bound_of_positions_may_be_loose_or_below_the_index(device: torch.device) -> None:
     arguments = problem(device, ((4, 300), (0, 17)), (50, 9), 500, 3)
-    expected = pq_select(*arguments)
+    expected = kernel.pq_select(*arguments)
     arguments[-2] = 301
-    assert torch.equal(pq_select(*arguments), expected)
+    assert torch.equal(kernel.pq_select(*arguments), expected)
     arguments[-2] = 0
-    assert (pq_select(*arguments) == -1).all()
+    assert (kernel.pq_select(*arguments) == -1).all()
 
 
 def test_candidates_and_pairs_may_be_too_many_for_one_word(device: torch.device) -> None:
-    assert [count_bits(n, 64**2) for n in (2**18 - 1, 2**18)] == [18, 32]
+    assert [kernel.count_bits(n, 64**2) for n in (2**18 - 1, 2**18)] == [18, 32]
     check(problem(device, ((0, 70_000),), (900,), 70_000, 1, (128, 16)))
 
 
 def test_what_has_no_table_of_pairs_is_refused(device: torch.device) -> None:
     arguments = problem(device, ((0, 5),), (2,), 5)
     for shape, message in (((3, 2, 4, 64, 16), "4 parts"), ((3, 2, 2, 256, 32), "256 centroids")):
-        with pytest.raises(ValueError, match=message):
-            pq_select(arguments[0], torch.empty(shape, device=device), *arguments[2:])
+        for module in kernel, reference:
+            with pytest.raises(ValueError, match=message):
+                module.pq_select(arguments[0], torch.empty(shape, device=device), *arguments[2:])

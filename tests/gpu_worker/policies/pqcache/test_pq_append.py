@@ -1,17 +1,15 @@
-"""Coding of what leaves the window, against its reference."""
+"""Coding of what leaves the window, by kernel and reference, against the assignment of one key at a time."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from seat_rig import seats_of
 from torch import Tensor
 
-pytest.importorskip("triton")
-
-from seat_rig import seats_of
-
 from gpu_worker.policies.pqcache.pq_append import reference
-from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
+
+kernel = pytest.importorskip("gpu_worker.policies.pqcache.pq_append.kernel")
 
 
 def problem(
@@ -44,20 +42,35 @@ def problem(
 
 def check(inputs: tuple[Tensor, ...], is_counted: bool) -> None:
     keys, books, codes, seats, positions = inputs
-    pairs = torch.arange(books.shape[4] ** 2, dtype=torch.int32, device=keys.device)
+    ksub, dsub = books.shape[4:]
+    pairs = torch.arange(ksub**2, dtype=torch.int32, device=keys.device)
     counts = pairs.expand(*books.shape[:3], -1).contiguous() if is_counted else None
     expected_codes, expected_counts = codes.clone(), None if counts is None else counts.clone()
-    reference.pq_append(keys, books, expected_codes, expected_counts, seats, positions)
-    pq_append(keys, books, codes, counts, seats, positions)
-    assert torch.equal(codes, expected_codes)
-    if counts is not None and expected_counts is not None:
-        assert torch.equal(counts, expected_counts)
-        assert int((counts != pairs).sum()) == int((positions >= 0).sum()) * 6
+    for row, (seat, position) in enumerate(zip(seats.tolist(), positions.tolist(), strict=True)):
+        for layer, head in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+            if position < 0:
+                continue
+            parts = keys[row, layer, head].double().split(dsub)
+            distances = [
+                (book - part).square().sum(1).tolist()
+                for book, part in zip(books[seat, layer, head].double(), parts, strict=True)
+            ]
+            # The smallest code of equals.
+            found = [each.index(min(each)) for each in distances]
+            expected_codes[seat, layer, head, position] = torch.tensor(found, device=codes.device)
+            if expected_counts is not None:
+                expected_counts[seat, layer, head, found[0] * ksub + found[1]] += 1
+    for module in kernel, reference:
+        new_codes, new_counts = codes.clone(), None if counts is None else counts.clone()
+        module.pq_append(keys, books, new_codes, new_counts, seats, positions)
+        assert torch.equal(new_codes, expected_codes)
+        if new_counts is not None:
+            assert torch.equal(new_counts, expected_counts)
 
 
 @pytest.mark.parametrize("parts", [(2, 64, 32), (2, 2, 5), (2, 100, 64), (2, 128, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_codes_ties_and_counts_are_those_of_the_reference(
+def test_codes_ties_and_counts_are_those_of_the_nearest_centroids(
     device: torch.device, parts: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     check(problem(device, parts, [7, -1, 0, 39], dtype), is_counted=True)
@@ -74,22 +87,23 @@ def test_codebooks_in_several_tiles(device: torch.device, monkeypatch: pytest.Mo
 
 
 def test_rows_without_a_token_change_nothing(device: torch.device) -> None:
-    keys, books, codes, seats, positions = problem(device, (2, 16, 8), [-1, -1])
-    pq_append(keys, books, codes, None, seats, positions)
-    assert (codes == 255).all()
-    pq_append(keys[:0], books, codes, None, seats[:0], positions[:0])
+    keys, books, codes, seats, positions = inputs = problem(device, (2, 16, 8), [-1, -1])
+    check(inputs, is_counted=True)
+    kernel.pq_append(keys[:0], books, codes, None, seats[:0], positions[:0])
 
 
 def test_a_centroid_is_its_own_code(device: torch.device) -> None:
     books = torch.randn(64, 1, 1, 2, 64, 24, generator=torch.Generator().manual_seed(3)).to(device)
     every = torch.arange(64, device=device)
     keys = torch.stack([torch.cat([books[s, 0, 0, 0, s], books[s, 0, 0, 1, 63 - s]]) for s in range(64)])
-    codes = torch.zeros(64, 1, 1, 2, 2, dtype=torch.uint8, device=device)
-    pq_append(keys.view(64, 1, 1, 48), books, codes, None, every, torch.ones_like(every))
-    assert codes[:, 0, 0, 1].tolist() == [[code, 63 - code] for code in range(64)]
+    for module in kernel, reference:
+        codes = torch.zeros(64, 1, 1, 2, 2, dtype=torch.uint8, device=device)
+        module.pq_append(keys.view(64, 1, 1, 48), books, codes, None, every, torch.ones_like(every))
+        assert codes[:, 0, 0, 1].tolist() == [[code, 63 - code] for code in range(64)]
 
 
 def test_only_pairs_are_counted(device: torch.device) -> None:
     keys, books, codes, seats, positions = problem(device, (3, 16, 8), [1])
-    with pytest.raises(ValueError, match="3 parts"):
-        pq_append(keys, books, codes, torch.zeros(3, 2, 3, 256, device=device), seats, positions)
+    for module in kernel, reference:
+        with pytest.raises(ValueError, match="3 parts"):
+            module.pq_append(keys, books, codes, torch.zeros(3, 2, 3, 256, device=device), seats, positions)

@@ -1,11 +1,17 @@
-"""Rows are copied to the bit, and no byte beside them is touched."""
+"""Rows between arena, pool and new keys and values are copied to the bit, and no byte beside them is touched.
+
+Kernels and references against plain loops, and the references of offsets against the store's own layout.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from gpu_worker.kernels.rows import ArenaLayout, reference
+from gpu_worker.kernels.rows import ArenaLayout, arena_offsets, fetch_misses, pool_rows, reference
+from kv_store.client.layout import Layout, SlabGeometry
 
 kernel = pytest.importorskip("gpu_worker.kernels.rows.kernel")
 fetch_kernel = pytest.importorskip("gpu_worker.kernels.rows.fetch_kernel")
@@ -18,22 +24,27 @@ SHAPES = [
     (2, torch.float16),
 ]
 
+NUM_HEADS, NUM_SLABS = 3, 5
 
-def random_bytes(*shape: int, device: torch.device) -> torch.Tensor:
+
+def random_bytes(*shape: int, device: torch.device) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
 
 
-def random_rows(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def random_rows(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Any bits, NaN too."""
-    itemsize = torch.empty((), dtype=dtype).element_size()
-    return random_bytes(*shape[:-1], shape[-1] * itemsize, device=device).view(dtype)
+    return random_bytes(*shape[:-1], shape[-1] * dtype.itemsize, device=device).view(dtype)
 
 
-def same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return torch.equal(mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
+def bits(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
 
 
-def some_offsets(num_bytes: int, row_bytes: int, count: int) -> torch.Tensor:
+def same(mine: Tensor, theirs: Tensor) -> bool:
+    return torch.equal(bits(mine), bits(theirs))
+
+
+def some_offsets(num_bytes: int, row_bytes: int, count: int) -> Tensor:
     """Rows in any order, some skipped: below 0, and with an end that is beyond the arena's."""
     step = next(power for power in (16, 8, 4) if row_bytes % power == 0)
     base = step * torch.randint(0, 3, ()).item()
@@ -43,58 +54,78 @@ def some_offsets(num_bytes: int, row_bytes: int, count: int) -> torch.Tensor:
     return places
 
 
+class Copied:
+    """What plain loops make of the arena, and of rows that are gathered from it."""
+
+    def __init__(self, arena: Tensor, offsets: Tensor, rows: Tensor) -> None:
+        """rows: bytes [..., row_bytes] of each offset."""
+        self.arena, self.rows, row_bytes = arena.clone(), rows.clone(), rows.shape[-1]
+        for index, offset in np.ndenumerate(offsets.cpu().numpy()):
+            if 0 <= offset <= len(arena) - row_bytes:
+                self.arena[offset : offset + row_bytes] = rows[index]
+                self.rows[index] = arena[offset : offset + row_bytes]
+
+
 @pytest.mark.parametrize(("head_dim", "dtype"), SHAPES)
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 63])
+@pytest.mark.parametrize("count", [1, 16, 63])
 def test_rows_both_ways(device: torch.device, head_dim: int, dtype: torch.dtype, count: int) -> None:
     torch.manual_seed(count)
     pool = random_rows(80, 2 * head_dim, dtype=dtype, device=device)
-    row_bytes = pool.shape[1] * pool.element_size()
+    row_bytes = 2 * head_dim * dtype.itemsize
     arena = random_bytes(100 * row_bytes + 12, device=device)
     offsets = some_offsets(arena.shape[0], row_bytes, count).to(device)
     slots = torch.randperm(80)[:count].to(device)
     slots[0] = slots[0] if count == 1 else -1
-    expected = arena.clone()
-    kernel.scatter_rows(arena, offsets, pool, slots)
-    reference.scatter_rows(expected, offsets, pool, slots)
-    assert same(arena, expected)
+    copied = Copied(arena, offsets.where(slots >= 0, -1), bits(pool)[slots])
+    expected = bits(pool).clone()
+    expected[slots[slots >= 0]] = copied.rows[slots >= 0]
+    for module in kernel, reference:
+        scattered, gathered = arena.clone(), pool.clone()
+        module.scatter_rows(scattered, offsets, pool, slots)
+        module.gather_rows(arena, offsets, gathered, slots)
+        assert same(scattered, copied.arena)
+        assert same(gathered, expected)
 
-    arena, expected = random_bytes(arena.shape[0], device=device), pool.clone()
-    kernel.gather_rows(arena, offsets, pool, slots)
-    reference.gather_rows(arena, offsets, expected, slots)
-    assert same(pool, expected)
 
-
-@pytest.mark.parametrize(("head_dim", "dtype"), SHAPES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 8), (2, 33)])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "shape"),
+    [
+        (*SHAPES[0], (3, 8)),
+        (*SHAPES[1], (2, 33)),
+        (*SHAPES[2], (1, 1)),
+        (*SHAPES[3], (3, 8)),
+        (*SHAPES[4], (2, 33)),
+    ],
+)
 def test_pairs_both_ways(
     device: torch.device, head_dim: int, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(head_dim)
     # Values are a part of a wider output, keys lie the other way round.
     wide = random_rows(shape[0], (shape[1] + 2) * head_dim, dtype=dtype, device=device)
-    values = wide[:, 2 * head_dim :].unflatten(1, (shape[1], head_dim))
     keys = random_rows(shape[1], shape[0], head_dim, dtype=dtype, device=device).transpose(0, 1)
-    row_bytes = 2 * head_dim * keys.element_size()
+    row_bytes = 2 * head_dim * dtype.itemsize
     arena = random_bytes(90 * row_bytes + 4, device=device)
     count = shape[0] * shape[1]
     offsets = some_offsets(arena.shape[0], row_bytes, count).view(shape[1], shape[0]).T.to(device)
 
-    expected = arena.clone()
-    kernel.scatter_pairs(arena, offsets, keys, values)
-    reference.scatter_pairs(expected, offsets, keys, values)
-    assert same(arena, expected)
+    def pairs(keys: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, wide[:, 2 * head_dim :].unflatten(1, (shape[1], head_dim))
 
-    arena = random_bytes(arena.shape[0], device=device)
-    expected_wide, expected_keys = wide.clone(), keys.clone()
-    expected_values = expected_wide[:, 2 * head_dim :].unflatten(1, (shape[1], head_dim))
-    kernel.gather_pairs(arena, offsets, keys, values)
-    reference.gather_pairs(arena, offsets, expected_keys, expected_values)
-    assert same(wide, expected_wide)
-    assert same(keys, expected_keys)
+    copied = Copied(arena, offsets, bits(torch.cat(pairs(keys, wide), dim=-1)))
+    for module in kernel, reference:
+        scattered, new_keys, new_wide = arena.clone(), keys.clone(), wide.clone()
+        module.scatter_pairs(scattered, offsets, *pairs(keys, wide))
+        module.gather_pairs(arena, offsets, *pairs(new_keys, new_wide))
+        assert same(scattered, copied.arena)
+        assert same(torch.cat(pairs(new_keys, new_wide), dim=-1), copied.rows)
+        assert same(new_wide[:, : 2 * head_dim], wide[:, : 2 * head_dim])
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), SHAPES)
-@pytest.mark.parametrize(("batch", "num_heads"), [(1, 1), (3, 2), (2, 6)])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "batch", "num_heads"),
+    [(*SHAPES[0], 3, 2), (*SHAPES[1], 2, 6), (*SHAPES[2], 1, 1), (*SHAPES[3], 2, 6), (*SHAPES[4], 3, 2)],
+)
 @pytest.mark.parametrize("slot_type", [torch.int32, torch.int64])
 def test_new_tokens(
     device: torch.device,
@@ -110,50 +141,51 @@ def test_new_tokens(
     heads = projected.unflatten(1, (4 * num_heads, head_dim))
     keys, values = heads[:, 2 * num_heads : 3 * num_heads], heads[:, 3 * num_heads :]
     pool = random_rows(40, 2 * head_dim, dtype=dtype, device=device)
-    row_bytes = 2 * head_dim * keys.element_size()
+    row_bytes = 2 * head_dim * dtype.itemsize
     arena = random_bytes(30 * row_bytes + 12, device=device)
     # Slots of one layer of a wider tensor, offsets the other way round.
     slots = torch.randperm(40)[: 3 * batch * num_heads].to(device, slot_type).view(batch, 3, num_heads)[:, 1]
     offsets = some_offsets(arena.shape[0], row_bytes, batch * num_heads).view(num_heads, batch).T.to(device)
     slots[-1, 0] = -1
-    for each in None, offsets:
-        expected, expected_arena = pool.clone(), arena.clone()
-        bytes_ = None if each is None else arena
-        kernel.store_token(keys, values, pool, slots, bytes_, each)
-        reference.store_token(keys, values, expected, slots, None if each is None else expected_arena, each)
-        assert same(pool, expected)
-        assert same(arena, expected_arena)
-        keys, values = values, keys
+    rows = bits(torch.cat([keys, values], dim=-1))
+    expected = bits(pool).clone()
+    expected[slots[slots >= 0].long()] = rows[slots >= 0]
+    for module in kernel, reference:
+        alone, beside, written = pool.clone(), pool.clone(), arena.clone()
+        module.store_token(keys, values, alone, slots)
+        module.store_token(keys, values, beside, slots, written, offsets)
+        assert same(alone, expected)
+        assert same(beside, expected)
+        assert same(written, Copied(arena, offsets, rows).arena)
 
 
 def random_tables(
     num_seats: int, num_heads: int, num_blocks: int, device: torch.device
-) -> tuple[torch.Tensor, int]:
+) -> tuple[Tensor, int]:
     """Block tables of the middle one of three layers; and how many slots all of them have."""
     num_all = num_seats * 3 * num_heads * num_blocks
     tables = torch.randperm(num_all).view(num_seats, 3, num_heads, num_blocks)
     return tables.to(device)[:, 1], num_all * 64
 
 
-def random_slots(shape: tuple[int, int, int], num_slots: int) -> torch.Tensor:
+def random_slots(shape: tuple[int, int, int], num_slots: int) -> Tensor:
     """A slot at most once in a head."""
     return torch.stack([torch.randperm(num_slots)[: shape[2]] for _ in range(shape[0] * shape[1])]).view(
         shape
     )
 
 
-def wide_out(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def wide_out(shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where pool rows are written: amid wider rows, filled with what no pool row is; and its middle."""
     wide = torch.full((shape[0], shape[1] + 1, shape[2] + 5), 7777777, dtype=torch.int32, device=device)
     return wide, wide[:, 1:, 2:-3]
 
 
-@pytest.mark.parametrize("num_programs", [3, 1056])
+@pytest.mark.parametrize(("num_programs", "counts"), [(3, True), (1056, False)])
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "num_heads", "num_columns"),
     [(*SHAPES[0], 3, 33), (*SHAPES[1], 2, 100), (*SHAPES[2], 1, 1), (*SHAPES[3], 3, 33), (*SHAPES[4], 1, 65)],
 )
-@pytest.mark.parametrize("counts", [False, True])
 def test_misses(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -297,3 +329,59 @@ def test_what_cannot_be_copied_in_words_is_refused(device: torch.device) -> None
     some = (table[0].int(), table, table[0, 0], table, table, table > 0)
     with pytest.raises(ValueError, match="1032"):
         fetch_kernel.fetch_misses(arena, layout, *some, pool, out)
+
+
+def geometry() -> SlabGeometry:
+    # Slabs of 4 tokens, and bytes to spare in each.
+    return SlabGeometry(Layout(num_layers=1, num_kv_heads=NUM_HEADS, head_dim=8), 4 * NUM_HEADS * 32 + 48)
+
+
+def layout() -> ArenaLayout:
+    cut = geometry()
+    return ArenaLayout(cut.slab_bytes, cut.tokens_per_slab, cut.layout.row_bytes)
+
+
+def test_offsets_are_where_the_store_has_the_rows() -> None:
+    cut = geometry()
+    arena = np.random.default_rng(0).integers(0, 256, NUM_SLABS * cut.slab_bytes, dtype=np.uint8)
+    slab_table = torch.tensor([[2, -1, 0, NUM_SLABS], [4, 1, 3, -1]], dtype=torch.int32)
+    seats = torch.tensor([1, 0, 1])
+    positions = torch.tensor([0, 3, 4, 5, 11, 12, 15, 16, -1, 999]).expand(3, NUM_HEADS, 10)
+    offsets = arena_offsets(layout(), NUM_SLABS, slab_table, seats, positions)
+    rows = cut.rows(arena)
+    for (row, head, column), offset in np.ndenumerate(offsets.numpy()):
+        position = int(positions[row, head, column])
+        index = position // cut.tokens_per_slab
+        slab = int(slab_table[seats[row], index]) if 0 <= index < 4 else -1
+        if not 0 <= slab < NUM_SLABS:
+            assert offset == -1
+        else:
+            there = arena[offset : offset + cut.layout.row_bytes]
+            assert (there == rows[slab, head, position % cut.tokens_per_slab]).all()
+
+
+def test_misses_are_fetched_into_their_slots() -> None:
+    torch.manual_seed(1)
+    cut, spot = geometry(), layout()
+    arena = torch.randint(0, 256, (NUM_SLABS * cut.slab_bytes,), dtype=torch.uint8)
+    slab_table = torch.tensor([[2, 4, -1]], dtype=torch.int32)
+    block_tables = torch.tensor([[[1, 5], [0, 3], [4, 2]]])
+    required = torch.tensor([6, 1, -1, 9, 2]).expand(1, NUM_HEADS, 5)
+    slots = torch.tensor([70, 3, -1, 64, 63]).expand(1, NUM_HEADS, 5)
+    missed = torch.tensor([True, False, False, True, True]).expand(1, NUM_HEADS, 5)
+    pool = torch.zeros(6 * 64, 16, dtype=torch.bfloat16)
+    seats = torch.tensor([0])
+    found, fetched = torch.zeros(1, NUM_HEADS, 5, dtype=torch.int32), torch.tensor([40])
+    translated = torch.zeros_like(found)
+    fetch_misses(arena, spot, slab_table, block_tables, seats, required, slots, missed, pool, found, fetched)
+    pool_rows(block_tables, seats, slots, translated)
+    assert torch.equal(found, translated)
+    assert fetched.tolist() == [40 + 2 * NUM_HEADS]
+    assert found[0, 0].tolist() == [5 * 64 + 6, 64 + 3, -1, 5 * 64, 64 + 63]
+    rows = cut.rows(arena.numpy())
+    expected = torch.zeros_like(pool).view(torch.uint8)
+    for head in range(NUM_HEADS):
+        # Position 9 is in no slab, so its slot keeps what it had.
+        expected[found[0, head, 0]] = torch.from_numpy(rows[4, head, 2])
+        expected[found[0, head, 4]] = torch.from_numpy(rows[2, head, 2])
+    assert torch.equal(pool.view(torch.uint8), expected)

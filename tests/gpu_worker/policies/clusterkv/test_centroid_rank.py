@@ -1,17 +1,15 @@
-"""The kernels of whole-cluster selection against their reference."""
+"""Whole-cluster selection, by kernel and reference, against taking clusters one by one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from seat_rig import seated, seats_of
 from torch import Tensor
 
-pytest.importorskip("triton")
-
-from seat_rig import seated, seats_of
-
 from gpu_worker.policies.clusterkv.centroid_rank import reference
-from gpu_worker.policies.clusterkv.centroid_rank.kernel import centroid_rank
+
+kernel = pytest.importorskip("gpu_worker.policies.clusterkv.centroid_rank.kernel")
 
 
 def problem(
@@ -58,24 +56,42 @@ def in_seats(inputs: tuple[Tensor, ...]) -> tuple[Tensor | int, ...]:
     return query, seated(centroids, seats, float("nan")), *index, seats, begin, end, labels.shape[2]
 
 
+def order_of(query: Tensor, centroids: Tensor, labels: Tensor, begin: int, end: int) -> list[int]:
+    """Positions of one KV head as whole clusters bring them: the best first, of equals the smaller cluster."""
+    members: dict[int, list[int]] = {}
+    for position, label in enumerate(labels[begin:end].tolist(), begin):
+        members.setdefault(label, []).append(position)
+    product = {cluster: float((query.double() @ centroids[cluster].double()).sum()) for cluster in members}
+    ranked = sorted(members, key=lambda cluster: (-product[cluster], cluster))
+    return [position for cluster in ranked for position in members[cluster]]
+
+
 def check(inputs: tuple[Tensor, ...]) -> None:
-    arguments = in_seats(inputs)
-    places = centroid_rank(*arguments)
-    assert places.dtype == torch.float32
-    assert torch.equal(places, reference.centroid_rank(*arguments))
+    query, centroids, _, labels, _, begin, end = (tensor.cpu() for tensor in inputs)
+    expected = torch.full(labels.shape, -torch.inf)
+    for b, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
+        for head, of_group in enumerate(query[b].chunk(3)):
+            order = order_of(of_group, centroids[b, head], labels[b, head], first, last)
+            expected[b, head, order] = -torch.arange(len(order)).float()
+    for module in kernel, reference:
+        places = module.centroid_rank(*in_seats(inputs))
+        assert places.dtype == torch.float32
+        assert torch.equal(places.cpu(), expected)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 16])
-@pytest.mark.parametrize(("num_positions", "num_clusters"), [(1, 1), (63, 4), (65, 64), (900, 200)])
-def test_places_are_those_of_the_reference(
+@pytest.mark.parametrize(
+    ("group", "num_positions", "num_clusters"), [(1, 1, 1), (3, 63, 4), (7, 65, 64), (16, 900, 200)]
+)
+def test_places_are_those_in_the_ranked_clusters(
     device: torch.device, group: int, num_positions: int, num_clusters: int
 ) -> None:
     spans = ((0, num_positions), (num_positions // 3, max(num_positions - 5, num_positions // 3 + 1)))
     check(problem(device, group, num_positions, num_clusters, spans=spans))
 
 
-@pytest.mark.parametrize("head_dim", [8, 96, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(8, torch.float16), (96, torch.bfloat16), (128, torch.float16)]
+)
 def test_head_sizes_and_queries_of_16_bits(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
     check(problem(device, 4, 150, 33, head_dim, dtype, spans=((7, 140),)))
 
@@ -91,18 +107,16 @@ def test_tokens_of_many_blocks(device: torch.device, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sequence_without_candidates_has_no_places(device: torch.device) -> None:
-    arguments = in_seats(problem(device, 3, 70, 20, spans=((20, 20), (5, 60), (0, 0))))
-    places = centroid_rank(*arguments)
-    assert torch.isneginf(places[[0, 2]]).all()
-    assert torch.equal(places, reference.centroid_rank(*arguments))
+    check(problem(device, 3, 70, 20, spans=((20, 20), (5, 60), (0, 0))))
 
 
 def test_no_more_positions_are_ranked_than_asked_for(device: torch.device) -> None:
     arguments = in_seats(problem(device, 4, 90, 30, spans=((4, 71), (0, 60))))
-    places = centroid_rank(*arguments[:-1], 71)
-    assert places.shape == (2, 3, 71)
-    assert torch.equal(places, centroid_rank(*arguments)[..., :71])
-    assert centroid_rank(*arguments[:-1], 0).shape == (2, 3, 0)
+    for module in kernel, reference:
+        places = module.centroid_rank(*arguments[:-1], 71)
+        assert places.shape == (2, 3, 71)
+        assert torch.equal(places, module.centroid_rank(*arguments)[..., :71])
+    assert kernel.centroid_rank(*arguments[:-1], 0).shape == (2, 3, 0)
 
 
 def test_labels_and_places_may_have_any_strides(device: torch.device) -> None:
@@ -112,6 +126,6 @@ def test_labels_and_places_may_have_any_strides(device: torch.device) -> None:
     deep = torch.full((*within.shape, 2), 77, dtype=torch.int32, device=device)
     deep[..., 1] = within
     assert torch.equal(
-        centroid_rank(query, centroids, sizes, labels, deep[..., 1], *rest),
+        kernel.centroid_rank(query, centroids, sizes, labels, deep[..., 1], *rest),
         reference.centroid_rank(query, centroids, sizes, labels, within, *rest),
     )

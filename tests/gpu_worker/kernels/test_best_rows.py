@@ -1,4 +1,4 @@
-"""The search for the best rows in Triton against its definition."""
+"""The search for the best rows, in Triton and by its definition, against sorting tuples."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+from gpu_worker.kernels.best_rows import reference
 
-from gpu_worker.kernels.best_rows.kernel import TILE, best_rows
-from gpu_worker.kernels.best_rows.reference import best_rows as reference
+kernel = pytest.importorskip("gpu_worker.kernels.best_rows.kernel")
 
+TILE = kernel.TILE
 SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
 
 
 def check(first: Tensor, counts: list[int], device: torch.device, second: Tensor | None = None) -> None:
     width = max(counts)
-    expected = reference(first, torch.tensor(counts), width, second)
+    expected = []
+    for scores, ties, count in zip(first, first if second is None else second, counts, strict=True):
+        keys = zip(
+            scores.tolist(),
+            ties.nan_to_num(-math.inf, math.inf, -math.inf).tolist(),
+            range(len(ties)),
+            strict=True,
+        )
+        best = sorted((key for key in keys if key[0] > -math.inf), reverse=True)
+        rows = sorted(row for _, _, row in best[:count])
+        expected.append(rows + [-1] * (width - len(rows)))
     on_device = None if second is None else second.to(device)
-    taken = best_rows(first.to(device), torch.tensor(counts, device=device), width, on_device)
-    assert torch.equal(taken.cpu(), expected)
+    for module in kernel, reference:
+        taken = module.best_rows(first.to(device), torch.tensor(counts, device=device), width, on_device)
+        assert taken.tolist() == expected
 
 
 def scores(num_rows: int, seed: int) -> Tensor:
@@ -53,10 +64,14 @@ def test_ties_go_by_the_second_score(num_rows: int, device: torch.device) -> Non
 
 def test_nothing_asked_for(device: torch.device) -> None:
     check(scores(50, 4), [0, 7, 0, 0, 1], device)
-    assert (
-        best_rows(torch.zeros(2, 0, device=device), torch.ones(2, device=device).long(), 3).tolist()
-        == [[-1] * 3] * 2
-    )
+    check(torch.zeros(2, 0), [0, 3], device)
+    check(torch.zeros(2, 3), [0, 0], device)
+
+
+def test_no_more_than_the_width_is_taken(device: torch.device) -> None:
+    for module in kernel, reference:
+        taken = module.best_rows(torch.arange(5.0, device=device)[None], torch.tensor([4], device=device), 2)
+        assert taken.tolist() == [[3, 4]]
 
 
 def test_scores_that_differ_in_their_last_bits(device: torch.device) -> None:
@@ -69,4 +84,4 @@ def test_scores_that_differ_in_their_last_bits(device: torch.device) -> None:
 
 def test_scores_of_another_type_are_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="float64, not float32"):
-        best_rows(torch.zeros(1, 2, device=device).double(), torch.ones(1, device=device).long(), 1)
+        kernel.best_rows(torch.zeros(1, 2, device=device).double(), torch.ones(1, device=device).long(), 1)
