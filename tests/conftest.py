@@ -1,5 +1,5 @@
 """What holds for every test: one thread per process, kernels in Triton's interpreter where there is no GPU, and
-tests that start real processes one after the other."""
+tests that start real processes or use the GPU one after the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end tests in one xdist group: one process runs them all, so that two never share the cores."""
+    """End-to-end tests in one xdist group and those of the GPU in another: one process runs all of a group, so that no
+    two share the cores or the device's memory."""
     for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+        for mark in ("e2e", "gpu"):
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.xdist_group(mark))
