@@ -52,7 +52,7 @@ def test_shares_of_softmax_weights_by_hand(device: torch.device) -> None:
     for module in kernel, reference:
         # 1 : 3 over two tokens for the first query head; the second sees one token.
         observed = module.observed_weight(queries, keys, *where, 0.5)
-        torch.testing.assert_close(observed.tolist(), [[0.125 + 2.0, 0.375, 0.0]])
+        torch.testing.assert_close(observed, torch.tensor([[0.125 + 2.0, 0.375, 0.0]], device=device))
 
 
 @pytest.mark.parametrize("max_weights", [1, 200, 1 << 26])
