@@ -89,29 +89,6 @@ async def test_a_stop_lets_the_running_finish_and_refuses_the_new(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_what_outlives_the_timeout_is_aborted(tmp_path):
-    async with Process(tmp_path, shutdown_timeout_seconds=0.05) as process:
-        process.engine.endless = True
-        call = process.generate()
-        await call.read()
-        process.lifecycle.request_stop()
-        assert (await drain_stream(call)).complete.finish_reason == pb.FINISH_REASON_ABORT
-        assert await process.exit_status() == 0
-
-
-async def test_a_dead_engine_ends_its_streams_and_the_process_with_1(tmp_path):
-    async with Process(tmp_path) as process:
-        process.engine.gate.clear()
-        call = process.generate()
-        await call.read()
-        process.engine.error = ZeroDivisionError()
-        process.engine.gate.set()
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await drain_stream(call)
-        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert await process.exit_status() == 1
-
-
 async def test_status_lines_appear_under_load_only(tmp_path):
     async with Process(tmp_path, status_seconds=0.02) as process:
         await asyncio.sleep(0.1)
