@@ -14,7 +14,6 @@ ALLOWED = {
     "_getframe",  # sys: who calls
     "_local_scalar_dense",  # torch's operators that read data
     "_unique2",
-    "_running_attn_sum",  # kvpress: the sums of a press
     "_sleep",  # torch.cuda: keeps a device busy
 }
 

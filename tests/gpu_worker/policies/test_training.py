@@ -119,25 +119,6 @@ def test_pq_by_inner_product_is_pq_of_augmented_keys(device: torch.device) -> No
     assert torch.equal(arrays["codes"], as_l2["codes"])
 
 
-def test_pq_by_inner_product_is_faiss_like(device: torch.device) -> None:
-    pytest.importorskip("faiss")
-    from kv_store.index import ArrayKeys, FitOptions
-    from kv_store.index.pq import PQIndex
-
-    keys, params = clustered_keys(2000, 16, 30, device), PQParams(2, 5, 12, "ip")
-    arrays = train_index(keys, params, seed=3)
-    of_faiss = [
-        PQIndex(params).fit_head(ArrayKeys(k.cpu().numpy()), FitOptions(12, 3, 256)).arrays for k in keys
-    ]
-    books, codes, norms = (
-        torch.from_numpy(np.stack([arrays[place] for arrays in of_faiss])) for place in range(3)
-    )
-    torch.testing.assert_close(arrays["max_square_norms"].cpu(), norms)
-    augmented = augment(keys.cpu(), norms[:, None])
-    mine = pq_error(augmented, arrays["codebooks"].cpu(), arrays["codes"].cpu())
-    assert mine < 1.1 * pq_error(augmented, books, codes)
-
-
 def test_by_inner_product_labels_are_of_the_largest_and_centroids_are_means(device: torch.device) -> None:
     pytest.importorskip("faiss")
     from kv_store.index import ArrayKeys, FitOptions

@@ -52,16 +52,6 @@ def test_a_head_that_scores_best_everywhere_has_all_but_the_floor(alpha: float, 
     assert (retained.counts - FIXED).tolist() == counts
 
 
-def test_each_head_keeps_its_own_best() -> None:
-    scores = torch.zeros(2, 12)
-    # Candidates are 2 to 8; what sinks and window score is not read.
-    scores[:, :2] = scores[:, 9:] = 100
-    scores[0, [3, 4, 5, 7]] = torch.tensor([9.0, 5.0, 8.0, 7.0])
-    scores[1, [2, 6]] = torch.tensor([6.0, 4.0])
-    retained = compress(scores, 2, alpha=0.0)
-    assert kept(retained) == [[0, 1, 3, 5, 7, 9, 10, 11], [0, 1, 2, 9, 10, 11]]
-
-
 def test_without_a_floor_the_layer_keeps_the_best_of_all_heads() -> None:
     scores = random_scores(4, 50, 1)
     middle = scores[:, NUM_SINK : 50 - NUM_RECENT]

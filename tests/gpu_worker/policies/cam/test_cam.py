@@ -187,12 +187,6 @@ def test_the_chance_of_a_gift_is_the_weight_by_the_windows_mean(weight: float) -
     assert abs(sum(given) / 400 - 10 * weight) < 0.1 * (0 < weight < 0.1) + 1e-9
 
 
-def test_scores_are_the_latest_weights_alone() -> None:
-    scores, weights = torch.ones(1, 2, 5), torch.rand(1, 2, 5)
-    CaM().observe(scores, weights, torch.tensor([9]))
-    assert torch.equal(scores, weights)
-
-
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 @pytest.mark.parametrize("budget", [1, 2, 9, 40])
 def test_what_is_kept_is_streaming_llms_and_repeats_under_a_seed(group_size: int, budget: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from gpu_worker.models import KeyShift, RopeConfig
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.chelsea.policy import Chelsea
-from gpu_worker.policies.chelsea.soft_matching import match_rows, num_matches
+from gpu_worker.policies.chelsea.soft_matching import match_rows
 from gpu_worker.policies.retain import LayerRows, Recompression, Retained
 
 DIM = 16
@@ -109,15 +108,6 @@ def test_the_budget_is_met_exactly_and_every_token_is_counted(
     assert degrees_of(retained)[:, [0, 1, -4, -3, -2, -1]].eq(1).all()
 
 
-def test_sinks_and_window_merge_with_nothing_though_they_are_duplicates() -> None:
-    keys = random_keys(1, 22)
-    keys[0, [0, 1, 4, 6, 18, 19, 20, 21]] = keys[0, 3].clone()
-    retained = POLICY.compress(rows_of(keys), plan_of(22, 20), 20)
-    assert retained.positions[0].tolist() == [0, 1, 2, 3, 5, *range(7, 22)]
-    assert degrees_of(retained)[0, 3] == 3
-    assert degrees_of(retained).sum() == 22
-
-
 def test_attention_over_merged_duplicates_is_attention_over_all_tokens() -> None:
     keys, values = random_keys(3, 38), random_keys(3, 38, seed=1)
     # Four kinds of keys in every chunk of 8, each at an odd and an even place.
@@ -162,29 +152,6 @@ def test_nothing_merges_across_a_chunk_border_unless_chunk_free(chunked: bool) -
         assert retained.positions[0, merged] == 9
 
 
-@pytest.mark.parametrize(("num_rows", "chunk"), [(16, 8), (17, 8), (19, 8), (20, 8), (2, 8), (1, 8), (23, 5)])
-def test_every_second_row_of_a_chunk_seeks_the_best_of_the_rest(num_rows: int, chunk: int) -> None:
-    keys = random_keys(2, num_rows)
-    found = match_rows(keys, chunk)
-    sources = [
-        row
-        for row in range(num_rows)
-        if row % chunk % 2 == 0 and not (row % chunk == 0 and row == num_rows - 1)
-    ]
-    assert found.source.tolist() == sources
-    assert num_matches(num_rows, chunk) == len(sources)
-    for head in range(2):
-        cosines = torch.cosine_similarity(keys[head, :, None], keys[head, None], dim=-1)
-        for place, source in enumerate(sources):
-            begin = source // chunk * chunk
-            offered = list(range(begin + 1, min(begin + chunk, num_rows), 2))
-            best = max(offered, key=lambda row: float(cosines[source, row]))
-            assert int(found.partner[head, place]) == best
-            torch.testing.assert_close(
-                found.similarity[head, place], cosines[source, best], atol=2**-13 + 1e-6, rtol=0
-            )
-
-
 def test_errors_of_rounding_match_nothing_otherwise() -> None:
     """Rotated keys of few different tokens: the same two at the same distance are equally alike wherever they stand."""
     tokens = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(1))
@@ -206,27 +173,6 @@ def test_tiles_do_not_change_the_matches(chunk: int, max_similarities: int) -> N
     whole, tiled = match_rows(keys, chunk), match_rows(keys, chunk, max_similarities)
     assert torch.equal(whole.partner, tiled.partner)
     torch.testing.assert_close(whole.similarity, tiled.similarity)
-
-
-@pytest.mark.parametrize("half", [1, 2, 3, 4, 5])
-def test_the_split_is_optimal_where_similarity_falls_convexly(half: int) -> None:
-    """Theorem 6.1 of the paper, for the split that `match_rows` makes."""
-    size, generator = 2 * half, torch.Generator().manual_seed(half)
-    ours = frozenset(match_rows(random_keys(1, size), size).source.tolist())
-
-    def worth(part: frozenset[int], similarity: list[float]) -> float:
-        rest = set(range(size)) - part
-        return sum(similarity[abs(x - y)] for x in part for y in rest)
-
-    for _ in range(5):
-        # Differences that shrink: a sum of sorted steps from the far end.
-        steps = torch.rand(size, generator=generator).sort().values
-        similarity = steps.cumsum(0).flip(0).tolist()
-        best = max(worth(frozenset(part), similarity) for part in combinations(range(size), half))
-        assert worth(ours, similarity) == pytest.approx(best)
-    if half > 1:
-        contiguous = frozenset(range(half))
-        assert worth(contiguous, similarity) < worth(ours, similarity)
 
 
 def test_the_schedule_of_rounds_goes_on_from_call_to_call() -> None:
@@ -286,17 +232,6 @@ def test_the_model_dtype_is_kept_and_sums_are_not_made_in_it() -> None:
     assert retained.notes.dtype == torch.float32
     assert torch.equal(retained.keys, wide.keys.bfloat16())
     assert torch.equal(retained.values, wide.values.bfloat16())
-
-
-def test_the_same_rows_give_the_same_answer_and_heads_do_not_disturb_each_other() -> None:
-    rows = rows_of(random_keys(4, 150))
-    one, other = (POLICY.compress(rows, plan_of(150, 30), 30) for _ in range(2))
-    assert torch.equal(one.keys, other.keys)
-    assert torch.equal(one.positions, other.positions)
-    second = replace(rows, keys=rows.keys[1:2], values=rows.values[1:2], positions=rows.positions[1:2])
-    alone = POLICY.compress(second, plan_of(150, 30), 30)
-    assert torch.equal(alone.positions[0], one.positions[1])
-    torch.testing.assert_close(alone.keys[0], one.keys[1])
 
 
 @pytest.mark.parametrize("budget", [2, 3, 4, 20, 79, 80, 128, 144, 1000])

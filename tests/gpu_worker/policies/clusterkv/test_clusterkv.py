@@ -91,22 +91,6 @@ def test_the_seat_has_room_for_the_longest_sequence() -> None:
     assert int(index.sizes[0, 0, 0].sum()) == segments[-1][1] - 4
 
 
-def test_a_seat_keeps_nothing_of_its_earlier_request() -> None:
-    fresh, used = new_index(), new_index()
-    for begin, end, clusters, num_before in [(4, 300, 30, 0), (300, 340, 4, 30)]:
-        labels = random_labels(end - begin, clusters, begin)
-        own = job(begin, end, num_before)
-        POLICY.load(used, 1, 0, own, kmeans_segment(random_centroids(clusters, 0) * 9, labels))
-    query = torch.randn(1, 4, DIM)
-    for index in (fresh, used):
-        for begin, end, clusters, num_before in [(4, 64, 6, 0), (64, 104, 4, 6)]:
-            labels = random_labels(end - begin, clusters, begin)
-            own = job(begin, end, num_before)
-            POLICY.load(index, 1, 0, own, kmeans_segment(random_centroids(clusters, 1), labels))
-    wanted = select(POLICY, fresh, query, {1: (4, 104)}, layer=0, k=25)
-    assert select(POLICY, used, query, {1: (4, 104)}, layer=0, k=25) == wanted
-
-
 def test_whole_clusters_are_taken_best_first_and_the_last_is_trimmed() -> None:
     index = new_index()
     axes = torch.eye(DIM)

@@ -114,20 +114,6 @@ def test_the_least_between_sinks_and_window_goes_and_of_equals_the_oldest() -> N
     assert 0 <= int(nothing) < 3
 
 
-@pytest.mark.parametrize(
-    "policy", [H2O(), H2O(num_sink=5, recent_ratio=0.25), H2OCompensated(num_sink=4)], ids=repr
-)
-@pytest.mark.parametrize("budget", [1, 2, 9, 30])
-def test_the_budget_is_kept_exactly_with_sinks_and_window(policy: H2O, budget: int) -> None:
-    stream, plan = Stream.random(3, 50, group_size=2), policy.plan(50, budget)
-    retained = policy.compress(stream.prompt(policy, plan), plan, plan.budget_tokens)
-    assert retained.counts.tolist() == [plan.budget_tokens] * 2
-    fixed = {*range(plan.num_sink), *range(50 - plan.num_recent, 50)}
-    for head in retained.positions.tolist():
-        assert head == sorted(set(head))
-        assert fixed <= set(head)
-
-
 def test_half_of_the_budget_is_recent_and_every_query_is_read() -> None:
     plan = H2O().plan(1000, 201)
     assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 100, 101)

@@ -107,26 +107,6 @@ def test_quanta_of_whole_chunks_change_nothing(ends: list[int]) -> None:
     )
 
 
-def test_layers_know_nothing_of_each_other() -> None:
-    queries, rows = prompt(60, 2)
-    sparse = policy().prompt_attention(PLAN)
-    assert sparse is not None
-    first = sparse.attend(queries, rows, 0, SCALE)
-    sparse.attend(*prompt(60, 2, seed=1), 0, SCALE)
-    assert torch.equal(sparse.attend(queries, rows, 0, SCALE), first)
-
-
-def test_the_block_that_a_chunk_asks_for_is_found() -> None:
-    """All keys are nothing, but for one token's, which its neighbours attend and the last chunk asks for."""
-    queries, rows = torch.zeros(64, 2, DIM), torch.zeros(HEADS, 64, 2 * DIM)
-    rows[:, 17, 0], rows[:, 17, DIM + 1] = 30.0, 1.0
-    queries[18:22, :, 0], queries[56:, :, 0] = 1.0, 1.0
-    found = attend(policy(), queries, rows, [])
-    assert (found[56:, :, 1] > 0.99).all()
-    # Nobody asked for it here: other blocks are as good, and the value is diluted.
-    assert (found[48:56, :, 1] < 0.1).all()
-
-
 def test_where_there_are_no_more_blocks_than_are_selected_the_prompt_is_dense() -> None:
     queries, rows = prompt(30, 2)
     many = Plan(100, 40, num_sink=3, num_recent=5, num_selected=32)

@@ -180,25 +180,3 @@ def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
     assert (index.codes[seat, 0] == 113).all()
     assert (index.codes[seat, 1, :, 50:52] < 8).all()
     assert (index.codes[[1, 2]] == 113).all()
-
-
-def test_a_seat_keeps_nothing_of_its_earlier_request() -> None:
-    fresh, used = new_index(), new_index()
-    POLICY.load(used, 1, 0, job(4, 300), pq_segment(books(5), random_codes(296, 5)))
-    query = torch.randn(1, 4, DIM)
-    for index in (fresh, used):
-        POLICY.load(index, 1, 0, job(2, 60), pq_segment(books(6), random_codes(58, 6)))
-    wanted = select(POLICY, fresh, query, {1: (2, 60)}, layer=0, k=20)
-    assert select(POLICY, used, query, {1: (2, 60)}, layer=0, k=20) == wanted
-
-
-def test_seats_in_one_batch_do_not_mix() -> None:
-    index, query = new_index(), torch.randn(2, 4, DIM)
-    spans = {2: (4, 90), 0: (2, 33)}
-    for seat, (begin, end) in spans.items():
-        POLICY.load(index, seat, 1, job(begin, end), pq_segment(books(seat), random_codes(end - begin, seat)))
-    alone = [
-        select(POLICY, index, query[row : row + 1], {seat: span}, layer=1, k=9)[0]
-        for row, (seat, span) in enumerate(spans.items())
-    ]
-    assert select(POLICY, index, query, spans, layer=1, k=9) == alone

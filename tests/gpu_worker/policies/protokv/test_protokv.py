@@ -151,37 +151,6 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
 
 
-# Regular tokens lie near axis 0, irregular ones along axis 1: there the window's queries look.
-MATES = [5, 24, 37]
-
-
-def scattered_mates() -> LayerRows:
-    """Irregular tokens in three chunks of ten, of which the second alone is long enough to be voted for; and a regular
-    token, 15, that is voted for more than its mates are."""
-    keys = 0.1 * torch.randn(43, DIM, generator=torch.Generator().manual_seed(2))
-    keys[:, 0] += 3
-    keys[MATES] = torch.tensor([1.0, 12, 1])[:, None] * torch.eye(DIM)[1]
-    keys[15, :2] = torch.tensor([8.0, 4])
-    return rows_of(keys, torch.eye(DIM)[1].expand(3, DIM))
-
-
-def test_a_voted_for_irregular_token_lifts_its_bucket() -> None:
-    rows = scattered_mates()
-    policy = ProtoKV(window=3, chunk_length=10, num_bits=2, num_irregular=3)
-    scored = policy.score(rows, policy.plan(43, 6))
-    own = second(scored)[0, :40]
-    assert own.topk(2).indices.tolist() == [24, 15]
-    torch.testing.assert_close(scored.first[0, MATES], own[MATES].mean().expand(3))
-    assert compress(policy, rows, 6).positions.tolist() == [[*MATES, 40, 41, 42]]
-
-
-def test_chunks_alone_lift_a_regular_token_as_much() -> None:
-    """There is no direction of the irregular ones: the nearest is that of the voted-for one's chunk, as it is for 15,
-    which then goes before a mate by its own vote."""
-    policy = ProtoKV(window=3, chunk_length=20, num_bits=1, hash_prototypes=False)
-    assert compress(policy, scattered_mates(), 6).positions.tolist() == [[15, 24, 37, 40, 41, 42]]
-
-
 def test_a_mean_dilutes_a_needle_among_many_and_lifts_among_few() -> None:
     """Groups of ten keys, two keys and eight keys, each along an axis; the needle of the ten is voted for more than
     that of the two, by hand e^9 to e^8.5 to e for the rest of both and 1 for the eight and the window."""
@@ -223,90 +192,9 @@ def test_of_equally_irregular_tokens_the_later_make_the_buckets() -> None:
     torch.testing.assert_close(means[3:6], own[3:6].mean().expand(3))
 
 
-def test_sinks_survive_by_their_own_bucket() -> None:
-    """First tokens of another direction, that every query votes for."""
-    rows = random_rows(104)
-    rows.keys[:, :2] = 9 * torch.eye(DIM)[7]
-    rows.queries[..., 7] = 3
-    kept = compress(ProtoKV(window=4, chunk_length=10, num_bits=4, num_irregular=12), rows, 12)
-    assert (kept.positions[:, :2] == torch.tensor([0, 1])).all()
-
-
-def alternating(num_tokens: int = 44) -> LayerRows:
-    """Two directions, by turns: no chunk differs from another. The queries want the second."""
-    keys = torch.eye(DIM)[torch.arange(num_tokens) % 2]
-    return rows_of(keys, torch.eye(DIM)[1].expand(4, DIM))
-
-
-def test_chunks_alone_cannot_tell_interleaved_directions() -> None:
-    policy = ProtoKV(window=4, chunk_length=20, num_bits=1, hash_prototypes=False)
-    pooled = scores(policy, alternating())[0]
-    assert (pooled == pooled[0]).all()
-
-
-def test_the_hash_alone_tells_interleaved_directions() -> None:
-    policy = ProtoKV(window=4, chunk_length=20, num_bits=4, chunk_prototypes=False)
-    pooled = scores(policy, alternating())[0]
-    assert (pooled[0::2] == pooled[0]).all()
-    assert (pooled[1::2] == pooled[1]).all()
-    assert pooled[1] > 2 * pooled[0]
-
-
-def test_one_ablation_follows_places_and_the_other_the_hash() -> None:
-    """Chunks hang on the order of the tokens and not on the seed; buckets the other way round."""
-    rows = random_rows(104, window=4)
-    order = torch.cat(
-        [torch.randperm(100, generator=torch.Generator().manual_seed(1)), torch.arange(100, 104)]
-    )
-    both = torch.cat([rows.keys, rows.values], dim=2)
-    shuffled = LayerRows.of_prompt(3, 7, both[:, order], rows.queries, rows.scale, rows.seed)
-    reseeded = LayerRows.of_prompt(3, 7, both, rows.queries, rows.scale, rows.seed + 1)
-    for policy, by_hash in zip(POLICIES[1:], [False, True], strict=True):
-        first = scores(policy, rows)
-        moved = torch.allclose(scores(policy, shuffled), first[:, order[:100]], atol=1e-6)
-        changed = not torch.equal(scores(policy, reseeded), first)
-        assert (moved, changed) == (by_hash, by_hash)
-
-
 def test_no_prototypes_at_all_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ProtoKV(chunk_prototypes=False, hash_prototypes=False)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
-@pytest.mark.parametrize("group", [1, 3, 4])
-def test_the_budget_is_kept_exactly_and_the_window_whole(policy: ProtoKV, group: int) -> None:
-    rows = random_rows(97, heads=3, group=group)
-    for budget in (8, 9, 40, 96):
-        kept = compress(policy, rows, budget)
-        assert kept.positions.shape == (3, budget)
-        assert kept.counts.tolist() == [budget] * 3
-        assert (kept.positions.diff(dim=1) > 0).all()
-        assert (kept.positions[:, -4:] == torch.arange(93, 97)).all()
-        for head in range(3):
-            assert torch.equal(kept.keys[head], rows.keys[head, kept.positions[head]])
-            assert torch.equal(kept.values[head], rows.values[head, kept.positions[head]])
-
-
-def test_heads_are_scored_apart_and_a_groups_votes_averaged() -> None:
-    rows = random_rows(60, heads=2, group=3)
-    plan = POLICIES[0].plan(60, 20)
-    votes = second(POLICIES[0].score(rows, plan))
-    expected = torch.tensor([votes_of(rows, head) for head in range(2)], dtype=torch.float64)
-    torch.testing.assert_close(votes.double(), expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
-def test_the_same_rows_and_seed_keep_the_same(policy: ProtoKV) -> None:
-    kept = [compress(policy, random_rows(90, seed=4), 30).positions for _ in range(2)]
-    assert torch.equal(*kept)
-
-
-def test_layers_hash_differently() -> None:
-    rows = random_rows(90)
-    other = LayerRows.of_prompt(4, 7, torch.cat([rows.keys, rows.values], 2), rows.queries, rows.scale)
-    policy = ProtoKV(window=4, chunk_length=10, chunk_prototypes=False)
-    assert not torch.equal(scores(policy, rows), scores(policy, other))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=KINDS)

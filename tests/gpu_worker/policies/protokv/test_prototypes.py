@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.protokv.chunks import chunk_sums
-from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, bucket_sums
 from gpu_worker.policies.protokv.prototypes import nearest_prototype
 
 
@@ -39,11 +38,3 @@ def test_a_prototypes_length_does_not_matter() -> None:
     sums = torch.stack([axis(0), 100 * (axis(0) + axis(1))])[None]
     keys = torch.stack([axis(0), 0.01 * axis(0), axis(0) + axis(1)])[None]
     assert nearest_prototype(keys, sums).tolist() == [[0, 0, 1]]
-
-
-def test_zero_keys_give_no_nan() -> None:
-    keys = torch.zeros(2, 30, 4)
-    features = RandomFeatures.draw(keys, 4, 1.0, 0)
-    sums = torch.cat([chunk_sums(keys, 3), bucket_sums(keys, features)], dim=1)
-    assert (sums == 0).all()
-    assert (nearest_prototype(keys, sums) == 0).all()

@@ -28,11 +28,6 @@ def test_the_budget_is_whole_pages_and_a_window_of_a_page_and_the_rest(
     assert POLICY.max_window(plan) == num_recent
 
 
-def test_a_prompt_within_the_budget_is_attended_whole() -> None:
-    assert not POLICY.plan(100, 100).selects
-    assert POLICY.plan(101, 100).selects
-
-
 @pytest.mark.parametrize("group", [1, 3, 4])
 def test_a_token_scores_the_bound_of_its_page(group: int) -> None:
     shape = replace(SHAPE, group_size=group)
@@ -51,30 +46,6 @@ def test_a_token_scores_the_bound_of_its_page(group: int) -> None:
             # Channel by channel the most that any key of the page gives, for each head by itself.
             bound = (heads[:, None] * page).amax(dim=1).sum()
             torch.testing.assert_close(found, bound.expand(len(page)))
-
-
-def test_the_page_of_a_needle_is_taken_whole() -> None:
-    index, tokens = new_index(POLICY), Tokens.random(200, 0)
-    query = torch.randn(1, 2 * HEADS, DIM).sign()
-    # Along the first head's query: in head 0 at 37, of page 2, in head 1 at 100, of page 6.
-    for head, needle in enumerate((37, 100)):
-        tokens.keys[1, head, needle] = 9 * query[0, 2 * head]
-    span = grow(POLICY, index, 0, tokens, POLICY.plan(200, 48))
-    assert span == (0, 184)
-    taken = select(POLICY, index, query[:, [0, 0, 2, 2]], {0: span}, layer=1, k=16)
-    assert taken == [[list(range(32, 48)), list(range(96, 112))]]
-
-
-def test_a_needle_of_either_sign_is_found_for_either_sign_of_the_query() -> None:
-    index, tokens = new_index(POLICY), Tokens.random(96, 0)
-    tokens.keys[:, :, 20, 3], tokens.keys[:, :, 70, 3] = 50.0, -50.0
-    span = grow(POLICY, index, 0, tokens, POLICY.plan(96, 32))
-    query = torch.zeros(1, 2 * HEADS, DIM)
-    for sign, page in ((1.0, 1), (-1.0, 4)):
-        query[..., 3] = sign
-        assert select(POLICY, index, query, {0: span}, 0, 16) == [
-            [list(range(16 * page, 16 * page + 16))] * 2
-        ]
 
 
 def test_pages_that_tie_are_not_split() -> None:

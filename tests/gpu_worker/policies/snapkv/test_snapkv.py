@@ -101,25 +101,6 @@ def test_scores_are_the_pooled_means_of_the_windows_weights(group_size: int, poo
         torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("group_size", [1, 3, 4])
-@pytest.mark.parametrize("budget", [2, 3, 11, 40, 99])
-def test_every_head_keeps_its_budget_exactly_and_the_window(budget: int, group_size: int) -> None:
-    generator = torch.Generator().manual_seed(budget)
-    rows = torch.randn(3, 100, 16, generator=generator)
-    policy = SnapKV(window=8)
-    plan = policy.plan(100, budget)
-    queries = torch.randn(3 * group_size, policy.num_queries(plan), 8, generator=generator)
-    layer = LayerRows.of_prompt(0, 1, rows, queries, 0.35)
-    retained = policy.compress(layer, plan, budget)
-    assert retained.counts.tolist() == [budget] * 3
-    assert retained.positions[:, -plan.num_recent :].tolist() == [list(range(100 - plan.num_recent, 100))] * 3
-    assert (retained.positions.diff(dim=1) > 0).all()
-    for head, positions in enumerate(retained.positions):
-        assert torch.equal(retained.keys[head], rows[head, positions, :8])
-        assert torch.equal(retained.values[head], rows[head, positions, 8:])
-    assert torch.equal(retained.positions, policy.compress(layer, plan, budget).positions)
-
-
 def test_plans() -> None:
     policy = SnapKV()
     plan = policy.plan(10000, 1024)
