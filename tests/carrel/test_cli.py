@@ -47,13 +47,6 @@ def test_unknown_words_end_with_two(argv: list[str], capsys: pytest.CaptureFixtu
     assert usage.startswith("usage: carrel serve " if "serve" in argv else "usage: carrel ")
 
 
-def test_a_bad_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--budget", "7.5"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "--budget '7.5'" in error
-
-
 def test_help_imports_no_heavy_library() -> None:
     script = (
         "import sys\nfrom carrel.cli import main\n"

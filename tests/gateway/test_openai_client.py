@@ -47,16 +47,6 @@ def test_chat_streams(client: openai.OpenAI, stack: Stack) -> None:
     assert carrel["timings"]["prefill_ms"] == 1.25
 
 
-async def test_async_client_streams(stack: Stack) -> None:
-    stack.say("the lazy dog")
-    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        whole = await client.completions.create(model="tiny", prompt="the", max_tokens=50)
-    assert text == "the lazy dog"
-    assert whole.choices[0].text == "the lazy dog"
-
-
 def test_carrel_options_reach_the_worker_and_come_back(client: openai.OpenAI, stack: Stack) -> None:
     script = stack.say("the")
     reply = client.chat.completions.create(

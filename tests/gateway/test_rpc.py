@@ -62,9 +62,6 @@ def test_models_and_health(chat: chat_pb2_grpc.ChatStub, channel: grpc.Channel) 
     for service in ("", "carrel.gateway.v1.Chat"):
         reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
-    with pytest.raises(grpc.RpcError) as caught:
-        health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=PATIENCE)
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 def test_reflection_lists_chat(channel: grpc.Channel) -> None:
@@ -80,7 +77,6 @@ def test_reflection_lists_chat(channel: grpc.Channel) -> None:
     [
         (pb.ChatRequest(), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
         (pb.ChatRequest(messages=MESSAGES, model="gpt-4"), grpc.StatusCode.NOT_FOUND, "model"),
-        (pb.ChatRequest(messages=MESSAGES, top_p=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
         (pb.ChatRequest(messages=MESSAGES, max_tokens=500), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
         (
             pb.ChatRequest(messages=[pb.Message(role="pirate", content="x")]),
@@ -101,10 +97,8 @@ def test_reflection_lists_chat(channel: grpc.Channel) -> None:
             (pb.ChatRequest(messages=MESSAGES, carrel=carrel), grpc.StatusCode.INVALID_ARGUMENT, param)
             for carrel, param in [
                 (pb.CarrelOptions(policy="magic"), "carrel.policy"),
-                (pb.CarrelOptions(budget_share=0), "carrel.budget"),
                 (pb.CarrelOptions(budget_share=1.5), "carrel.budget"),
                 (pb.CarrelOptions(budget_share=float("nan")), "carrel.budget"),
-                (pb.CarrelOptions(budget_tokens=0), "carrel.budget"),
                 (pb.CarrelOptions(budget_tokens=1), "carrel.budget"),
             ]
         ],

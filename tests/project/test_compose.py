@@ -142,14 +142,6 @@ def test_the_cpu_profile_is_offline_and_serves_the_bundled_model() -> None:
     assert (ROOT / "models/carrel-nano/config.json").is_file()
 
 
-def test_compose_1_29_2_reads_it() -> None:
-    assert not {"name", "include", "version"} & COMPOSE.keys()
-    for service in SERVICES.values():
-        assert not {"gpus", "develop", "annotations", "post_start", "env_file"} & service.keys()
-        assert "start_interval" not in service["healthcheck"]
-        assert all(isinstance(port, str) for port in service.get("ports", []))
-
-
 def variables_of_compose() -> set[str]:
     """Every variable that compose.yaml takes from the shell or .env."""
     passed = {
@@ -165,10 +157,6 @@ def test_every_variable_is_in_the_example_and_the_example_has_no_other() -> None
     described = re.findall(r"^(?:# )?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE)
     assert len(described) == len(set(described))
     assert set(described) == variables_of_compose()
-
-
-def test_the_example_changes_nothing_as_it_is() -> None:
-    assert re.findall(r"^\w.*", EXAMPLE, re.MULTILINE) == ["COMPOSE_PROFILES=cpu"]
 
 
 @pytest.mark.parametrize(
@@ -188,16 +176,6 @@ def test_every_option_of_a_process_can_be_set(kind: type, services: tuple[str, .
             if word[:2] == "--"
         }
         assert {f"CARREL_{option.upper()}" for option in options - FIXED} - reached == set()
-
-
-def test_there_is_a_dockerfile_for_each_build() -> None:
-    wanted = {service["build"]["dockerfile"] for service in SERVICES.values() if "build" in service}
-    assert wanted == {f"docker/{file.name}" for file in DOCKERFILES}
-    assert {file.name for file in DOCKERFILES} == {
-        "gateway.Dockerfile",
-        "gpu_worker.Dockerfile",
-        "kv_store.Dockerfile",
-    }
 
 
 @EACH_DOCKERFILE

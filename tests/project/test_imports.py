@@ -210,11 +210,6 @@ def test_an_upward_import_is_seen(folder: str, room: str, source: str) -> None:
     assert imports_upwards(source, folder.replace("/", "."), room) != []
 
 
-def test_downward_imports_and_those_within_a_room_pass() -> None:
-    source = "from gpu_worker.store.link import StoreLink\nfrom gpu_worker.engine.prefill import Prefill\nimport torch"
-    assert imports_upwards(source, "gpu_worker.engine", "engine") == []
-
-
 def test_a_circle_is_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set()}) == ["a", "b", "c", "d"]
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
@@ -249,21 +244,6 @@ def test_nothing_loads_code_from_data() -> None:
 def test_the_rule_sees_a_breach(folder: str, source: str) -> None:
     rule = next(rule for rule in RULES if rule.folder == folder)
     assert broken_imports(rule, source, folder.replace("/", ".")) != []
-
-
-@pytest.mark.parametrize(
-    ("folder", "source"),
-    [
-        ("gateway", "from gpu_worker.v1 import gpu_worker_pb2"),
-        ("gateway", "from carrel.process.version import version"),
-        ("gpu_worker", "from kv_store.client import arena\nimport torch"),
-        ("kv_store/client", "from . import mapping\nimport numpy"),
-        ("carrel", "from kv_store.v1 import kv_store_pb2_grpc"),
-    ],
-)
-def test_the_rule_lets_the_right_imports_pass(folder: str, source: str) -> None:
-    rule = next(rule for rule in RULES if rule.folder == folder)
-    assert broken_imports(rule, source, folder.replace("/", ".")) == []
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,6 @@ def test_what_is_printed_is_what_serve_takes(capsys: pytest.CaptureFixture[str])
     assert not read_arguments(config["applications"][0]["args"]).options.allow_open
 
 
-def test_the_command_line_goes_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "options.yaml"
-    file.write_text("gpus: 1\nmin-replicas: 2\nallow-open: true\naffinity: off\n")
-    config = printed(capsys, "--config", str(file), "--min-replicas", "4")
-    options = read_arguments(config["applications"][0]["args"]).options
-    assert (options.gpus, options.min_replicas, options.affinity, options.allow_open) == (1.0, 4, False, True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -79,13 +71,6 @@ def test_what_cannot_be_used_is_named(arguments: dict[str, Any], message: str) -
     with pytest.raises(OptionError, match=message) as raised:
         read_arguments(arguments)
     assert "secret" not in str(raised.value)
-
-
-def test_a_bad_option_of_the_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", "--gpus", "-1"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "gpus" in error
 
 
 def test_a_replica_is_one_placement_group_on_one_node_with_room_for_its_arena() -> None:

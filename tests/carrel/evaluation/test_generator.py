@@ -63,13 +63,6 @@ def test_keys_of_a_set_differ() -> None:
     assert len({fact.key for fact in drawn}) == 32
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown kind"):
-        draw("rumour", Random(0), "eval")
-    with pytest.raises(ValueError, match="unknown split"):
-        draw("number", Random(0), "test")
-
-
 @pytest.mark.parametrize("style", documents.STYLES)
 @pytest.mark.parametrize("num_tokens", [700, 1024, 4000])
 def test_prompt_hits_its_length_and_tokenises_as_a_whole(codec, book, style: str, num_tokens: int) -> None:

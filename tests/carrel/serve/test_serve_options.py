@@ -104,11 +104,8 @@ def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--allow-open"),
         (["--arena-bytes", "5000"], "--slab-bytes"),
         (["--gpu-memory-limit", "1G", "--gpu-memory-utilization", "0.5"], "keep one"),
-        (["--ssl-keyfile", "/key.pem"], "--ssl-certfile"),
-        (["--transport", "pigeon"], "--transport 'pigeon'"),
         (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, cam"),
         (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
-        (["--max-concurrent", "0"], "--max-concurrent '0'"),
         (["--budget", "7.5"], "--budget '7.5'"),
     ],
 )

@@ -48,24 +48,6 @@ def test_samples_that_cannot_be_used(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["m"], "--samples"),
-        (["m", "--samples", "s", "--out", "o", "--device", "tpu"], "--device 'tpu'"),
-        (["m", "--samples", "s", "--out", "o", "--device", "cuda:99"], "CUDA devices"),
-        (["m", "--samples", "s", "--out", "o", "--dtype", "int8"], "int8"),
-        (["m", "--samples", "/none", "--out", "o"], "--samples /none"),
-    ],
-)
-def test_flags_that_cannot_be_used(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.count("\n") == 1
-    assert message in error
-
-
 def test_outliers_are_named_from_the_highest_score() -> None:
     scores = torch.tensor([[0.1, 0.5], [0.9, 0.1]])
     line = describe_outliers(Observation(scores, torch.zeros(0)), 0.5)

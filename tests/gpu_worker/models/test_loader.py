@@ -124,20 +124,13 @@ def test_unknown_model_type_lists_the_known(directory: Path) -> None:
     ("field", "value"),
     [
         ("model_type", 7),
-        ("hidden_size", "48"),
         ("hidden_size", 0),
         ("hidden_size", True),
         ("hidden_size", 10**30),
-        ("vocab_size", None),
-        ("intermediate_size", -1),
         ("num_hidden_layers", 1.5),
-        ("num_attention_heads", []),
-        ("num_key_value_heads", 4),
         ("num_key_value_heads", 7),
         ("head_dim", 7),
-        ("rms_norm_eps", "small"),
         ("rms_norm_eps", float("nan")),
-        ("max_position_embeddings", 0),
         ("tie_word_embeddings", "yes"),
         ("attention_bias", 1),
         ("hidden_act", "gelu"),
@@ -145,7 +138,6 @@ def test_unknown_model_type_lists_the_known(directory: Path) -> None:
         ("eos_token_id", [1, "2"]),
         ("quantization_config", {"bits": 4}),
         ("rope_parameters", "default"),
-        ("rope_scaling", {"type": "linear"}),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}),
     ],
 )
@@ -271,11 +263,6 @@ def test_missing_tensor_is_named(directory: Path) -> None:
 def test_unexpected_tensor_is_named(directory: Path) -> None:
     rewrite(directory, model__layers__0__self_attn__q_proj__bias=torch.zeros(48))
     assert "model.layers.0.self_attn.q_proj.bias" in refusal(directory)
-
-
-def test_more_layers_than_the_config_says(directory: Path) -> None:
-    edit_json(directory / "config.json", num_hidden_layers=1)
-    assert "model.layers.1." in refusal(directory)
 
 
 def test_wrong_shape_is_named_before_memory_is_taken(directory: Path) -> None:

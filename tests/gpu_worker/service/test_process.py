@@ -16,8 +16,6 @@ from waiting import PATIENCE
 
 from carrel.process.version import Edition
 from gpu_worker.__main__ import available_cores
-from gpu_worker.errors import StoreUnavailable
-from gpu_worker.service.store_wait import wait_for_store
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 from kv_store.client.wire import edition_to_message, own_edition
@@ -130,28 +128,6 @@ def test_a_second_sigterm_ends_it_at_once_but_one_of_each_kind_does_not(start):
         assert process.finish()[0] == 128 + signal.SIGTERM
 
 
-def test_a_short_timeout_aborts_and_ends_with_0(start):
-    process, target = start("endless", "--shutdown-timeout", "0")
-    process.wait_for("ready")
-    with grpc.insecure_channel(target) as channel:
-        stream = open_stream(channel)
-        next(stream)
-        process.popen.send_signal(signal.SIGTERM)
-        *_, last = stream
-    assert last.complete.finish_reason == pb.FINISH_REASON_ABORT
-    assert process.finish()[0] == 0
-
-
-def test_a_dead_engine_ends_it_with_1(start):
-    process, target = start("dies")
-    process.wait_for("ready")
-    with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError):
-        list(open_stream(channel))
-    status, stderr = process.finish()
-    assert status == 1
-    assert "ZeroDivisionError" in stderr
-
-
 def test_sigterm_while_loading_ends_it_with_0(start):
     process, _ = start("loads")
     process.wait_for("load weights")
@@ -224,12 +200,6 @@ def test_it_dies_with_its_parent(start, tmp_path, store):
     parent.communicate(timeout=PATIENCE)
     assert select.select([descriptor], [], [], PATIENCE)[0], "the worker outlived its parent"
     os.close(descriptor)
-
-
-def test_waiting_for_the_store(store):
-    wait_for_store(store, PATIENCE)
-    with pytest.raises(StoreUnavailable, match="UNAVAILABLE"):
-        wait_for_store("unix:/nowhere/at/all", 0.3)
 
 
 @pytest.mark.parametrize(
