@@ -192,13 +192,6 @@ def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState)
     assert store.stats().reserved_bytes == SLAB_BYTES
 
 
-def test_another_epoch_is_refused(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
-    for epoch in (0, state.epoch + 1, 2**64 - 1):
-        with pytest.raises(FailedPrecondition, match="epoch"):
-            store.open_sequence(epoch, "w", "a")
-
-
 def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:
     store.attach("w", LAYOUT, 0)
     other = Layout(2, 2, 16, "fp16")

@@ -190,11 +190,9 @@ def test_the_store_ends_with_its_parent(folder: Path) -> None:
         ("--arena-bytes=5000", "--arena-bytes"),
         ("--arena-bytes=4398046511104", "bytes more than this machine has free"),
         ("--slab-bytes=5000", "--slab-bytes"),
-        ("--trainers=0", "--trainers"),
         ("--listen=0.0.0.0:5000", "loopback"),
         ("--listen=nowhere", "--listen"),
         ("--listen=unix:/tmp/" + "x" * 120, "107 bytes"),
-        ("--lease-seconds=nan", "--lease-seconds"),
     ],
 )
 def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(

@@ -53,12 +53,6 @@ def test_health_says_serving(channel: grpc.Channel, service: str) -> None:
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_health_of_an_unknown_service(channel: grpc.Channel) -> None:
-    stub = health_pb2_grpc.HealthStub(channel)
-    status, _ = status_of(stub.Check, health_pb2.HealthCheckRequest(service="nobody"))
-    assert status == grpc.StatusCode.NOT_FOUND
-
-
 def test_reflection_lists_the_service(channel: grpc.Channel) -> None:
     names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {SERVICE, "grpc.health.v1.Health"} <= set(names)

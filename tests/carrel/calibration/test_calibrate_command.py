@@ -127,22 +127,6 @@ def test_what_is_missing_is_told_before_the_model_loads(
     assert message in error
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--tokens", "255"],
-        ["--length", "many"],
-        ["--threshold", "1.5"],
-        ["--share", "nan"],
-        ["--dtype", "int8"],
-    ],
-)
-def test_bad_options_end_with_two(options: list[str], text: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["calibrate", "--text", str(text), "--out", "out", *options])
-    assert ended.value.code == 2
-
-
 def test_a_process_that_dies_is_told(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

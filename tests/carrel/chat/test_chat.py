@@ -156,15 +156,6 @@ def test_files_that_are_no_text(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("budget", ["1.5", "all"])
-def test_what_is_no_budget_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], budget: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        chat(server, "--question", "What?", "--budget", budget)
-    assert f"{budget} is no share" in capsys.readouterr().err
-
-
 def test_an_empty_question_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(server, "--question", " ") == 2
     assert "error:" in capsys.readouterr().err

@@ -85,16 +85,6 @@ def test_a_budget_may_be_a_number_of_tokens(
     assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
 
 
-@pytest.mark.parametrize("budget", ["0", "-3", "1.5", "nan", "inf"])
-def test_what_is_no_budget_is_refused(
-    fake_run: MakeRun, capsys: pytest.CaptureFixture[str], budget: str
-) -> None:
-    run = fake_run()
-    with pytest.raises(SystemExit):
-        main([*run.without("--budgets"), f"--budgets={budget}"])
-    assert "no share in (0, 1] and no number of tokens from 2 up" in capsys.readouterr().err
-
-
 def test_all_stands_for_every_method_of_the_worker(fake_run: MakeRun) -> None:
     run = fake_run()
     assert main([*run.arguments, "--policies", "all", "snapkv+adakv", "--protocols", "P1"]) == 0

@@ -141,16 +141,3 @@ def test_another_runs_report_is_not_continued(
     assert main([*run.arguments, *arguments]) == 0
     assert main([*run.without("--seed"), *arguments, "--resume", "--seed", "8"]) == 1
     assert "seed (7 there, 8 here)" in capsys.readouterr().err
-
-
-def test_shards_merge_to_the_whole(fake_run: MakeRun, tmp_path: Path) -> None:
-    run = fake_run()
-    arguments = [*run.arguments, "--policies", "oracle"]
-    parts = [tmp_path / f"{index}.json" for index in range(2)]
-    for index, part in enumerate(parts):
-        assert main([*arguments, "--shard", f"{index}/2", "--json", str(part)]) == 0
-    whole, merged = tmp_path / "whole.json", tmp_path / "merged.json"
-    assert main([*arguments, "--json", str(whole)]) == 0
-    assert main(["eval", "--merge", *map(str, parts), "--json", str(merged)]) == 0
-    assert read_report(merged).results() == read_report(whole).results()
-    assert [result.n for result in read_report(merged).results()] == [NUM_DOCUMENTS] * 2

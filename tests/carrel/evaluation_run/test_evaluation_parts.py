@@ -47,16 +47,6 @@ def test_all_policies_are_those_that_wrap_none() -> None:
     assert name_policies(["quest", "unknown"], known, {}) == ["quest", "unknown"]
 
 
-def test_ablations_stand_beside_their_methods() -> None:
-    known, ablations = (
-        ["chelsea", "chelsea+b", "chelsea+a", "full", "quest"],
-        {"chelsea": ["chelsea+a", "chelsea+c"]},
-    )
-    named = name_policies(["full", "ablations"], known, ablations)
-    assert named == ["full", "chelsea", "chelsea+a"]
-    assert name_policies(["ablations"], ["full", "quest"], ablations) == ["ablations"]
-
-
 def test_rounds_ask_every_cell_a_few_documents_the_measured_ones_first() -> None:
     cells = plan_cells(["mixed"], [4096], ["P1"], ["full", "oracle"], [0.2, 0.1])
     full, fifth, tenth = cells
