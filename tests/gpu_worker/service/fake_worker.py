@@ -1,6 +1,6 @@
 """`python fake_worker.py FLAGS...`: the worker's real main with a fake engine and without torch.
 
-FAKE_ENGINE in the environment: `endless`, or `loads` for ever.
+FAKE_ENGINE in the environment: `endless`, `dies` at the first step, `loads` for ever.
 """
 
 import os
@@ -18,6 +18,7 @@ def build_engine(config, report):
         threading.Event().wait(60)
     engine = FakeEngine()
     engine.endless = kind == "endless"
+    engine.error = ZeroDivisionError("broken") if kind == "dies" else None
     return engine
 
 

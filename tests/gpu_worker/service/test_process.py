@@ -128,6 +128,28 @@ def test_a_second_sigterm_ends_it_at_once_but_one_of_each_kind_does_not(start):
         assert process.finish()[0] == 128 + signal.SIGTERM
 
 
+def test_a_short_timeout_aborts_and_ends_with_0(start):
+    process, target = start("endless", "--shutdown-timeout", "0")
+    process.wait_for("ready")
+    with grpc.insecure_channel(target) as channel:
+        stream = open_stream(channel)
+        next(stream)
+        process.popen.send_signal(signal.SIGTERM)
+        *_, last = stream
+    assert last.complete.finish_reason == pb.FINISH_REASON_ABORT
+    assert process.finish()[0] == 0
+
+
+def test_a_dead_engine_ends_it_with_1(start):
+    process, target = start("dies")
+    process.wait_for("ready")
+    with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError):
+        list(open_stream(channel))
+    status, stderr = process.finish()
+    assert status == 1
+    assert "ZeroDivisionError" in stderr
+
+
 def test_sigterm_while_loading_ends_it_with_0(start):
     process, _ = start("loads")
     process.wait_for("load weights")
