@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import decode, options, others, policies, prefill, quality
+from benchmarks.pages import decode, options, others, policies, prefill, quality, rooms
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
@@ -20,6 +20,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": decode.throughput,
     "targets": decode.verdicts,
     "decode": decode.steps,
+    "rooms": rooms.before_and_after,
     "offload": decode.offload,
     "transformers": decode.transformers,
     "step-kernels": decode.kernels,
