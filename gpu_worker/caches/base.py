@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Policy, StepAttention
+from gpu_worker.policies.base import StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
@@ -25,19 +24,6 @@ class GroupStep(StepAttention):
     def finish(self) -> None:
         """After the last layer, before the new tokens count as past: measure the step, on the host."""
         return None
-
-
-class PolicyStates:
-    """Each policy's state of all seats, allocated when its first request comes."""
-
-    def __init__(self, shape: CacheShape) -> None:
-        self._shape = shape
-        self._states: dict[str, Any] = {}
-
-    def of(self, policy: Policy) -> Any:
-        if policy.name not in self._states:
-            self._states[policy.name] = policy.allocate(self._shape)
-        return self._states[policy.name]
 
 
 class Cache(ABC):

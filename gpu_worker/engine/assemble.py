@@ -13,7 +13,7 @@ from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import KeyShift, LoadedModel
+from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, EngineInfo
@@ -130,7 +130,6 @@ def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> Ca
         scale=decoder.attention_scale,
         device=decoder.device,
         dtype=decoder.dtype,
-        key_shift=KeyShift.of(config.rope, decoder.device),
     )
 
 

@@ -22,6 +22,7 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family, Policy
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import ring_size
@@ -158,8 +159,10 @@ def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
 
 
 def index_bytes(policy: Policy, shape: CacheShape) -> int:
-    """A policy's own state of every seat."""
-    index = policy.allocate(replace(shape, device=torch.device("meta")))
+    """A policy's index of every seat."""
+    if policy.family is not Family.RECALL:
+        return 0
+    index = cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta")))
     if not is_dataclass(index):
         return 0
     tensors = [getattr(index, field.name) for field in fields(index)]

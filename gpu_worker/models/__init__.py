@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from gpu_worker.models.config import ModelConfig, RopeConfig
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.key_shift import KeyShift
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.ungrouped import ungrouped
 
 __all__ = [
     "Decoder",
-    "KeyShift",
     "LoadedModel",
     "ModelConfig",
     "RopeConfig",

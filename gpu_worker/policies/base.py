@@ -11,12 +11,10 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-
-from gpu_worker.models import KeyShift
 
 
 class Family(enum.Enum):
@@ -30,8 +28,7 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from. dtype: of the model's keys. key_shift: by its rotation; None
-    where keys are never moved."""
+    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
 
     max_num_seqs: int
     num_layers: int
@@ -42,7 +39,6 @@ class CacheShape:
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
-    key_shift: KeyShift | None = None
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""
@@ -135,18 +131,6 @@ class Policy(ABC):
     def prompt_attention(self, plan: Plan) -> PromptAttention | None:
         """How one prompt that it selects from is attended; None: densely. Rows that are not computed densely are not
         shared with other requests."""
-        return None
-
-    def allocate(self, shape: CacheShape) -> Any:
-        """The policy's state of every seat, uninitialised; None: it has none."""
-        return None
-
-    def observe_prefill(
-        self, state: Any, seat: int, layer: int, plan: Plan, keys: Tensor, values: Tensor, queries: Tensor
-    ) -> None:
-        """Put what it needs of a prefilled layer into the state. state: of `allocate`. keys, values:
-        [H_kv, n, d] of the prompt, in the model's dtype. queries: [H_q, w, d] of its last w tokens, as many as
-        `num_queries`."""
         return None
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:

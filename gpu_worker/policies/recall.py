@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import outside, top_k
-from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, StepAttention, StepQueries
+from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, StepQueries
 from kv_store.client import KMeansParams, PQParams
 
 
@@ -36,19 +36,6 @@ class IndexJob:
         return (
             self if self.coarse is None else replace(self, params=self.coarse, coarse=None, needs_keys=True)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FixedKeys:
-    """Keys of sinks, window and new token, in place. pool: [num_slots, 2d], a row is K then V. slots: int32
-    [B, H_kv, F], its rows, -1 pads."""
-
-    pool: Tensor
-    slots: Tensor
-
-    def at(self, channels: Tensor) -> Tensor:
-        """Their values in the channels int64 [B, H_kv, r]: float32 [B, H_kv, F, r]; arbitrary for padding."""
-        return self.pool[self.slots.clamp(min=0).long()[..., None], channels[:, :, None]].float()
 
 
 def _not_there() -> tuple[Tensor, Tensor]:
@@ -94,45 +81,6 @@ class Leaving:
     read_keys: Callable[[], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The selected candidates of a layer: their positions, int64 [B, H_kv, K], ascending, then -1; and their pool rows,
-    int32 alike."""
-
-    candidates: Candidates
-    positions: Tensor
-    pool_rows: Tensor
-
-
-class SelectingStep(StepAttention):
-    """The default attention of a recall step: sinks, window, and what is selected, exactly.
-
-    positions: int64 [B], of the new tokens; -1 for padding. latest: what was selected last.
-    """
-
-    positions: Tensor
-    latest: Selected
-
-    @abstractmethod
-    def select(self, layer: int, queries: StepQueries) -> Selected:
-        """Select, and make resident."""
-
-    @abstractmethod
-    def attend_selected(self, selected: Selected) -> Tensor:
-        """[B, H_q, d]."""
-
-    @abstractmethod
-    def fixed_keys(self, layer: int) -> FixedKeys:
-        """Of sinks, window and new token."""
-
-    @abstractmethod
-    def new_values(self, layer: int) -> Tensor:
-        """Of the new tokens [B, H_kv, d]; arbitrary for padding."""
-
-    def attend(self, layer: int, queries: StepQueries) -> Tensor:
-        return self.attend_selected(self.select(layer, queries))
-
-
 IndexT = TypeVar("IndexT")
 
 # Keys of the positions from the first number to before the second, of one layer: [H_kv, T, d] in the model's dtype.
@@ -150,6 +98,13 @@ class RecallPolicy(Policy, Generic[IndexT]):
     @abstractmethod
     def allocate(self, shape: CacheShape) -> IndexT:
         """The index state of every seat, uninitialised."""
+
+    def observe_prefill(
+        self, index: IndexT, seat: int, layer: int, plan: Plan, keys: Tensor, values: Tensor, queries: Tensor
+    ) -> None:
+        """Index what it can of a prefilled layer. keys, values: [H_kv, n, d] of the prompt, in the model's dtype.
+        queries: [H_q, w, d] of its last w tokens, as many as `num_queries`."""
+        return None
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
         """The job for a prefilled prompt's candidates [begin, end); None: nothing is trained."""
@@ -195,10 +150,6 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """Code tokens that leave the window one by one."""
 
     # How a step is attended.
-
-    def attention(self, index: IndexT, step: SelectingStep) -> StepAttention:
-        """The attention of a step: `step` itself, or an object that does more."""
-        return step
 
     def select(self, index: IndexT, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         """Positions of the best `counts[b]` candidates of every head, ascending, -1 pads: int64 [B, H_kv, width].

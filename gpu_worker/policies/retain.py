@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -174,24 +174,13 @@ class Recompression:
     together: bool = False
 
     def mark(self, num_left: int) -> int:
-        """The number in `KeptStep.marks` of a step after which the layers are compressed within `num_left` steps,
-        itself included: what does not follow from tensors is computed here, on the host."""
+        """The mark of a step after which the layers are compressed within `num_left` steps, itself included: what does
+        not follow from tensors is computed here, on the host."""
         return 0
 
 
 class KeptStep(StepAttention):
-    """The default attention of a retain step: every slot that a head has filled, exactly.
-
-    layers: that it is of. seats, positions, begin, marks: int64 [B]: of the new tokens, -1 for padding; sinks are below
-    begin; what `Recompression.mark` said. lengths: int64 [B, layers, H_kv], slots that are filled, the new tokens' too.
-    """
-
-    layers: range
-    seats: Tensor
-    positions: Tensor
-    begin: Tensor
-    marks: Tensor
-    lengths: Tensor
+    """The default attention of a retain step: every slot that a head has filled, exactly."""
 
     @abstractmethod
     def notes(self, layer: int) -> Tensor:
@@ -200,12 +189,8 @@ class KeptStep(StepAttention):
     @abstractmethod
     def observe(self, layer: int, query: Tensor, note: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         """Let `note(notes, weights, marks)` change one layer's notes in place. notes, weights: float32 [B, H_kv, S];
-        weights are the step's softmax weights, the mean over the group, 0 in empty slots. query: [B, H_q, d]."""
-
-    @abstractmethod
-    def write_keys(self, slots: Tensor, keys: Tensor) -> None:
-        """Overwrite the keys of slots int64 [B, layers, H_kv, R], each of which is there, with [B, layers, H_kv, R, d];
-        of a row of padding nothing."""
+        weights are the step's softmax weights, the mean over the group, 0 in empty slots. marks: int64 [B], what
+        `Recompression.mark` said. query: [B, H_q, d]."""
 
     @abstractmethod
     def attend_kept(self, layer: int, query: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -272,8 +257,8 @@ class RetainPolicy(Policy):
 
     # How a step is attended.
 
-    def attention(self, state: Any, step: KeptStep) -> StepAttention:
-        """How a step is attended: as `step` does, or by an object that does more. state: what `allocate` gave."""
+    def attention(self, step: KeptStep) -> StepAttention:
+        """How a step is attended: as `step` does, or by an object that does more."""
         return step
 
 

@@ -44,7 +44,7 @@ PREFILLING = (
     "pqcache",
     "clusterkv",
     "infllm+sparse",
-    "streaming_llm+shift",
+    "streaming_llm",
     "chelsea",
     "snapkv+adakv+layerwise",
 )

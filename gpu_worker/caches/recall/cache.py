@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.base import Cache, PolicyStates
+from gpu_worker.caches.base import Cache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache, HotCacheSize
-from gpu_worker.caches.recall.index_training import IndexTraining, recall_policy
+from gpu_worker.caches.recall.index_training import IndexTraining, PolicyIndexes, recall_policy
 from gpu_worker.caches.recall.selection import RecallParts
 from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
@@ -56,7 +56,7 @@ class RecallCache(Cache):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
-        self.indexes = PolicyStates(shape)
+        self.indexes = PolicyIndexes(shape)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
             self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.base import PolicyStates
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import StoreUnavailable
@@ -41,6 +40,19 @@ def prompt_job(sequence: Sequence) -> IndexJob | None:
     return recall_policy(sequence).prompt_job(plan, plan.num_sink, sequence.window_begin)
 
 
+class PolicyIndexes:
+    """Each policy's index of all seats, allocated when its first request comes."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._indexes: dict[str, Any] = {}
+
+    def of(self, policy: RecallPolicy) -> Any:
+        if policy.name not in self._indexes:
+            self._indexes[policy.name] = policy.allocate(self._shape)
+        return self._indexes[policy.name]
+
+
 class IndexTraining:
     """Has layers indexed, and loads what was trained into the policies' indexes.
 
@@ -53,7 +65,7 @@ class IndexTraining:
         shape: CacheShape,
         pool: SlotPool,
         offloader: Offloader,
-        indexes: PolicyStates,
+        indexes: PolicyIndexes,
         whole: WholeContext,
         fixed: FixedSlots,
         trains_here: bool,

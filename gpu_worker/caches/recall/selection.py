@@ -17,7 +17,7 @@ from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_slots
 from gpu_worker.policies.base import CacheShape, StepQueries
-from gpu_worker.policies.recall import Candidates, FixedKeys, RecallPolicy, Selected, SelectingStep
+from gpu_worker.policies.recall import Candidates, RecallPolicy
 from gpu_worker.state.batch import Group
 from gpu_worker.state.slot_pool import SlotPool
 
@@ -36,29 +36,24 @@ class RecallParts:
     probe: Probe
 
 
-class Selection(SelectingStep):
-    """Selection of one group in some layers; rows that the hot cache misses are fetched."""
+class Selection:
+    """Selection of one group, and attention over sinks, window and what is selected; rows that the hot cache misses
+    are fetched.
 
-    def __init__(
-        self,
-        group: Group,
-        layers: range,
-        new_slots: Tensor,
-        policy: RecallPolicy,
-        index: Any,
-        parts: RecallParts,
-    ) -> None:
-        """new_slots: int32 [B, layers, H_kv], the pool rows of the new tokens."""
-        self.positions = group.lanes.positions
+    latest: positions selected in the last layer, int64 [B, H_kv, K], ascending, then -1.
+    """
+
+    latest: Tensor
+
+    def __init__(self, group: Group, policy: RecallPolicy, index: Any, parts: RecallParts) -> None:
         self._group = group
-        self._layers = layers
-        self._new_slots = new_slots
         self._policy = policy
         self._index = index
         self._parts = parts
 
-    def select(self, layer: int, queries: StepQueries) -> Selected:
-        rows, shape, scale = self._group.lanes, self._group.shape, self._parts.shape.scale
+    def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        """Attention of the new tokens, exact over what they attend: [B, H_q, d]."""
+        rows, shape, parts, scale = self._group.lanes, self._group.shape, self._parts, self._parts.shape.scale
         candidates = Candidates(
             layer,
             queries,
@@ -69,9 +64,10 @@ class Selection(SelectingStep):
             scale,
             partial(self._exact_keys, layer),
         )
-        positions = self._selected(candidates)
-        self.latest = Selected(candidates, positions, self._resident(layer, positions))
-        return self.latest
+        self.latest = self._selected(candidates)
+        selected = self._resident(layer, self.latest)
+        fixed = parts.fixed.at(layer, shape.num_fixed)
+        return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale)
 
     def _selected(self, candidates: Candidates) -> Tensor:
         """The store selects, or the policy over its index on the device: int64 [B, H_kv, K], ascending, then -1."""
@@ -79,25 +75,6 @@ class Selection(SelectingStep):
         if in_store is not None:
             return in_store.select(candidates, group)
         return self._policy.select(self._index, candidates, group.lanes.counts, group.shape.num_selected)
-
-    def attend_selected(self, selected: Selected) -> Tensor:
-        candidates, parts = selected.candidates, self._parts
-        fixed = parts.fixed.at(candidates.layer, self._group.shape.num_fixed)
-        return attend_slots(
-            candidates.query, parts.pool.rows, fixed, candidates.seats, selected.pool_rows, candidates.scale
-        )
-
-    def fixed_keys(self, layer: int) -> FixedKeys:
-        slots = self._parts.fixed.at(layer, self._group.shape.num_fixed)[self._group.lanes.seats]
-        return FixedKeys(self._parts.pool.rows, slots)
-
-    def new_values(self, layer: int) -> Tensor:
-        return self.newest(layer)[..., self._parts.shape.head_dim :]
-
-    def newest(self, layer: int) -> Tensor:
-        """The new tokens' rows [B, H_kv, 2d]; padding lanes have arbitrary ones."""
-        slots = self._new_slots[:, layer - self._layers.start]
-        return self._parts.pool.rows[slots.clamp(min=0).long()]
 
     def _exact_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         rows, parts, width = self._group.lanes, self._parts, self._group.shape.num_positions

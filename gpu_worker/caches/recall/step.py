@@ -34,17 +34,15 @@ class RecallStep(GroupStep):
         assert places is not None, "a sequence that may miss was admitted without a hot cache"
         self.new_slots = places.place(group.lanes, layers)
         parts.fixed.take_in(group.lanes, layers, self.new_slots)
-        self._selection = Selection(group, layers, self.new_slots, policy, index, parts)
-        self._attention = policy.attention(index, self._selection)
+        self._selection = Selection(group, policy, index, parts)
         self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
         # Query, new keys and selection of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
-        attended = self._attention.attend(layer, queries)
+        attended = self._selection.attend(layer, queries)
         if self._measured:
-            keys = self._selection.newest(layer)[..., : self._parts.shape.head_dim]
-            self._seen.append((queries.own, keys, self._selection.latest.positions))
+            self._seen.append((queries.own, self._new_keys(layer), self._selection.latest))
         return attended
 
     def finish(self) -> None:
@@ -62,6 +60,11 @@ class RecallStep(GroupStep):
             for row in self._measured
         ]
         self._parts.probe.measure(self._layers, sightings)
+
+    def _new_keys(self, layer: int) -> Tensor:
+        """Of the new tokens, [B, H_kv, d]; padding lanes have arbitrary ones."""
+        slots = self.new_slots[:, layer - self._layers.start].clamp(min=0).long()
+        return self._parts.pool.rows[slots][..., : self._parts.shape.head_dim]
 
     def _leaving_keys(self) -> Tensor:
         """Keys of the tokens that leave the window at this step: [B, layers, H_kv, d]; arbitrary where none does."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.base import Cache, PolicyStates
+from gpu_worker.caches.base import Cache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.retain.kept_attention import RetainParts
 from gpu_worker.caches.retain.kept_rows import KeptRows
@@ -39,7 +39,6 @@ class RetainCache(Cache):
         self._block_tables = block_tables
         self._first_layer = first_layer
         self.kept = KeptSlots(shape)
-        self._states = PolicyStates(shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
         # A waiting sequence is asked for its blocks at every step.
@@ -84,15 +83,6 @@ class RetainCache(Cache):
         # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
         return sequence.request.measure and sequence.plan.selects and not sequence.plan.has_means
 
-    def prepare(self, sequence: Sequence) -> None:
-        policy = retain_policy(sequence)
-        try:
-            self._states.of(policy)
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"no device memory is left for the state of policy {policy.name!r}; start with fewer --max-num-seqs"
-            ) from error
-
     def admit(self, sequence: Sequence, layer: int) -> None:
         blocks = self._layer_blocks(sequence, layer - self._first_layer)
         self._block_tables.reserve(sequence.seat, layer, blocks)
@@ -100,9 +90,6 @@ class RetainCache(Cache):
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
         compressed = layer - self._first_layer
-        policy, (keys, values) = retain_policy(sequence), rows.chunk(2, dim=-1)
-        state = self._states.of(policy)
-        policy.observe_prefill(state, sequence.seat, layer, sequence.plan, keys, values, queries)
         prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
         sequence.kept_at = sequence.num_prefill
         self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
@@ -181,8 +168,7 @@ class RetainCache(Cache):
         return GroupShape(sequences[0].policy.name, False, num_lanes, num_positions)
 
     def begin_step(self, group: Group, layers: range) -> RetainStep:
-        policy = retain_policy(group.sequences[0])
-        return RetainStep(group, layers, policy, self._states.of(policy), self._parts)
+        return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)

@@ -43,22 +43,16 @@ class KeptAttention(KeptStep):
     """Over block tables, each head's own length."""
 
     def __init__(self, group: Group, layers: range, lengths: Tensor, parts: RetainParts) -> None:
-        rows = group.lanes
-        self.layers, self.lengths = layers, lengths
-        self.seats, self.positions, self.begin, self.marks = (
-            rows.seats,
-            rows.positions,
-            rows.begin,
-            rows.marks,
-        )
-        self._rows = rows
+        self._rows = group.lanes
+        self._layers = layers
+        self._lengths = lengths
         self._longest = group.shape.num_positions
         self._parts = parts
 
     def attend_kept(self, layer: int, query: Tensor, bias: Tensor | None = None) -> Tensor:
         pool, scale = self._parts.pool.rows, self._parts.shape.scale
         tables, lengths = self._at(layer)
-        return attend_blocks(query, pool, tables, self.seats, lengths, scale, self._longest, bias)
+        return attend_blocks(query, pool, tables, self._rows.seats, lengths, scale, self._longest, bias)
 
     def notes(self, layer: int) -> Tensor:
         notes = self._parts.kept.notes
@@ -68,20 +62,11 @@ class KeptAttention(KeptStep):
     def observe(self, layer: int, query: Tensor, note: Callable[[Tensor, Tensor, Tensor], None]) -> None:
         pool, scale = self._parts.pool.rows, self._parts.shape.scale
         tables, lengths = self._at(layer)
-        weights = slot_weights(query, pool, tables, self.seats, lengths, scale, self._longest)
+        weights = slot_weights(query, pool, tables, self._rows.seats, lengths, scale, self._longest)
         self._parts.kept.change_notes(
-            self._rows, layer, weights.shape[2], lambda notes: note(notes, weights, self.marks)
+            self._rows, layer, weights.shape[2], lambda notes: note(notes, weights, self._rows.marks)
         )
-
-    def write_keys(self, slots: Tensor, keys: Tensor) -> None:
-        # In place of padding the first row's are written, which is never padding: to write elsewhere what lies there
-        # would race with the write there.
-        places, is_real = self._parts.pool_rows(self._rows, self.layers, slots), self.positions >= 0
-        is_real = is_real[:, None, None, None]
-        places, keys = places.where(is_real, places[:1]), keys.where(is_real[..., None], keys[:1])
-        at_keys = self._parts.pool.rows[:, : keys.shape[-1]]
-        at_keys.index_put_((places.flatten().long(),), keys.flatten(0, 3))
 
     def _at(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's block tables and lengths."""
-        return self._parts.block_tables.tables[:, layer], self.lengths[:, layer - self.layers.start]
+        return self._parts.block_tables.tables[:, layer], self._lengths[:, layer - self._layers.start]

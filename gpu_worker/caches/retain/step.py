@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,17 +16,14 @@ from gpu_worker.state.batch import Group
 class RetainStep(GroupStep):
     """The sequences of a group share a policy."""
 
-    def __init__(
-        self, group: Group, layers: range, policy: RetainPolicy, state: Any, parts: RetainParts
-    ) -> None:
-        """state: the policy's own, of all seats."""
+    def __init__(self, group: Group, layers: range, policy: RetainPolicy, parts: RetainParts) -> None:
         self.group = group
         self._layers = layers
         self._parts = parts
         slots = self._slots(policy)
         self.new_slots = self._pool_rows(slots[..., None])[..., 0]
         lengths = parts.kept.take_in(group.lanes, layers, slots)
-        self._attention = policy.attention(state, KeptAttention(group, layers, lengths, parts))
+        self._attention = policy.attention(KeptAttention(group, layers, lengths, parts))
         self._measured = [
             row for row, one in enumerate(group.sequences) if one.request.measure and not one.plan.has_means
         ]

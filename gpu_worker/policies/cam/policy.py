@@ -91,7 +91,7 @@ class CaM(StreamingLLM):
         )
         return Gift(heirs[..., :-1], is_given.float() / self.merge_size)
 
-    def attention(self, state: object, step: KeptStep) -> StepAttention:
+    def attention(self, step: KeptStep) -> StepAttention:
         return Observing(step, self.observe)
 
     @staticmethod

@@ -59,7 +59,7 @@ class Chelsea(RetainPolicy):
     def recompression(self, plan: Plan) -> Recompression | None:
         return Recompression(self.interval_tokens, together=True) if plan.selects else None
 
-    def attention(self, state: None, step: KeptStep) -> StepAttention:
+    def attention(self, step: KeptStep) -> StepAttention:
         return _WithDegrees(step)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:

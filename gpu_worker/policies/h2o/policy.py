@@ -52,7 +52,7 @@ class H2O(ScoredPolicy):
         # Slots are reused, so that the first is not the oldest.
         return Evicted(slots.positions.masked_fill(~is_least, torch.iinfo(torch.int64).max).argmin(dim=-1))
 
-    def attention(self, state: None, step: KeptStep) -> StepAttention:
+    def attention(self, step: KeptStep) -> StepAttention:
         return Observing(step, self.observe)
 
     @staticmethod

@@ -101,7 +101,7 @@ class Scissorhands(ScoredPolicy):
             return Scores(-rows.notes, notes=rows.notes)
         return Scores(-counters, notes=torch.zeros_like(counters))
 
-    def attention(self, state: None, step: KeptStep) -> StepAttention:
+    def attention(self, step: KeptStep) -> StepAttention:
         return Observing(step, self.observe)
 
     @staticmethod

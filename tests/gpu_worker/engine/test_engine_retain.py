@@ -133,7 +133,7 @@ class Doubting(HandMade):
         assert slots.notes is not None
         return Evicted(slots.notes.masked_fill(~slots.is_evictable, float("inf")).argmin(dim=-1))
 
-    def attention(self, state: None, step: KeptStep) -> StepAttention:
+    def attention(self, step: KeptStep) -> StepAttention:
         return Observing(step, lambda notes, weights, marks: notes.add_(weights))
 
 
@@ -248,8 +248,8 @@ class Merging(HandMade):
     def recompression(self, plan: Plan) -> Recompression:
         return Recompression(8)
 
-    def attention(self, state: None, step: KeptStep) -> StepAttention:
-        return Chelsea().attention(state, step)
+    def attention(self, step: KeptStep) -> StepAttention:
+        return Chelsea().attention(step)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         positions, degrees = rows.positions, None if rows.notes is None else rows.notes.exp()

@@ -47,8 +47,8 @@ def test_a_name_that_no_policy_has_is_refused_with_those_that_there_are() -> Non
 def test_a_name_that_stands_there_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="two policies are named 'snapkv'"):
         registry(SnapKV(), SnapKV(window=4))
-    monkeypatch.setattr(module, "METHODS", (*METHODS, Method("sparq+mean", "SparQ", folder="sparq")))
-    with pytest.raises(ValueError, match=r"two policies are named 'sparq\+mean'"):
+    monkeypatch.setattr(module, "METHODS", (*METHODS, Method("infllm+sparse", "InfLLM", folder="infllm")))
+    with pytest.raises(ValueError, match=r"two policies are named 'infllm\+sparse'"):
         names()
 
 

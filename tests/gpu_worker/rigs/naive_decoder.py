@@ -12,8 +12,6 @@ from gpu_worker.models import LoadedModel
 
 # (layer, KV head, queries [G, d], keys [T, d] with the new token's last) to the positions attended.
 Attended = Callable[[int, int, Tensor, Tensor], list[int]]
-# (queries [G, d], all rows [T, 2d], positions attended, attention [G, d]) to what goes on in its place.
-Changed = Callable[[Tensor, Tensor, list[int], Tensor], Tensor]
 
 
 def attend_everything(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
@@ -26,7 +24,6 @@ def greedy(
     prompt: tuple[int, ...],
     max_tokens: int,
     attended: Attended = attend_everything,
-    changed: Changed = lambda queries, past, positions, attention: attention,
 ) -> tuple[list[int], list[Tensor]]:
     """The next `max_tokens` tokens after a dense prefill, and every layer's rows [H_kv, T, 2d]."""
     decoder, config = model.decoder, model.config
@@ -46,10 +43,8 @@ def greedy(
             heads = []
             for kv_head, queries in enumerate(query[0].view(config.num_kv_heads, -1, dim)):
                 past = rows[layer][kv_head]
-                positions = attended(layer, kv_head, queries, past[:, :dim])
-                taken = past[positions]
-                attention = (queries @ taken[:, :dim].T * scale).softmax(-1) @ taken[:, dim:]
-                heads.append(changed(queries, past, positions, attention))
+                taken = past[attended(layer, kv_head, queries, past[:, :dim])]
+                heads.append((queries @ taken[:, :dim].T * scale).softmax(-1) @ taken[:, dim:])
             hidden = decoder.finish_layer(layer, hidden, torch.cat(heads)[None])
         tokens.append(int(decoder.logits(hidden).argmax()))
     return tokens, rows

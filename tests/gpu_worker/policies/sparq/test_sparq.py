@@ -9,7 +9,6 @@ import pytest
 import torch
 from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
 
-from gpu_worker.policies.recall import FixedKeys, Selected
 from gpu_worker.policies.sparq.policy import SparQ
 
 POLICY = SparQ(num_sink=4)
@@ -80,34 +79,3 @@ def test_keys_that_leave_the_window_are_as_those_of_a_longer_prompt() -> None:
 
 def test_seats_are_apart() -> None:
     check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)
-
-
-@pytest.mark.parametrize("group", [1, 3])
-def test_what_is_missed_is_the_weight_of_candidates_that_are_not_selected(group: int) -> None:
-    policy = SparQ(num_channels=3, num_sink=4, mean_value=True)
-    shape = replace(SHAPE, group_size=group)
-    index, tokens = new_index(policy, shape), Tokens.random(90, group, shape)
-    begin, end = grow(policy, index, 2, tokens, policy.plan(90, 24))
-    query = torch.randn(2, HEADS * group, DIM)
-    # Sinks and window lie anywhere in a pool; a row of padding has none, and no candidate either.
-    fixed = [*range(begin), *range(end, 90)]
-    slots = torch.full((2, HEADS, len(fixed) + 2), -1, dtype=torch.int32)
-    pool = torch.full((200, 2 * DIM), float("nan"))
-    for head in range(HEADS):
-        slots[0, head, 1:-1] = torch.tensor(fixed).int() + 100 * head
-        pool[slots[0, head, 1:-1].long(), :DIM] = tokens.keys[1, head, fixed]
-    candidates = candidates_of(query, {2: (begin, end), 0: (0, 0)}, layer=1)
-    selected = torch.full((2, HEADS, 6), -1)
-    selected[0, 0, :3], selected[0, 1, :5] = torch.tensor([4, 20, end - 1]), torch.arange(10, 15)
-    missed = policy.missed(index, Selected(candidates, selected, selected.int()), FixedKeys(pool, slots))
-    assert missed.shape == (2, HEADS * group)
-    assert (missed[1] == 0).all()
-    for head in range(HEADS):
-        heads = query[0, head * group : (head + 1) * group].double()
-        sizes = heads.abs().sum(dim=0).tolist()
-        used = sorted(range(DIM), key=lambda channel: -sizes[channel])[:3]
-        left_out = sorted(set(range(begin, end)) - set(selected[0, head].tolist()))
-        for one, found in zip(heads, missed[0, head * group : (head + 1) * group], strict=True):
-            share = float(one[used].abs().sum() / one.abs().sum())
-            logits = tokens.keys[1, head][:, used].double() @ one[used] * SHAPE.scale / math.sqrt(share)
-            assert float(found) == pytest.approx(float(logits.softmax(0)[left_out].sum()), abs=1e-6)
