@@ -260,14 +260,6 @@ def test_the_command_writes_a_model_and_says_so(tmp_path: Path, capsys: pytest.C
     assert shown.strip() in render(path)
 
 
-def test_the_committed_model_is_marked_as_one() -> None:
-    path = ROOT / "benchmarks/results/cluster_model.json"
-    content = json.loads(path.read_text())
-    assert content["shapes"]["kind"] == "a model: simulated, not measured"
-    assert {row["case"]["num_gpus"] for row in content["rows"]} == {1, 8, 64, 512}
-    assert "nothing here was measured" in render(path)
-
-
 def test_the_gateway_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gateway.json"
     command = "gateway --requests 4 --concurrency 4 --output-tokens 40 --words 2000 --step-ms 1"

@@ -35,13 +35,6 @@ def test_the_wait_for_an_index_is_no_decode_step() -> None:
     assert (timing.loaded_mib, timing.peak_mib, timing.n) == (11.0, 25.0, 2)
 
 
-def test_records_travel_as_json() -> None:
-    task = Task("model", ((1, 2), (3, 4)), 8, 2)
-    assert Task.from_json(task.to_json()) == task
-    run = Run("a", 2, (ANSWER,), 10.0, 20.0)
-    assert Run.from_json(run.to_json()) == run
-
-
 def test_agreement_counts_whole_answers() -> None:
     other = replace(ANSWER, token_ids=(1, 2, 3, 5))
     ours, theirs = [Run("a", 2, (ANSWER, ANSWER), 1, 2)], [Run("b", 2, (ANSWER, other), 1, 2)]

@@ -194,29 +194,6 @@ def test_a_run_that_is_cut_off_keeps_what_it_measured(
     assert list(tmp_path.iterdir()) == [json_path]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["fly"],
-        ["decode", "--trace", "x.npz", "--hit-rates", "0.9"],
-        ["decode", "--workloads", "64"],
-        ["decode", "--hit-rates", "1.5"],
-        ["decode", "--steps", "0"],
-    ],
-)
-def test_bad_options_end_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-
-
-def test_a_missing_trace_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["decode", "--trace", "nowhere.npz", "--device", "cpu"]) == 1
-    error = capsys.readouterr().err
-    assert "nowhere.npz holds no selection trace" in error
-    assert error.count("\n") == 1
-
-
 def test_what_cannot_be_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["decode", "--rivals", "nobody", "--device", "cpu"]) == 1
     error = capsys.readouterr().err

@@ -41,11 +41,6 @@ def test_records_travel_as_json(record: DecodeCase | DecodeFigures) -> None:
     assert revive(type(record), json.loads(json.dumps(asdict(record)))) == record
 
 
-def test_a_case_names_itself() -> None:
-    assert str(CASE) == "64x2 pqcache k=16 hit rate 0.9 within 1 GiB"
-    assert str(DecodeCase("tiny", "full", None, 1, 64, None, None, 5)) == "64x1 full"
-
-
 def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
     found = about(["decode", "--json", "a b"], "cpu", commit="abc")
     assert found["command"] == "carrel bench decode --json 'a b'"

@@ -309,24 +309,6 @@ def test_a_run_with_the_papers_own_caches(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["--block-cache", "127"],
-        ["--k-cache", "0"],
-        ["--paper-caches", "fifo"],
-        ["--caches", "2"],
-        ["--caches", "1/0"],
-        ["--budgets", "1.5"],
-        ["--policies", "full"],
-    ],
-)
-def test_bad_options_end_with_two(argv: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["hitrate", *argv])
-    assert ended.value.code == 2
-
-
-@pytest.mark.parametrize(
     ("argv", "told"),
     [
         (["--trace", "x.npz"], "--trace takes one context, policy and budget"),

@@ -164,14 +164,6 @@ def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert error.count("\n") == 1
 
 
-def test_prompts_are_of_the_exact_length(stack: Stack) -> None:
-    async def lengths() -> list[int]:
-        async with LoadClient(f"{stack.url}/v1", None, PATIENCE) as client:
-            return [len(await client.token_ids(count, "x")) for count in (1, 17, 100)]
-
-    assert asyncio.run(lengths()) == [1, 17, 100]
-
-
 def test_a_server_that_refuses_is_told(stack: Stack) -> None:
     async def ask() -> None:
         async with LoadClient(f"{stack.url}/nowhere", None, PATIENCE) as client:

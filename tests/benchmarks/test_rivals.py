@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from benchmarks.children import answers_of
-from benchmarks.comparison import choose, measure_rivals
+from benchmarks.comparison import measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
 from benchmarks.progress import RunProgress
@@ -25,33 +24,6 @@ from benchmarks.shapes import SHAPES
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
 CASE = DecodeCase("tiny", "full", None, 2, 64, None, None, 3)
-
-
-@torch.inference_mode()
-def test_the_dense_model_decodes_what_it_prefills() -> None:
-    model = DenseModel(replace(TINY, vocab_size=1000), CPU, torch.float64)
-    prompt = torch.randint(1000, (30,), generator=torch.Generator().manual_seed(1))
-    rotation = model.rotation(torch.arange(30))
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def attend_and_keep(
-        layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        kept.append((keys, values))
-        return attend_causally(layer, queries, keys, values)
-
-    whole = model.next_tokens(prompt, rotation, attend_and_keep, 30)
-    assert len(set(whole.tolist())) > 10
-
-    def attend_kept(
-        layer: int, queries: torch.Tensor, _keys: torch.Tensor, _values: torch.Tensor
-    ) -> torch.Tensor:
-        keys, values = (each.transpose(0, 1)[None, :, :21] for each in kept[layer])
-        attention = F.scaled_dot_product_attention(queries[:, :, None], keys, values, enable_gqa=True)
-        return attention[:, :, 0]
-
-    one = tuple(each[20:21] for each in rotation)
-    assert model.next_tokens(prompt[20:21], one, attend_kept, 1).item() == whole[20]
 
 
 @torch.inference_mode()
@@ -157,8 +129,3 @@ def test_rounds_turn_and_the_other_rivals_go_on(
     assert outcomes[0].figures.step_ms == Spread(2.0, 1.0, 9.0, 10)
     assert outcomes[3].figures is None
     assert "round 2/2, minimal dense, 64x1 full: 1.000 ms a step" in capsys.readouterr().err
-
-
-def test_an_unknown_rival_is_refused() -> None:
-    with pytest.raises(BenchmarkError, match="no rival x; there are minimal dense"):
-        choose(DECODE, [BASELINE, "x"])

@@ -137,7 +137,6 @@ def test_a_longer_context_keeps_every_repetition() -> None:
     [
         ("other", np.zeros((1, 1, 1, 1, 2), np.int32)),
         ("positions", np.zeros((1, 1, 2), np.int32)),
-        ("positions", np.zeros((1, 1, 1, 1, 2), np.int64)),
         ("positions", np.array([3, 2], np.int32).reshape(1, 1, 1, 1, 2)),
         ("positions", np.array([-1, 2], np.int32).reshape(1, 1, 1, 1, 2)),
     ],
