@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, random_prompt, request
+from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, mixed_requests, random_prompt, request
 from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
@@ -17,7 +17,7 @@ from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import EngineStats, GenerationRequest, Usage
+from gpu_worker.records import EngineStats, Usage
 from kv_store.local import LocalStore
 
 LEAST = HotCacheSize(tokens=1)
@@ -53,22 +53,6 @@ def arena_rig(
 
 def untimed(usage: Usage) -> Usage:
     return replace(usage, queue_ms=0.0, prefill_ms=0.0, index_wait_ms=0.0, decode_ms=0.0)
-
-
-def mixed_requests() -> list[GenerationRequest]:
-    """Every policy, prompts that fill slabs and that do not, prompts that are decoded, and one that is measured."""
-    return [
-        request("full", prompt=40, max_tokens=30),
-        request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=50),
-        request("pq decoded", "pqcache", 30, prompt=random_prompt(130, 2), num_prefill=96, max_tokens=20),
-        request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=90),
-        request(
-            "clusters decoded", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=9
-        ),
-        request("oracle", "oracle", 0.2, prompt=random_prompt(60, 5), max_tokens=33),
-        request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
-        request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
-    ]
 
 
 def served(transport: str) -> tuple[list[Record], EngineStats]:

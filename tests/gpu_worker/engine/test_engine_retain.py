@@ -73,19 +73,6 @@ def test_rows_that_only_measuring_reads_are_no_memory_of_the_policy() -> None:
     assert measured.usage.device_bytes == plain.usage.device_bytes > 0
 
 
-def test_what_is_decoded_is_kept_where_nothing_is_evicted() -> None:
-    def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
-        return [0, 1, *range(PROMPT - (BUDGET - 2), len(keys))]
-
-    expected = greedy(make_model(), random_prompt(PROMPT), STEPS, attended)[0]
-    rig = Rig(policies=with_policy(HandMade()))
-    one = rig.run(request("one", "hand_made", BUDGET, max_tokens=STEPS))[0]
-    assert one.tokens == expected
-    # 49 steps attend 30, 31, ... 78 past tokens.
-    assert one.usage.attended_tokens == BUDGET + 24
-    rig.check_empty()
-
-
 class Ragged(HandMade):
     """Head 0 gives half of its window to head 1, and earlier layers keep more."""
 
@@ -356,15 +343,6 @@ def test_kept_tokens_are_measured_against_all() -> None:
     rig.check_empty()
 
 
-def test_an_abort_at_any_moment_leaves_nothing() -> None:
-    for steps in range(0, 40, 3):
-        rig = Rig(prefill_chunk=32)
-        rig.submit(request("one", "streaming_llm", 30, max_tokens=30))
-        rig.step(steps)
-        rig.engine.abort("one")
-        rig.check_empty()
-
-
 def test_later_layers_that_keep_more_are_compressed_again_whole() -> None:
     seen: list[tuple[int, list[int]]] = []
 
@@ -464,24 +442,3 @@ def test_who_waits_does_not_ask_its_policy_at_every_step() -> None:
     rig.run(*(request(str(number), "asked", 60, max_tokens=20) for number in range(4)))
     assert sorted(asked) == sorted([*range(NUM_LAYERS)] * 4)
     rig.check_empty()
-
-
-def test_layers_that_are_compressed_at_once_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Chelsea(num_sink=4, num_recent=6, chunk=16, interval_tokens=9)
-    one = request("one", "chelsea", BUDGET, max_tokens=STEPS)
-    compressed: list[int] = []
-    compress = Chelsea.compress
-
-    def note(policy: Chelsea, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        compressed.append(rows.keys.shape[0] // NUM_KV_HEADS)
-        return compress(policy, rows, plan, budget)
-
-    monkeypatch.setattr(Chelsea, "compress", note)
-    rig = Rig(policies=with_policy(policy))
-    together = rig.tokens(one)
-    # Each layer of the prompt, then all of them every nine tokens.
-    assert compressed[: NUM_LAYERS + 1] == [1] * NUM_LAYERS + [NUM_LAYERS]
-    rig.check_empty()
-    monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence, again: 1)
-    assert Rig(policies=with_policy(policy)).tokens(one) == together
-    assert compressed[-1] == 1

@@ -64,23 +64,6 @@ def test_every_offloading_request_of_a_batch_ends_and_full_ones_go_on() -> None:
     assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 50)[0]
 
 
-def test_rows_that_cannot_be_recalled_end_the_step_but_not_the_full_requests() -> None:
-    rig = Rig(hot_cache=LEAST)
-    rig.submit(request("pq", "pqcache", 0.3, max_tokens=50), request("full", max_tokens=50))
-    rig.step_to("full", Status.DECODE, 2)
-    gather = rig.store.gather
-
-    def refuse(*arguments: object) -> None:
-        raise StoreUnreachable("no answer")
-
-    rig.store.gather = refuse  # type: ignore[method-assign,assignment]
-    rig.drain()
-    rig.store.gather = gather  # type: ignore[method-assign]
-    assert isinstance(rig.records["pq"].error, StoreUnavailable)
-    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 50)[0]
-    rig.check_empty()
-
-
 def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() -> None:
     # "survivor" asks nothing of the store while it is away, but its rows are gone when another attaches anew.
     rig = Rig(prefill_chunk=10)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request
-from naive_decoder import greedy
+from engine_rig import NUM_LAYERS, Rig, mixed_requests, request
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 from kv_store.client import StoreUnreachable
 
@@ -18,21 +16,7 @@ ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
 
 
 def make_rig(hot_cache: HotCacheSize = ROOMY, full_layers: int = 0) -> Rig:
-    return Rig(max_num_seqs=9, hot_cache=hot_cache, full_layers=full_layers, trains_indexes=True)
-
-
-def mixed_requests() -> list[GenerationRequest]:
-    """Unequal length, policy, budget, output and protocol; windows of ClusterKV that are clustered meanwhile."""
-    return [
-        request("a", "full", prompt=random_prompt(33, 1), max_tokens=60),
-        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
-        request("c", "pqcache", 17, prompt=random_prompt(88, 3), max_tokens=20),
-        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90),
-        request("e", "clusterkv", 30, prompt=random_prompt(90, 5), max_tokens=30, num_prefill=60),
-        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=50),
-        request("g", "clusterkv", 1.0, prompt=random_prompt(40, 7), max_tokens=25),
-        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=35, num_prefill=50),
-    ]
+    return Rig(max_num_seqs=10, hot_cache=hot_cache, full_layers=full_layers, trains_indexes=True)
 
 
 @pytest.mark.parametrize("full_layers", [0, 1])
@@ -77,12 +61,6 @@ def test_a_measured_request_has_its_rows_in_the_store_and_one_that_attends_every
     # Every token has a slot: it is measured by the rows in the store, and served without.
     assert part.usage.host_bytes == 0
     assert (whole.usage.recall_rate, whole.usage.attention_mass) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("policy", SELECTING)
-def test_a_budget_of_the_whole_prompt_gives_the_dense_tokens(policy: str) -> None:
-    tokens = make_rig().tokens(request("one", policy, 1.0, max_tokens=50))
-    assert tokens == greedy(make_model(), random_prompt(120), 50)[0]
 
 
 def test_clusters_of_decoded_windows_hold_every_token_once() -> None:

@@ -174,6 +174,22 @@ def request(
     return GenerationRequest(request_id, ids, sampling, policy, budget, num_prefill, measure)
 
 
+def mixed_requests() -> list[GenerationRequest]:
+    """Unequal length, policy, budget, output and protocol, prompts that fill slabs and that do not; one is measured."""
+    return [
+        request("a", "full", prompt=random_prompt(33, 1), max_tokens=60),
+        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
+        request("c", "pqcache", 17, prompt=random_prompt(96, 3), max_tokens=20),
+        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90),
+        request("e", "clusterkv", 30, prompt=random_prompt(140, 5), max_tokens=30, num_prefill=88),
+        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=50),
+        request("g", "oracle", 1.0, prompt=random_prompt(7, 7), max_tokens=25),
+        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=35, num_prefill=50),
+        request("i", "clusterkv", 1.0, prompt=random_prompt(40, 9), max_tokens=25),
+        request("j", "pqcache", 30, prompt=random_prompt(100, 10), max_tokens=20, measure=True),
+    ]
+
+
 @dataclass
 class Record:
     """The events of one request, in order."""

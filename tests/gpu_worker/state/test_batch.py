@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, random_prompt, request
+from engine_rig import Rig, mixed_requests
 from offload_rig import make_sequence
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.records import GenerationRequest
 from gpu_worker.state.batch import Batch, BatchShape, Buckets, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs
 from gpu_worker.state.sequence import Sequence
@@ -137,20 +136,8 @@ def test_one_group_without_padding_is_a_view() -> None:
     assert join([tensor]) is tensor
 
 
-def mixed_requests() -> list[GenerationRequest]:
-    return [
-        request("a", "full", prompt=random_prompt(33, 1), max_tokens=40),
-        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
-        request("c", "pqcache", 17, prompt=random_prompt(88, 3), max_tokens=20),
-        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=60),
-        request("e", "clusterkv", 30, prompt=random_prompt(90, 5), max_tokens=30, num_prefill=60),
-        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=30),
-        request("g", "pqcache", 30, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
-    ]
-
-
 @pytest.mark.parametrize("trains_indexes", [False, True])
-@pytest.mark.parametrize("max_num_seqs", [7, 8])
+@pytest.mark.parametrize("max_num_seqs", [10, 11])
 @pytest.mark.parametrize("hot_cache", [HotCacheSize(), HotCacheSize(tokens=1)])
 def test_padding_changes_nobodys_tokens_or_account(
     hot_cache: HotCacheSize, max_num_seqs: int, trains_indexes: bool

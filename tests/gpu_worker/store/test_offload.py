@@ -22,7 +22,6 @@ from offload_rig import (
 from gpu_worker.errors import CapacityError, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store import device_arena
 from gpu_worker.store.host_registration import RegistrationFailed
 from gpu_worker.store.offload import Offloader
 from kv_store.client import PQParams, StaleEpoch, StoreClient, StoreUnreachable
@@ -239,20 +238,6 @@ def test_refused_memory_is_said_once_and_rows_go_through_the_host(
         assert [record.getMessage() for record in caplog.records if "no memory" in record.getMessage()] == [
             "rows of the KV store go through the host, which is slower: no memory to lock"
         ]
-        offloader.close()
-
-
-def test_memory_refused_at_the_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise RegistrationFailed("no")
-
-    monkeypatch.setattr(device_arena, "map_arena", refuse)
-    with attached(FULL) as (_, client):
-        offloader = make_offloader(client)
-        assert offloader.arena is None
-        sequence = make_sequence("a", 0, 40)
-        rows = prefill(offloader, sequence)
-        assert torch.equal(offloader.inspect(sequence, 0, FULL.num_kv_heads), rows)
         offloader.close()
 
 
