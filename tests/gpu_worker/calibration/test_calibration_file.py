@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_model
 from safetensors.torch import load_file, save_file
-from small_model import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_config
 
 from gpu_worker.calibration import ModelFacts, Observation, read_calibration, write_calibration
 from gpu_worker.errors import ConfigError
@@ -16,7 +16,7 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 
-FACTS = ModelFacts.of(make_config())
+FACTS = ModelFacts.of(make_model().config)
 SCORES = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
 SKEW = torch.randn(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, generator=torch.Generator().manual_seed(0))
 OBSERVATION = Observation(SCORES, SKEW)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     read = read_calibration(str(path))
     assert (read.model, read.facts) == ("some-model", FACTS)
     assert torch.equal(read.outlier_scores, SCORES)
-    read.check(make_config())
+    read.check(make_model().config)
     tensors = load_file(path)
     assert set(tensors) == {"outlier_scores", "skew"}
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
@@ -82,7 +82,7 @@ def test_what_cannot_be_written_leaves_nothing(path: Path) -> None:
     ],
 )
 def test_a_file_of_another_model_is_refused(path: Path, other: dict) -> None:
-    config = replace(make_config(), **other)
+    config = replace(make_model().config, **other)
     with pytest.raises(ConfigError) as refused:
         read_calibration(str(path)).check(config)
     message = str(refused.value)

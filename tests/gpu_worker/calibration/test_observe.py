@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_model import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_decoder, make_sample
+from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_model, random_prompt
 from torch import Tensor
 
 from gpu_worker.calibration import observe
@@ -13,7 +13,7 @@ from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import Decoder
 from gpu_worker.policies.outlier_heads.scan import outlier_scores
 
-SAMPLES = [make_sample(230, 0), make_sample(150, 1), make_sample(320, 2)]
+SAMPLES = [list(random_prompt(230, 0)), list(random_prompt(150, 1)), list(random_prompt(320, 2))]
 
 
 def progress(done: int, total: int) -> None:
@@ -37,7 +37,7 @@ def remembered(decoder: Decoder, sample: list[int]) -> list[tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("chunk", [64, 2048])
 def test_a_score_is_the_mean_over_samples_whatever_their_length(chunk: int) -> None:
-    decoder = make_decoder()
+    decoder = make_model().decoder
     observed = observe(decoder, SAMPLES, 0.6, progress, chunk)
     every = [remembered(decoder, sample) for sample in SAMPLES]
     wanted = torch.stack(
@@ -56,7 +56,7 @@ def test_a_score_is_the_mean_over_samples_whatever_their_length(chunk: int) -> N
 
 
 def test_the_skew_is_that_of_all_samples_together() -> None:
-    decoder = make_decoder()
+    decoder = make_model().decoder
     skew = observe(decoder, SAMPLES, 0.8, progress, chunk=100).skew
     assert skew.shape == (NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM)
     assert skew.dtype == torch.float32
@@ -76,12 +76,12 @@ def test_the_skew_is_that_of_all_samples_together() -> None:
 
 def test_progress_counts_the_layers_of_all_samples() -> None:
     told: list[tuple[int, int]] = []
-    observe(make_decoder(), SAMPLES[:2], 0.8, lambda done, total: told.append((done, total)))
+    observe(make_model().decoder, SAMPLES[:2], 0.8, lambda done, total: told.append((done, total)))
     assert told == [(done, 2 * NUM_LAYERS) for done in range(2 * NUM_LAYERS + 1)]
 
 
 def test_a_model_that_overflows_is_refused() -> None:
-    decoder = make_decoder()
+    decoder = make_model().decoder
     decoder.layers[1].qkv_weight.data[0, 0] = float("nan")
     with pytest.raises(ModelError, match=r"NaN or infinity in torch\.float32"):
         observe(decoder, SAMPLES[:1], 0.8, progress)
@@ -89,4 +89,4 @@ def test_a_model_that_overflows_is_refused() -> None:
 
 def test_a_sample_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="take at least 82"):
-        observe(make_decoder(), [make_sample(81, 0)], 0.8, progress)
+        observe(make_model().decoder, [list(random_prompt(81))], 0.8, progress)

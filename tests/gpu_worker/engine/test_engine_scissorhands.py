@@ -12,7 +12,7 @@ from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.scissorhands.policy import Scissorhands
 
-PROMPT, BUDGET, STEPS = 120, 24, 60
+PROMPT, STEPS = 120, 60
 
 
 @torch.inference_mode()
@@ -38,12 +38,13 @@ def passed_over(queries: Tensor, keys: Tensor) -> list[bool]:
 class Notes:
     """One head of one layer: the queries that passed over each token that is kept."""
 
-    def __init__(self, window_size: int, queries: Tensor, keys: Tensor) -> None:
-        self.window_size, self.since = window_size, 0
+    def __init__(self, policy: Scissorhands, budget: int, queries: Tensor, keys: Tensor) -> None:
+        self.window_size, self.budget, self.since = policy.window_size, budget, 0
+        self.num_recent = policy.plan(PROMPT, budget).num_recent
         self.queries: dict[int, list[int]] = {position: [] for position in range(PROMPT)}
-        for query in range(PROMPT - window_size, PROMPT):
+        for query in range(PROMPT - self.window_size, PROMPT):
             self.note(query, queries[:, query], keys[: query + 1])
-        self.keep(PROMPT, BUDGET)
+        self.keep(PROMPT, budget)
 
     def note(self, query: int, queries: Tensor, keys: Tensor) -> None:
         for position, is_passed in zip(sorted(self.queries), passed_over(queries, keys), strict=False):
@@ -54,32 +55,46 @@ class Notes:
         def counter(position: int) -> int:
             return sum(query >= num_tokens - self.window_size for query in self.queries[position])
 
-        best = sorted(self.queries, key=lambda position: (counter(position), -position))[:count]
+        recent = num_tokens - self.num_recent
+        best = sorted(self.queries, key=lambda one: (one < recent, counter(one), -one))[:count]
         self.queries, self.since = {position: self.queries[position] for position in sorted(best)}, 0
 
     def step(self, queries: Tensor, keys: Tensor) -> list[int]:
         new = len(keys) - 1
-        if self.since == BUDGET // 2:
-            self.keep(new, BUDGET - BUDGET // 2)
+        if self.since == self.budget // 2:
+            self.keep(new, self.budget - self.budget // 2)
         self.queries[new] = []
         self.note(new, queries, keys[sorted(self.queries)])
         self.since += 1
         return sorted(self.queries)
 
 
-@pytest.mark.parametrize("window_size", [5, 12, 30, 50])
-def test_the_counters_are_of_the_last_queries_exactly(window_size: int) -> None:
-    model, prompt = make_model(), random_prompt(PROMPT)
+@pytest.mark.parametrize(
+    ("budget", "recent_ratio", "window_size", "group"),
+    # A window shorter than what is decoded between two calls, as long, longer, and of many calls.
+    [
+        (24, 0.0, 5, 3),
+        (24, 0.1, 12, 1),
+        (25, 0.0, 30, 4),
+        (24, 0.0, 50, 3),
+        (13, 0.05, 8, 4),
+        (5, 0.1, 21, 1),
+    ],
+)
+def test_the_counters_are_of_the_last_queries_exactly(
+    budget: int, recent_ratio: float, window_size: int, group: int
+) -> None:
+    model, prompt = make_model(group=group), random_prompt(PROMPT)
+    policy = Scissorhands(window_size, recent_ratio)
     notes: dict[tuple[int, int], Notes] = {}
     for layer, (queries, keys) in enumerate(prompt_rows(model, prompt)):
         for head in range(NUM_KV_HEADS):
-            notes[layer, head] = Notes(window_size, queries[head], keys[head])
+            notes[layer, head] = Notes(policy, budget, queries[head], keys[head])
 
     def attended(layer: int, kv_head: int, queries: Tensor, keys: Tensor) -> list[int]:
         return notes[layer, kv_head].step(queries, keys)
 
-    policy = Scissorhands(window_size, recent_ratio=0.0)
-    rig = Rig(policies={**small_policies(), policy.name: policy})
-    found = rig.tokens(request("one", "scissorhands", BUDGET, max_tokens=STEPS))
+    rig = Rig(model, policies={**small_policies(), policy.name: policy})
+    found = rig.tokens(request("one", "scissorhands", budget, max_tokens=STEPS))
     assert found == greedy(model, prompt, STEPS, attended)[0]
     rig.check_empty()

@@ -10,68 +10,6 @@ from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scissorhands.policy import Scissorhands
 
 
-def kept_best(counters: dict[int, torch.Tensor], num_recent: int, num_tokens: int, count: int) -> list[int]:
-    """Those with the smallest counters, of equals the latest, and the last ones."""
-    recent = [position for position in counters if position >= num_tokens - num_recent]
-    middle = sorted(set(counters) - set(recent), key=lambda position: (counters[position], -position))
-    return sorted(middle[: count - len(recent)] + recent)
-
-
-def published(
-    policy: Scissorhands, stream: Stream, head: int, num_prompt: int, budget: int, steps: int
-) -> list[list[int]]:
-    """The published loop over lists: what is kept after the prompt and every step. It notes which queries passed over a
-    token, and counts those of the window when something must go."""
-    plan = policy.plan(num_prompt, budget)
-    passed_by: dict[int, list[int]] = {position: [] for position in range(num_prompt)}
-
-    def best(num_tokens: int, count: int) -> list[int]:
-        counters = {
-            position: torch.tensor(sum(query >= num_tokens - policy.window_size for query in queries))
-            for position, queries in passed_by.items()
-        }
-        return kept_best(counters, plan.num_recent, num_tokens, count)
-
-    for query in range(num_prompt - policy.window_size, num_prompt):
-        for position, weight in enumerate(stream.weights(head, query, range(query + 1))):
-            if weight < 1 / (query + 1):
-                passed_by[position].append(query)
-    passed_by = {position: passed_by[position] for position in best(num_prompt, budget)}
-    history, since = [sorted(passed_by)], 0
-    for token in range(num_prompt, num_prompt + steps):
-        passed_by[token] = []
-        positions = sorted(passed_by)
-        for position, weight in zip(positions, stream.weights(head, token, positions), strict=True):
-            if weight < 1 / len(positions):
-                passed_by[position].append(token)
-        since += 1
-        if since == budget // 2:
-            kept, since = best(token + 1, budget - budget // 2), 0
-            passed_by = {position: passed_by[position] for position in kept}
-        history.append(sorted(passed_by))
-    return history
-
-
-@pytest.mark.parametrize("group_size", [1, 3, 4])
-@pytest.mark.parametrize(
-    ("budget", "recent_ratio", "window_size"),
-    # A window shorter than what is decoded between two calls, as long, longer, and of many calls.
-    [(12, 0.05, 4), (12, 0.05, 6), (13, 0.0, 8), (16, 0.1, 30), (5, 0.1, 21), (7, 0.0, 24)],
-)
-def test_decoding_keeps_what_the_published_loop_keeps(
-    group_size: int, budget: int, recent_ratio: float, window_size: int
-) -> None:
-    policy, steps = Scissorhands(window_size, recent_ratio), 36
-    plan, stream = policy.plan(40, budget), Stream.random(budget, 80, group_size)
-    wanted = [published(policy, stream, head, 40, budget, steps) for head in range(2)]
-    width = budget + policy.recompression(plan).interval
-    slots = Slots(policy, plan, stream, width, width)
-    for step in range(steps + 1):
-        assert [slots.kept(head) for head in range(2)] == [history[step] for history in wanted]
-        decode([[slots]])
-    assert wanted[0] != wanted[1]
-
-
 @pytest.mark.parametrize("budget", [2, 3, 12, 13])
 def test_a_layer_overshoots_once_by_half_a_budget_and_never_again(budget: int) -> None:
     policy = Scissorhands(window_size=8)
