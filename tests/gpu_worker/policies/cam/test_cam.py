@@ -178,15 +178,6 @@ def test_heirs_are_the_next_tokens_wherever_they_lie() -> None:
         assert (policy.gift(slots, torch.tensor([[[place]]])).slots == -1).all()
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.05, 0.1])
-def test_the_chance_of_a_gift_is_the_weight_by_the_windows_mean(weight: float) -> None:
-    """The window's mean is 0.1; neither the sink nor the empty slot counts."""
-    slots = step([0.05, weight, 0.15, 0.7, 0.1, 9.0, 0.1])
-    evicted = torch.tensor([[[1]]])
-    given = [bool(CaM(seed=seed).gift(slots, evicted).share > 0) for seed in range(400)]
-    assert abs(sum(given) / 400 - 10 * weight) < 0.1 * (0 < weight < 0.1) + 1e-9
-
-
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 @pytest.mark.parametrize("budget", [1, 2, 9, 40])
 def test_what_is_kept_is_streaming_llms_and_repeats_under_a_seed(group_size: int, budget: int) -> None:

@@ -105,19 +105,6 @@ def test_whole_clusters_are_taken_best_first_and_the_last_is_trimmed() -> None:
     assert taken == [[[4, 5, 7, 8, 11], [4, 5, 6, 10, 11]]]
 
 
-def test_a_needle_of_a_later_window_is_recalled() -> None:
-    index = new_index()
-    POLICY.load(index, 0, 1, job(4, 64), kmeans_segment(random_centroids(6, 0), random_labels(60, 6, 0)))
-    centroids = torch.zeros(HEADS, 4, DIM)
-    centroids[:, 3, 5] = 50.0
-    labels = torch.zeros(HEADS, 40, dtype=torch.int64)
-    labels[:, [7, 30]] = 3
-    POLICY.load(index, 0, 1, job(64, 104, 6), kmeans_segment(centroids, labels))
-    query = torch.zeros(1, 4, DIM)
-    query[..., 5] = 1.0
-    assert select(POLICY, index, query, {0: (4, 104)}, layer=1, k=2) == [[[71, 94]] * 2]
-
-
 @pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
 def test_the_metric_is_that_of_the_job(metric: str) -> None:
     policy = ClusterKV(metric=metric)

@@ -66,37 +66,6 @@ def test_what_is_selected_are_the_best_by_their_scores(num_subvectors: int) -> N
     assert torch.equal(policy.select(index, candidates, counts, 24), expected)
 
 
-def test_a_needle_of_the_segment_is_selected() -> None:
-    index, codebooks = new_index(), books(0)
-    codes = random_codes(96, 0).clamp(max=5)
-    # Code 7 in both parts points along the query and is only at position 4 + 50 (head 0) and 4 + 9 (head 1).
-    query = torch.randn(1, 4, DIM)
-    for head in range(HEADS):
-        codebooks[head, :, 7] = 3 * query[0, 2 * head].view(2, 4)
-    codes[0, 50], codes[1, 9] = 7, 7
-    POLICY.load(index, 1, 1, job(4, 100), pq_segment(codebooks, codes))
-    taken = select(POLICY, index, query[:, [0, 0, 2, 2]], {1: (4, 100)}, layer=1, k=1)
-    assert taken == [[[54], [13]]]
-
-
-def test_tokens_that_leave_the_window_get_the_code_of_their_nearest_centroid() -> None:
-    index, seat = new_index(), 2
-    codebooks = [books(layer) for layer in range(2)]
-    for layer in range(2):
-        POLICY.load(index, seat, layer, job(4, 50), pq_segment(codebooks[layer], random_codes(46, layer)))
-    keys = torch.randn(2, HEADS, 3, DIM)
-    for token in range(3):
-        leave(index, seat, range(2), 50 + token, keys[:, :, token])
-    for layer in range(2):
-        assert torch.equal(index.codes[seat, layer, :, 4:50], random_codes(46, layer))
-        for head in range(HEADS):
-            for token in range(3):
-                for part in range(2):
-                    piece = keys[layer, head, token, 4 * part : 4 * part + 4]
-                    nearest = (codebooks[layer][head, part] - piece).square().sum(-1).argmin()
-                    assert index.codes[seat, layer, head, 50 + token, part] == nearest
-
-
 def one_part_index(codebook: Tensor) -> tuple[PQCache, PQIndex]:
     """A policy by inner product with one part, and its index with this codebook [2, DIM + 1] in all heads, phi 4."""
     policy = PQCache(num_subvectors=1, num_bits=1, num_sink=4, metric="ip")

@@ -43,39 +43,6 @@ def test_of_tokens_that_share_a_maximum_the_needle_goes_first_and_then_the_later
     assert kept(policy, rows, 5) == [[40, 41, 43, 98, 99]]
 
 
-def test_a_maximum_keeps_one_strong_vote_and_an_average_many_weak_ones() -> None:
-    rows = window_looks_at(100, {20: 30.0, 60: 20.0, 61: 20.0, 62: 20.0}, 1, 3)
-    assert kept(SnapKV(window=3, kernel=3), rows, 6) == [[19, 20, 21, 97, 98, 99]]
-    assert kept(SnapKV(window=3, kernel=3, pooling="avg"), rows, 6) == [[60, 61, 62, 97, 98, 99]]
-
-
-def test_a_groups_mean_is_taken_before_the_maximum() -> None:
-    """One head looks at 10, the other at 12; both look, a little less, at 30. Pooled first, 11 would have two votes."""
-    rows = torch.zeros(1, 60, 8)
-    rows[0, 10, 0] = rows[0, 12, 1] = math.log(100)
-    rows[0, 30, 0] = rows[0, 30, 1] = math.log(60)
-    queries = torch.zeros(2, 1, 4)
-    queries[0, 0, 0] = queries[1, 0, 1] = 1.0
-    layer = LayerRows.of_prompt(0, 1, rows, queries, 1.0)
-    assert kept(SnapKV(window=1, kernel=3), layer, 4) == [[29, 30, 31, 59]]
-
-
-def test_votes_for_the_window_are_not_its_neighbours() -> None:
-    rows = window_looks_at(100, {97: 1000.0, 40: 2.0}, 1, 3)
-    assert kept(SnapKV(window=3, kernel=3), rows, 6) == [[39, 40, 41, 97, 98, 99]]
-
-
-def test_queries_of_the_window_do_not_see_what_comes_after_them() -> None:
-    """The first query looks at the last token, which it must not see, and else at 20; the second looks at 50."""
-    rows = torch.zeros(1, 80, 8)
-    rows[0, 79, 0], rows[0, 20, 0], rows[0, 50, 1] = 50.0, math.log(300), math.log(100)
-    queries = torch.zeros(1, 2, 4)
-    queries[0, 0, 0] = queries[0, 1, 1] = 1.0
-    layer = LayerRows.of_prompt(0, 1, rows, queries, 1.0)
-    # Seen, the last token would take all of the first query's weight, and 50 would have most votes.
-    assert SnapKV(window=2, kernel=1).score(layer, SnapKV(window=2).plan(80, 4)).first.argmax() == 20
-
-
 @pytest.mark.parametrize("pooling", ["max", "avg"])
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 def test_scores_are_the_pooled_means_of_the_windows_weights(group_size: int, pooling: str) -> None:
