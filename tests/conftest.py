@@ -26,6 +26,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(2, min(len(os.sched_getaffinity(0)), MOST_PROCESSES))
 
 
+# before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """End-to-end tests in one xdist group and those of the GPU in another: one process runs all of a group, so that no
     two share the cores or the device's memory."""
