@@ -124,14 +124,6 @@ def test_affinity_never_raises_prefill_work(seed: int, host_bytes: int) -> None:
         assert by_affinity < 0.9 * again
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
-    def times(seed: int) -> list[float]:
-        return [request.finished for request in simulate(seed=seed).requests]
-
-    assert times(3) == times(3)
-    assert times(3) != times(4)
-
-
 def test_another_rate_changes_times_only() -> None:
     prefixes = prefixes_of(MIX, PARAMETERS, 4)
     slow, fast = (list(arrivals(MIX, prefixes, rate, 50, 1)) for rate in (1.0, 10.0))

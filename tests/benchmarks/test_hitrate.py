@@ -17,7 +17,6 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.hitrate import recorder as recorder_module
 from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.caches import clock_hits, lru_hits
-from benchmarks.hitrate.cluster_cache import cluster_cache_hits
 from benchmarks.hitrate.recorded_policies import Kept, RecordedClusterKV, RecordedPQCache
 from benchmarks.hitrate.recorder import Recorder, Recording
 from benchmarks.hitrate.texts import Text, TextSource, cut_documents, load_tokenizer, read_text
@@ -153,19 +152,6 @@ def test_recorded_clusters_are_those_that_were_selected(recordings: dict[str, Re
             left_out = torch.arange(request.num_sink, window_begin)[~mine[request.num_sink : window_begin]]
             cut = set(of[mine].tolist()) & set(of[left_out].tolist())
             assert len(cut) <= 1, (step, head)
-
-
-def test_a_token_hits_in_a_cluster_cache_of_one_step_where_that_step_selected_it(
-    recordings: dict[str, Recording],
-) -> None:
-    recording = recordings["clusterkv"]
-    assert recording.labels is not None
-    hits = cluster_cache_hits(recording.positions, recording.labels, 1)
-    overlap = RecordedTrace(recording.positions, CONTEXT).hit_rate
-    assert float(hits.tokens[1:].mean()) == pytest.approx(overlap, abs=1e-6)
-    assert hits.clusters is not None
-    # As means of clusters of unequal size, near the share of tokens, but no bound of it.
-    assert float(hits.clusters[1:].mean()) == pytest.approx(overlap, abs=0.1)
 
 
 def test_documents_that_were_prefilled_before_are_recorded_alike(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from questions import Question, ask
 from serving import Serving, serving
 from waiting import PATIENCE, wait_until
 
+from carrel.cli import main
 from gateway.v1 import chat_pb2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -222,8 +224,14 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
         wait_until(lambda: are_gone([child for child in children if child not in orphans]), poll=0.2)
 
 
-def test_by_zero_copy_and_a_stop_leaves_nothing() -> None:
+def test_by_zero_copy_and_a_chat_and_a_stop_that_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with answering("zero_copy") as server:
+        options = ("--policy", "pqcache", "--budget", "0.1", "--max-tokens", "16", "--temperature", "0")
+        assert main(["chat", "--url", server.url, "--question", ORACLE.question.text, *options]) == 0
+        answer, cost = capsys.readouterr()
+        assert answer.strip().rstrip(".") == ORACLE.question.answer
+        assert re.search(r"tokens\s+attended\s+\(\d+%,\s+pqcache\)", cost)
+        assert server.run.stat().st_mode & 0o777 == 0o700
         children = server.descendants()
         assert server.stop() == 0, server.log.read_text()[-3000:]
         assert are_gone(children)

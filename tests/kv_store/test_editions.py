@@ -54,11 +54,6 @@ def older_store(tmp_path: Path) -> Iterator[str]:
     server.stop(0).wait()
 
 
-def test_one_edition_is_let_in(local_store: LocalStore) -> None:
-    check_edition(local_store.target, PATIENCE)
-    connect(local_store.target).close()
-
-
 @pytest.mark.parametrize("other", [OTHER, Edition(own_edition().version, "0badcafe"), Edition("", "")])
 def test_a_store_refuses_another_edition_and_says_what_to_do(local_store: LocalStore, other: Edition) -> None:
     edition = wire.edition_to_message(other)
