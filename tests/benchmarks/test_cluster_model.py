@@ -20,7 +20,6 @@ from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow
 from benchmarks.report import render
 from benchmarks.shapes import SHAPES
 
-ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = ClusterParameters(prefixes_per_gpu=2.0)
 MEASURED = Measured(
     policy="pqcache",
