@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -14,9 +15,9 @@ from pathlib import Path
 import uvicorn
 
 from carrel.process.events import ProcessEvents
+from carrel.process.request_limits import RANGES
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
-from gateway.generation_defaults import load_defaults
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -28,6 +29,8 @@ PARENT_INTERVAL_S = 0.5
 # after draining, what is left is cancelled and its connections get this long
 CLOSE_TIMEOUT_S = 2
 BACKLOG = 1024
+# what a model's generation_config.json may say of sampling
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 log = logging.getLogger(__name__)
 
@@ -165,3 +168,23 @@ async def _watch_parent(parent: int, ended: asyncio.Event) -> None:
     while os.getppid() == parent:
         await asyncio.sleep(PARENT_INTERVAL_S)
     ended.set()
+
+
+def load_defaults(model_dir: Path) -> pb.SamplingParams:
+    """From `generation_config.json`, where the model has one; `do_sample: false` means greedy. Raises ConfigError."""
+    path = model_dir / "generation_config.json"
+    if not path.is_file():
+        return pb.SamplingParams()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    known = {name: values[name] for name in DEFAULTED if values.get(name) is not None}
+    if values.get("do_sample") is False:
+        known["temperature"] = 0.0
+    for name, value in known.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in RANGES[name]:
+            raise ConfigError(f"{path}: {name} is {value!r}; it must be a number in {RANGES[name]}")
+    return pb.SamplingParams(**{**known, **({"top_k": int(known["top_k"])} if "top_k" in known else {})})

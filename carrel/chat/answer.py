@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from carrel.chat.exchange import Delta, Usage
+from carrel.chat.conversation import Delta, Usage
 
 
 @dataclass(frozen=True)

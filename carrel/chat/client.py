@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from carrel.chat.exchange import ChatOptions, Delta, Message, Model, Usage
+from carrel.chat.conversation import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
 from carrel.sse import chunks
 

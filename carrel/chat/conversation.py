@@ -1,8 +1,60 @@
-"""The turns so far, and the document that they are about."""
+"""The turns so far, the document that they are about, and what a chat request sends and what comes back."""
 
 from __future__ import annotations
 
-from carrel.chat.exchange import Message
+from dataclasses import dataclass
+from pathlib import Path
+
+from carrel.process.options import OptionError
+
+
+@dataclass(frozen=True)
+class Message:
+    """`role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What every request of a conversation carries. None leaves the choice to the server."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    policy: str | None = None
+    budget: float | int | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A served model; `max_model_len` is 0 when the server does not say."""
+
+    id: str
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The next piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the answer cost. The fields from `policy` on are Carrel's own; another server sends none."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    policy: str = ""
+    budget_tokens: int = 0
+    context_tokens: int = 0
+    cached_tokens: int = 0
+    offloaded_tokens: int = 0
+    attended_tokens: float = 0.0
+    hit_rate: float = 0.0
+    bytes_moved: int = 0
 
 
 class Conversation:
@@ -37,3 +89,18 @@ class Conversation:
     def _user(self, question: str) -> Message:
         is_first = not self._turns
         return Message("user", f"{self._document}\n\n{question}" if self._document and is_first else question)
+
+
+def read_document(path: Path) -> str:
+    """A text file's content. Raises OptionError when it is missing, empty or no UTF-8 text."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except OSError as exc:
+        raise OptionError(f"cannot read {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise OptionError(f"{path} is not UTF-8 text (byte {exc.start}); convert it first") from exc
+    if "\0" in text:
+        raise OptionError(f"{path} is a binary file, not text")
+    if not text.strip():
+        raise OptionError(f"{path} is empty")
+    return text

@@ -11,9 +11,7 @@ from rich.markup import escape
 
 from carrel.chat.answer import Answer, cost_line, take_answer
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import Conversation
-from carrel.chat.document import read_document
-from carrel.chat.exchange import ChatOptions, Model
+from carrel.chat.conversation import ChatOptions, Conversation, Model, read_document
 from carrel.errors import CarrelError
 from carrel.process.options import OptionError
 

@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from carrel.cluster.census import Census
-from carrel.cluster.chain import prompt_chain, session_link
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.messages import Failure, Frame
-from carrel.cluster.routing import Routing
+from carrel.cluster.routing import Routing, prompt_chain, session_link
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.rest.feed import Feed
 from gateway.worker_client import status_error

@@ -16,7 +16,7 @@ from ray.serve.schema import ApplicationStatus
 
 from carrel.cluster.app import build
 from carrel.cluster.errors import DeployError
-from carrel.cluster.manifest import Place
+from carrel.cluster.options import Place
 
 NAMESPACE = "carrel"
 POLL_S = 0.5

@@ -11,10 +11,9 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from carrel.cluster.census import Census
+from carrel.cluster.census import Census, ClusterMetrics
 from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.fleet import Fleet
-from carrel.cluster.metrics import ClusterMetrics
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.routing import Routing
 from gateway.config import GatewayConfig

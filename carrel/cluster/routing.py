@@ -1,19 +1,44 @@
 """Where a request goes: to its session's replica, else to the one with the longest prefix of its prompt, else by
-load."""
+load.
+
+A prompt is a chain of hashes here: one link for each block of tokens, over all tokens up to the block's last. The
+worker's store names its slabs in the same way; blocks here are short, so that routing needs to know no layout.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from carrel.cluster.chain import BLOCK_TOKENS
-
+BLOCK_TOKENS = 64
+# what decides a route; two prompts that are alike for so long are not told apart
+MAX_BLOCKS = 4096
 MAX_LINKS = 1 << 18
 MAX_SESSIONS = 1 << 16
 # requests by which the holder of a prefix may be busier than the least busy replica
 MAX_LEAD = 8
+
+
+def prompt_chain(caller: bytes, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+    """The links of a prompt's whole blocks. `caller` salts them: callers that may not share a cache share no link."""
+    ids = array("I", token_ids[: BLOCK_TOKENS * MAX_BLOCKS])
+    link, links = b"", []
+    for begin in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        content = ids[begin : begin + BLOCK_TOKENS].tobytes()
+        link = hashlib.blake2b(content, key=link or caller[:64], digest_size=16).digest()
+        links.append(link)
+    return tuple(links)
+
+
+def session_link(caller: bytes, session_id: str) -> bytes:
+    """A session's name in routing: it reveals neither the session nor `caller`; b"" for none."""
+    if not session_id:
+        return b""
+    return hashlib.blake2b(session_id.encode(), key=caller[:64], digest_size=16, person=b"session").digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import Conversation
-from carrel.chat.document import read_document
-from carrel.chat.exchange import ChatOptions
+from carrel.chat.conversation import ChatOptions, Conversation, read_document
 from carrel.chat.repl import Repl
 from carrel.process.command_line import budget
 from carrel.process.options import OptionError

@@ -11,8 +11,7 @@ from typing import Literal
 import yaml
 
 from carrel.cluster.errors import DeployError
-from carrel.cluster.manifest import Place, manifest
-from carrel.cluster.options import ClusterOptions
+from carrel.cluster.options import ClusterOptions, Place, manifest
 from carrel.process.command_line import add_options
 from carrel.process.options import is_loopback, option
 from carrel.process.settings import read

@@ -12,10 +12,9 @@ from rich.console import Console
 from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import OWN, add_arguments
-from carrel.evaluation.cells import ABLATIONS, ALL, Cell, name_policies, plan_cells
+from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, plan_cells
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.local import local_worker
-from carrel.evaluation.order import Order
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
 from carrel.evaluation.runner import Runner

@@ -11,10 +11,9 @@ from rich.console import Console
 from carrel.process.command_line import add_options
 from carrel.process.settings import read
 from carrel.process.version import commit, version
-from carrel.serve.banner import banner, ready_lines
+from carrel.serve.banner import banner, gather_facts, ready_lines
 from carrel.serve.children import Endpoints, child_environment, child_specs
 from carrel.serve.display import create_display
-from carrel.serve.facts import gather_facts
 from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import held_port

@@ -10,9 +10,8 @@ from dataclasses import fields
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.cells import Cell
+from carrel.evaluation.cells import Cell, Order, Stage
 from carrel.evaluation.documents import Codec
-from carrel.evaluation.order import Order, Stage
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Outcome, Report
 from carrel.evaluation.scoring import exact_match

@@ -1,16 +1,19 @@
-"""The three processes of one box: their commands, sockets and deadlines."""
+"""The three processes of one box: their commands, sockets and deadlines, and how to learn that each serves."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
 import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carrel.process.command_line import CONFIG, arguments
 from carrel.process.options import spellings, variable
@@ -19,7 +22,6 @@ from carrel.process.version import CHECKOUT
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
-from carrel.serve.readiness import grpc_serving, http_ready
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
@@ -30,6 +32,8 @@ STORE_START_S = 180.0
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
+PROBE_TIMEOUT_S = 1.0
+PROBE_INTERVAL_S = 0.25
 T = TypeVar("T")
 
 
@@ -151,3 +155,49 @@ def _command(module: str, kind: type[T], texts: Mapping[str, str]) -> tuple[T, t
     given = {**texts, "json_events": "true"}
     # -P: a folder named gateway where the user happens to stand is not our gateway
     return validate(kind, given), (sys.executable, "-P", "-m", module, *arguments(kind, given))
+
+
+def grpc_serving(socket: Path) -> Callable[[], bool]:
+    """A probe of grpc.health.v1 behind a Unix socket."""
+
+    def probe() -> bool:
+        if not socket.exists():
+            return False
+        # a fresh channel each time: a failed one would back off for seconds
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+            except grpc.RpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return at_most_every(PROBE_INTERVAL_S, probe)
+
+
+def http_ready(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
+    """A probe of the gateway's `/ready`; `connect` makes a client with so many seconds' patience."""
+
+    def probe() -> bool:
+        try:
+            with connect(PROBE_TIMEOUT_S) as client:
+                return client.get("/ready").status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    return at_most_every(PROBE_INTERVAL_S, probe)
+
+
+def at_most_every(interval_s: float, probe: Callable[[], bool]) -> Callable[[], bool]:
+    """`probe`, answering False without a look when the last look was less than `interval_s` ago."""
+    last = -interval_s
+
+    def limited() -> bool:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < interval_s:
+            return False
+        last = now
+        return probe()
+
+    return limited

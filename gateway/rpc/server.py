@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -10,11 +12,37 @@ from grpc_reflection.v1alpha import reflection
 
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
-from gateway.errors import ConfigError
-from gateway.rpc.interceptors import AuthInterceptor
+from gateway.errors import ConfigError, Unauthorized
+from gateway.rpc.errors import abort
 from gateway.rpc.servicer import ChatServicer
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
+
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without a key in `authorization`. Only health is open."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+
+        async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+            await abort(context, Unauthorized())
+
+        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        metadata: dict[str, str] = dict(handler_call_details.invocation_metadata or ())  # type: ignore[arg-type]
+        is_open = handler_call_details.method.startswith(HEALTH_PREFIX)
+        if is_open or self._keys.caller(metadata.get("authorization")) is not None:
+            return await continuation(handler_call_details)
+        return self._refusal
+
 
 CHAT = chat_pb2.DESCRIPTOR.services_by_name["Chat"].full_name
 HEALTH_INTERVAL_S = 2.0

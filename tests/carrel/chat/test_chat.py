@@ -19,8 +19,7 @@ from rich.console import Console
 from waiting import PATIENCE
 
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import Conversation
-from carrel.chat.exchange import ChatOptions
+from carrel.chat.conversation import ChatOptions, Conversation
 from carrel.chat.repl import Repl
 from carrel.cli import main
 

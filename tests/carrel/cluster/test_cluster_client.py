@@ -11,11 +11,10 @@ import pytest
 from fake_fleet import COMPLETE, INFO, FakeFleet, Step, answering, replicas, stats, token
 from waiting import PATIENCE
 
-from carrel.cluster.census import Census
+from carrel.cluster.census import Census, ClusterMetrics
 from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.messages import Failure, Frame, Report
-from carrel.cluster.metrics import ClusterMetrics
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from carrel.cluster.chain import BLOCK_TOKENS, MAX_BLOCKS, prompt_chain, session_link
-from carrel.cluster.routing import PrefixMap, Route, Routing
+from carrel.cluster.routing import (
+    BLOCK_TOKENS,
+    MAX_BLOCKS,
+    PrefixMap,
+    Route,
+    Routing,
+    prompt_chain,
+    session_link,
+)
 
 DOCUMENT = list(range(1000))
 

@@ -10,9 +10,8 @@ from conftest import LENGTH, MODEL
 
 from carrel.cli import main
 from carrel.errors import ChildError, EvaluationError
-from carrel.evaluation.cells import Cell, budget_name, name_policies, plan_cells
+from carrel.evaluation.cells import Cell, Order, budget_name, name_policies, plan_cells
 from carrel.evaluation.local import local_worker
-from carrel.evaluation.order import Order
 from carrel.evaluation.record import Outcome, read_report, summarize
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
 from carrel.evaluation.table import markdown_table, verdicts
