@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kv_store.arena import Arena
+from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
@@ -27,7 +30,6 @@ from kv_store.selection import Selector
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState
 from kv_store.store import Store
-from kv_store.token import TokenCheck
 from kv_store.trainers import make_trainers
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
@@ -131,3 +133,29 @@ class StoreServer:
         stack.callback(health_servicer.enter_graceful_shutdown)
         for name in ("", SERVICE_NAME):
             health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+class TokenCheck(grpc.ServerInterceptor):
+    """Refuses every call without the token, but those that ask for the store's health."""
+
+    def __init__(self, token: str) -> None:
+        ((_, shown),) = token_metadata(token)
+        self._expected = shown.encode()
+        self._refuse = grpc.unary_unary_rpc_method_handler(_refuse)
+
+    def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Any], call: grpc.HandlerCallDetails
+    ) -> Any:
+        shown = dict(call.invocation_metadata).get(TOKEN_KEY, "")
+        shown = shown.encode() if isinstance(shown, str) else shown
+        is_health = call.method.startswith(f"/{health.SERVICE_NAME}/")
+        if is_health or hmac.compare_digest(shown, self._expected):
+            return continuation(call)
+        return self._refuse
+
+
+def _refuse(request: object, context: grpc.ServicerContext) -> None:
+    context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "wrong token, or none: give the store and its workers the same CARREL_STORE_TOKEN or --store-token-file",
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
-from kv_store.client.stats import SequenceStats, StoreStats
+from kv_store.client.wire import SequenceStats, StoreStats
 from kv_store.errors import InvalidArgument
 from kv_store.prefixes import check_hashes
 from kv_store.sequences import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, mismatch
-from gpu_worker.policies.chelsea.soft_matching.records import num_matches
+from gpu_worker.policies.chelsea.soft_matching.reference import num_matches
 
 # Chelsea's own
 CHUNK = 256

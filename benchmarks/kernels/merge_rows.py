@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.match_rows import CHUNK
-from gpu_worker.policies.chelsea.soft_matching.records import WeightedRows
+from gpu_worker.policies.chelsea.soft_matching.reference import WeightedRows
 
 # Chelsea's own, of the first round
 MERGED_SHARE = 0.35

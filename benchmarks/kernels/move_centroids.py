@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.centroid_rank import TOKENS_PER_CLUSTER
-from gpu_worker.kernels.kmeans.members import sort_members
+from gpu_worker.kernels.kmeans.reference import sort_members
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from gpu_worker.engine.workload import Workload
-from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES
+from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES
 from gpu_worker.policies.base import Family
 from gpu_worker.policies.observed import MAX_WEIGHTS
 from gpu_worker.policies.recall import RecallPolicy

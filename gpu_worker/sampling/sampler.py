@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from gpu_worker.records import TokenEvent
-from gpu_worker.sampling.filters import keep_min_p, keep_top_k, keep_top_p
-from gpu_worker.sampling.logprobs import gather_logprobs
-from gpu_worker.sampling.noise import draw, uniform
+from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.penalties import apply_penalties
 from gpu_worker.sampling.state import SamplerState
+
+WEIGHT_SCALE = 2.0**40
 
 # The exponent of a float32: all set in NaN and in the infinities only.
 INFINITE_BITS = 0x7F800000
@@ -124,3 +126,47 @@ def _add_logprobs(
 
 def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=like.device)
+
+
+def gather_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Log-probability of each row's token, and of its `num_top` likeliest tokens, best first.
+
+    Args:
+        logits: [B, V] float32, raw: before penalties, bias and temperature.
+        token_ids: [B] int64.
+        num_top: from 0 up; no more than V are reported. Ties fall to the smaller token id.
+    """
+    logprobs = torch.log_softmax(logits, dim=-1)
+    top_ids = first_k(logits, min(num_top, logits.shape[-1]))
+    wanted = torch.cat([token_ids.unsqueeze(-1), top_ids], dim=-1)
+    rows = logprobs.gather(-1, wanted).tolist()
+    tops = [list(zip(ids, row[1:], strict=True)) for ids, row in zip(top_ids.tolist(), rows, strict=True)]
+    return [row[0] for row in rows], tops
+
+
+def uniform(seed: int, counter: int) -> float:
+    """A number in [0, 1) with 53 random bits, the same for the same seed and counter (both uint64)."""
+    digest = hashlib.blake2b(struct.pack("<QQ", seed, counter), digest_size=8, person=b"carrel.sample")
+    return (int.from_bytes(digest.digest(), "little") >> 11) * 2.0**-53
+
+
+def draw(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token of each row's softmax by inverting its distribution function.
+
+    The sums are exact, as weights are whole multiples of 2**-40 of the row's greatest, so that the token does
+    not depend on the order of summation. Tokens less likely than that against the likeliest are never drawn.
+
+    Args:
+        logits: [B, V] float32; -inf removes a token; the greatest of a row is finite.
+        uniforms: [B] float64 in [0, 1).
+
+    Returns:
+        [B] int64 token ids.
+    """
+    relative = torch.exp((logits - logits.amax(dim=-1, keepdim=True)).double())
+    bounds = (relative * WEIGHT_SCALE).long().cumsum(dim=-1)
+    total = bounds[:, -1]
+    targets = torch.minimum((uniforms * total.double()).long(), total - 1)
+    return torch.searchsorted(bounds, targets.unsqueeze(-1), right=True).squeeze(-1)

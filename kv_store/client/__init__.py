@@ -25,7 +25,7 @@ from kv_store.client.indexes import (
 from kv_store.client.layout import Layout
 from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
-from kv_store.client.stats import SequenceStats, StoreStats
+from kv_store.client.wire import SequenceStats, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client import requests, wire
+from kv_store.client import wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
 from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.indexes import IndexParams, IndexSegment
@@ -17,8 +17,8 @@ from kv_store.client.layout import Layout
 from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted, count_rows
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.client.slab_tables import SlabTables
-from kv_store.client.stats import StoreStats
 from kv_store.client.transports import transport_class
+from kv_store.client.wire import StoreStats
 from kv_store.v1 import kv_store_pb2 as pb
 
 _BUILD_THREADS = 16
@@ -189,7 +189,7 @@ class StoreClient:
         raises StoreFull, InvalidStoreRequest, NotInStore when the sequence was released meanwhile.
         """
         attached = self._attached
-        request = requests.build_index(
+        request = wire.build_index(
             params,
             epoch=attached.epoch,
             worker_id=self._worker_id,
@@ -229,7 +229,7 @@ class StoreClient:
         NotInStore.
         """
         attached, heads, row_bytes = self._attached, self._layout.num_kv_heads, self._layout.row_bytes
-        request = requests.top_k(attached.epoch, self._worker_id, layer, wanted, scale)
+        request = wire.top_k(attached.epoch, self._worker_id, layer, wanted, scale)
         if request.ByteSize() > MAX_MESSAGE_BYTES and len(wanted) > 1:
             half = len(wanted) // 2
             first, second = (self.top_k(layer, part, scale) for part in (wanted[:half], wanted[half:]))

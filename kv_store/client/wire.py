@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from carrel.process.version import Edition, edition_of
-from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.indexes import ArrayRef, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
-from kv_store.client.stats import SequenceStats, StoreStats
+from kv_store.client.rows import RowsWanted, TopKWanted
 from kv_store.v1 import kv_store_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """One live sequence; `num_tokens` are sealed in every layer."""
+
+    sequence_id: str
+    worker_id: str
+    num_tokens: int
+    held_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The store's gauges of now and its counters since the start."""
+
+    epoch: int
+    arena_bytes: int
+    held_bytes: int
+    reserved_bytes: int
+    leased_bytes: int
+    index_bytes: int
+    num_sequences: int
+    num_indexes: int
+    num_workers: int
+    num_sessions: int
+    training_seconds: float
+    gathered_rows: int
+    sequences: tuple[SequenceStats, ...]
+
 
 _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
@@ -138,3 +172,45 @@ def stats_from_message(message: pb.StatsResponse) -> StoreStats:
 
 def _fields(kind: type, message: Message) -> dict[str, Any]:
     return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+
+
+def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
+    """Raises InvalidStoreRequest for a value that no message can carry."""
+    with refusing_odd_fields():
+        request = pb.BuildIndexRequest(**fields)  # type: ignore[arg-type]
+    set_params(request, params)
+    return request
+
+
+def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted]) -> pb.GatherRequest:
+    """Raises InvalidStoreRequest for a value that no message can carry."""
+    with refusing_odd_fields():
+        items = [
+            pb.GatherItem(
+                sequence_id=item.sequence_id,
+                layer=layer,
+                kv_head=item.kv_head,
+                positions=item.positions.tolist(),
+            )
+            for item in wanted
+        ]
+        return pb.GatherRequest(epoch=epoch, worker_id=worker_id, items=items)
+
+
+def top_k(
+    epoch: int, worker_id: str, layer: int, wanted: Sequence[TopKWanted], scale: float
+) -> pb.TopKRequest:
+    """Raises InvalidStoreRequest for a value that no message can carry."""
+    with refusing_odd_fields():
+        items = [
+            pb.TopKItem(
+                sequence_id=item.sequence_id,
+                token_begin=item.token_begin,
+                token_end=item.token_end,
+                k=item.k,
+                queries=np.ascontiguousarray(item.queries, "<f4").tobytes(),
+                resident=None if item.resident is None else np.packbits(item.resident).tobytes(),
+            )
+            for item in wanted
+        ]
+        return pb.TopKRequest(epoch=epoch, worker_id=worker_id, layer=layer, scale=scale, items=items)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from kv_store.arena import Arena
 from kv_store.errors import ConfigError
-from kv_store.trainers.base import TrainerPool
-from kv_store.trainers.task import TrainOutcome, TrainTask
+from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask
 
 __all__ = ["TrainOutcome", "TrainTask", "TrainerPool", "make_trainers"]
 

@@ -13,8 +13,7 @@ import ray.exceptions
 from kv_store.client.errors import StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.errors import ConfigError, KVStoreError, TrainingFailed
-from kv_store.trainers.base import TrainerPool
-from kv_store.trainers.task import TrainOutcome, TrainTask, run_task
+from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
 
 _START_TIMEOUT_SECONDS = 120.0
 _MAP_TIMEOUT_SECONDS = 10.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,3 +78,15 @@ def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
         most = max(most, fit.iterations)
         iterating_seconds += fit.iterating_seconds
     return TrainOutcome(time.perf_counter() - start, most, iterating_seconds)
+
+
+class TrainerPool(ABC):
+    """Runs tasks on a fixed number of trainers, each with one CPU and one FAISS thread."""
+
+    @abstractmethod
+    def submit(self, task: TrainTask) -> Future[TrainOutcome]:
+        """Queue a task. The future raises InvalidArgument for keys that are not finite, else TrainingFailed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the trainers; unfinished futures fail."""

@@ -8,8 +8,7 @@ import faiss
 
 from kv_store.arena import Arena
 from kv_store.errors import KVStoreError, TrainingFailed
-from kv_store.trainers.base import TrainerPool
-from kv_store.trainers.task import TrainOutcome, TrainTask, run_task
+from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
 
 
 class ThreadTrainers(TrainerPool):

@@ -24,7 +24,7 @@ from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.shapes import SHAPES
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv import policy as clusterkv
-from gpu_worker.policies.clusterkv.training import train_kmeans
+from gpu_worker.policies.clusterkv.policy import train_kmeans
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates

@@ -18,8 +18,7 @@ from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQPar
 from kv_store.client.wire import own_edition
 from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
-from kv_store.trainers.base import TrainerPool
-from kv_store.trainers.task import TrainOutcome, TrainTask
+from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
 

@@ -5,5 +5,3 @@ from gpu_worker.kernels.dispatch import by_device
 
 attend_blocks = by_device(reference.attend_blocks)
 attend_slots = by_device(reference.attend_slots)
-
-__all__ = ["attend_blocks", "attend_slots"]

@@ -4,5 +4,3 @@ from gpu_worker.kernels.best_rows import reference
 from gpu_worker.kernels.dispatch import by_device
 
 best_rows = by_device(reference.best_rows)
-
-__all__ = ["best_rows"]

@@ -2,8 +2,7 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.kmeans import reference
-from gpu_worker.kernels.kmeans.members import cluster_sizes, sort_members
-from gpu_worker.kernels.kmeans.reference import Centroids
+from gpu_worker.kernels.kmeans.reference import Centroids, cluster_sizes, sort_members
 
 assign_points = by_device(reference.assign_points)
 move_centroids = by_device(reference.move_centroids)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.kmeans.members import cluster_sizes
+# Names of a short type are sorted in half as many passes.
+MAX_SHORT = torch.iinfo(torch.int16).max
 
 # Scores of points against centroids that exist at one time.
 MAX_SCORES = 1 << 28
@@ -67,3 +68,24 @@ def move_centroids(points: Tensor, order: Tensor, ends: Tensor, is_unit: bool) -
     targets = torch.nn.functional.normalize(means, dim=-1, eps=SHORTEST) if is_unit else means
     targets = targets.to(points.dtype)
     return Centroids(means, targets, targets.float().square().sum(-1) / 2)
+
+
+def sort_members(labels: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
+    """Where the points of each cluster are: order int64 [P n], ends int64 [P, C].
+
+    order: places p n + i, those of problem 0's cluster 0 first, then of its cluster 1, ..., each cluster's by ascending
+    i. ends: each cluster's end in it. labels: whole numbers [P, n] below `num_clusters`. One stable sort for all
+    problems, by the clusters' names among all, not one for each.
+    """
+    num_problems = labels.shape[0]
+    total = num_problems * num_clusters
+    dtype = torch.int16 if total <= MAX_SHORT else torch.int32
+    clusters = torch.arange(total, device=labels.device, dtype=dtype)
+    names = labels + clusters.view(num_problems, num_clusters)[:, :1]
+    names, order = names.to(dtype).flatten().sort(stable=True)
+    return order, torch.searchsorted(names, clusters, right=True).view(num_problems, num_clusters)
+
+
+def cluster_sizes(ends: Tensor) -> Tensor:
+    """Number of points of each cluster, of the ends that `sort_members` gives: int64 [P, C]."""
+    return torch.diff(ends.flatten(), prepend=ends.new_zeros(1)).view_as(ends)

@@ -4,5 +4,3 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.observed_weight import reference
 
 observed_weight = by_device(reference.observed_weight)
-
-__all__ = ["observed_weight"]

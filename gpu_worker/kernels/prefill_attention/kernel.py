@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
-from gpu_worker.kernels.prefill_attention.pieces import MAX_SCORES, attend_in_pieces
+from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
 
 # Of queries and of past tokens, in what goes to cuDNN.
 UNIT = 1024

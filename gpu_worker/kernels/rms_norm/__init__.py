@@ -5,5 +5,3 @@ from gpu_worker.kernels.rms_norm import reference
 
 rms_norm = by_device(reference.rms_norm)
 add_normed = by_device(reference.add_normed)
-
-__all__ = ["add_normed", "rms_norm"]

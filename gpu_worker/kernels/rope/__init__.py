@@ -4,5 +4,3 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.rope import reference
 
 rope = by_device(reference.rope)
-
-__all__ = ["rope"]

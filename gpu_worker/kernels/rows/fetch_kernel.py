@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.rows.fetch_programs import copy_misses, find_offsets, find_rows, list_misses
+from gpu_worker.kernels.rows.kernel import WORD_BYTES, arena_words, unit_of, words
 from gpu_worker.kernels.rows.reference import ArenaLayout
-from gpu_worker.kernels.rows.words import WORD_BYTES, arena_words, unit_of, words
 
 # Columns that a program of `list_misses` takes at a time.
 COLUMNS = 1024

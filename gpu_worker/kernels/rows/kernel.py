@@ -8,11 +8,13 @@ and a program has 8 KiB under way. What the bus needs to be busy (46 GB/s at abo
 
 from __future__ import annotations
 
+import torch
 import triton
 from torch import Tensor
 
 from gpu_worker.kernels.rows.programs import copy_pairs, copy_rows, store_rows
-from gpu_worker.kernels.rows.words import WORD_BYTES, arena_words, unit_of, words
+
+WORD_BYTES = 4
 
 ROWS = 16
 ROWS_PER_WARP = 4
@@ -121,3 +123,21 @@ def _launch_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor, 
         WORDS=triton.next_power_of_2(half_words),
         num_warps=4,
     )
+
+
+def unit_of(row_bytes: int) -> int:
+    """Words that offsets and rows are multiples of: 4 let every access be one of 16 bytes.
+
+    Raises ValueError for rows that are no whole words.
+    """
+    if row_bytes % WORD_BYTES:
+        raise ValueError(f"rows of {row_bytes} bytes cannot be copied in words of {WORD_BYTES}")
+    return 4 if row_bytes % 16 == 0 else 2 if row_bytes % 8 == 0 else 1
+
+
+def words(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32)
+
+
+def arena_words(arena: Tensor) -> Tensor:
+    return words(arena[: arena.shape[0] // WORD_BYTES * WORD_BYTES])

@@ -4,5 +4,3 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.silu_mul import reference
 
 silu_mul = by_device(reference.silu_mul)
-
-__all__ = ["silu_mul"]

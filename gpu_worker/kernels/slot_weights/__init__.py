@@ -4,5 +4,3 @@ from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.slot_weights import reference
 
 slot_weights = by_device(reference.slot_weights)
-
-__all__ = ["slot_weights"]

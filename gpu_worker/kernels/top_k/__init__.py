@@ -3,7 +3,5 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.top_k import reference
 
-__all__ = ["outside", "top_k"]
-
 outside = reference.outside
 top_k = by_device(reference.top_k)

@@ -9,10 +9,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.kmeans import cluster_sizes, sort_members
+from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
-from gpu_worker.policies.clusterkv.training import kmeans_bytes, train_kmeans
 from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
@@ -157,3 +156,24 @@ def _places(order: Tensor, begins: Tensor) -> Tensor:
     """
     place = torch.arange(len(order), device=order.device)
     return (torch.empty_like(order).scatter_(0, order, place).view_as(begins) - begins).int()
+
+
+def kmeans_bytes(keys: Tensor, params: KMeansParams) -> int:
+    """See `RecallPolicy.training_bytes`. Keys are read where they lie, by any metric."""
+    return lloyd.fit_bytes(keys, params.num_clusters)
+
+
+def train_kmeans(keys: Tensor, params: KMeansParams, seed: int) -> Mapping[str, Tensor]:
+    """See `RecallPolicy.train`: centroids float32 [H, C, d] and labels int32 [H, T].
+
+    With no more tokens than clusters each token is its own, and the last fills the rest."""
+    num_tokens, num_clusters = keys.shape[1], params.num_clusters
+    if num_tokens <= num_clusters:
+        own = torch.arange(num_clusters, device=keys.device).clamp(max=num_tokens - 1)
+        labels = torch.arange(num_tokens, device=keys.device, dtype=torch.int32)
+        return {"centroids": keys[:, own].float(), "labels": labels.expand(keys.shape[0], -1)}
+    iterations = params.max_iterations or lloyd.DEFAULT_ITERATIONS
+    centroids, sizes = lloyd.fit(keys, num_clusters, iterations, seed, params.metric)
+    # By cosine, what has no member is no mean, and must not get one now.
+    labels = lloyd.assign(keys, centroids, params.metric, sizes if params.metric == "cosine" else None)
+    return {"centroids": centroids.means, "labels": labels}

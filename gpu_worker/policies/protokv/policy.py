@@ -8,15 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.kernels.kmeans import assign_points
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.base import Plan, attend_all
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
 from gpu_worker.policies.protokv.group_means import group_means
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, bucket_sums
-from gpu_worker.policies.protokv.prototypes import nearest_prototype
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores
+
+EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +93,13 @@ class ProtoKV(ScoredPolicy):
         counts = torch.full((1,), width, device=keys.device)
         # All are finite, so that none is missing.
         return top_k(irregularity(keys, num_chunks)[None], counts, width)[0]
+
+
+def nearest_prototype(keys: Tensor, sums: Tensor) -> Tensor:
+    """The prototype of highest cosine with each key: int32 [H, n] from [H, n, d] and groups' sums [H, m, d]. Ties take
+    the first. Prototypes' directions are rounded to the keys' type."""
+    lengths = sums.norm(dim=-1, keepdim=True)
+    # An empty group has no direction; its cosine of 0 must not win.
+    less = torch.where(lengths[..., 0] <= EPS, float("inf"), 0.0)
+    # A key's own length does not change its nearest.
+    return assign_points(keys, (sums / lengths.clamp(min=EPS)).to(keys.dtype), less)

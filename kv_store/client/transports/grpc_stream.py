@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client import requests
+from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import Layout
@@ -59,7 +59,7 @@ class GrpcStreamTransport(Transport):
     def gather(
         self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
     ) -> Bytes:
-        request = requests.gather(self._epoch, self._worker_id, layer, wanted)
+        request = wire.gather(self._epoch, self._worker_id, layer, wanted)
         num_rows = count_rows(wanted)
         data = self._rpc.read_stream(self._rpc.stub.GatherRows, request, num_rows * self._row_bytes)
         if len(data) != num_rows * self._row_bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client import requests
+from kv_store.client import wire
 from kv_store.client.errors import HandoffRefused, StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.client.indexes import ArrayRef
@@ -63,7 +63,7 @@ class ShmTransport(Transport):
     def gather(
         self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
     ) -> Bytes:
-        request = requests.gather(self._epoch, self._worker_id, layer, wanted)
+        request = wire.gather(self._epoch, self._worker_id, layer, wanted)
         num_rows = count_rows(wanted)
         reply = self._rpc.call(self._rpc.stub.Gather, request)
         row_bytes = self._geometry.layout.row_bytes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive, kernel, reference
-from gpu_worker.kernels.prefill_attention.pieces import attend_in_pieces
+from gpu_worker.kernels.prefill_attention.reference import attend_in_pieces
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
-from gpu_worker.policies.clusterkv.training import train_kmeans
+from gpu_worker.policies.clusterkv.policy import train_kmeans
+from gpu_worker.policies.pqcache.policy import train_pq
 from gpu_worker.policies.pqcache.pq_score import augment
-from gpu_worker.policies.pqcache.training import train_pq
 from kv_store.client import KMeansParams, PQParams
 
 

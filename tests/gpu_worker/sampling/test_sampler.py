@@ -5,7 +5,7 @@ import torch
 
 from gpu_worker.records import SamplingParams
 from gpu_worker.sampling import Sampler, SamplerState
-from gpu_worker.sampling.noise import draw, uniform
+from gpu_worker.sampling.sampler import draw, uniform
 
 VOCAB_SIZE = 50
 

@@ -2,7 +2,7 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.chelsea.soft_matching import reference
-from gpu_worker.policies.chelsea.soft_matching.records import Matches, WeightedRows, num_matches
+from gpu_worker.policies.chelsea.soft_matching.reference import Matches, WeightedRows, num_matches
 
 match_rows = by_device(reference.match_rows)
 merge_rows = by_device(reference.merge_rows)

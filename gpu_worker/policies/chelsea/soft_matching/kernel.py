@@ -27,7 +27,7 @@ from gpu_worker.policies.chelsea.soft_matching.programs import (
     match_chunk,
     merge_chunk,
 )
-from gpu_worker.policies.chelsea.soft_matching.records import (
+from gpu_worker.policies.chelsea.soft_matching.reference import (
     STEPS,
     Matches,
     WeightedRows,

@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 
 from gpu_worker.kernels.attention.programs import dot
-from gpu_worker.policies.chelsea.soft_matching import records
+from gpu_worker.policies.chelsea.soft_matching import reference
 
-# Cosines from -1 to 1 in the steps of `records`, counted from 0.
-STEPS = tl.constexpr(float(records.STEPS))
-NO_COSINE = tl.constexpr(records.STEPS)
-LEVELS = tl.constexpr(2 * records.STEPS + 1)
-LEVELS_TILE = tl.constexpr(4 * records.STEPS)
+# Cosines from -1 to 1 in the steps of the reference, counted from 0.
+STEPS = tl.constexpr(float(reference.STEPS))
+NO_COSINE = tl.constexpr(reference.STEPS)
+LEVELS = tl.constexpr(2 * reference.STEPS + 1)
+LEVELS_TILE = tl.constexpr(4 * reference.STEPS)
 # An edge is one number, level * 256 + (255 - partner): the largest is the most similar one, the first where they tie.
 PLACES = tl.constexpr(256)
 # Added to a small float32 and taken away again, it leaves the nearest whole number, a half to the even one.

@@ -3,6 +3,4 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.clusterkv.centroid_rank import reference
 
-__all__ = ["centroid_rank"]
-
 centroid_rank = by_device(reference.centroid_rank)

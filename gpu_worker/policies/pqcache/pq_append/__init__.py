@@ -3,6 +3,4 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.pqcache.pq_append import reference
 
-__all__ = ["pq_append"]
-
 pq_append = by_device(reference.pq_append)

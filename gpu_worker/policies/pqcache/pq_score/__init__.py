@@ -2,7 +2,7 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.pqcache.pq_score import reference
-from gpu_worker.policies.pqcache.pq_score.augment import augment, max_square_norms
+from gpu_worker.policies.pqcache.pq_score.reference import augment, max_square_norms
 
 __all__ = ["augment", "max_square_norms", "pq_assign", "pq_score"]
 

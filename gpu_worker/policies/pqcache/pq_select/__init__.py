@@ -3,6 +3,4 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.pqcache.pq_select import reference
 
-__all__ = ["pq_select"]
-
 pq_select = by_device(reference.pq_select)

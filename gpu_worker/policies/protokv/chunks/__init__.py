@@ -5,5 +5,3 @@ from gpu_worker.policies.protokv.chunks import reference
 
 irregularity = by_device(reference.irregularity)
 chunk_sums = by_device(reference.chunk_sums)
-
-__all__ = ["chunk_sums", "irregularity"]

@@ -3,6 +3,4 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.protokv.group_means import reference
 
-__all__ = ["group_means"]
-
 group_means = by_device(reference.group_means)

@@ -3,6 +3,4 @@
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.quest.page_bound import reference
 
-__all__ = ["page_bound"]
-
 page_bound = by_device(reference.page_bound)

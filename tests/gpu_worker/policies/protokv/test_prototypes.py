@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.protokv.chunks import chunk_sums
-from gpu_worker.policies.protokv.prototypes import nearest_prototype
+from gpu_worker.policies.protokv.policy import nearest_prototype
 
 
 def random_keys(*shape: int, seed: int = 0) -> Tensor:
