@@ -1,20 +1,4 @@
-"""Every error that the gateway raises on purpose. None of them knows a protocol.
-
-GatewayError
-├── ConfigError                start-up: an option, a path or a port that cannot be used
-└── ServiceError               while serving; `param` names the field, `code` is a stable word for programs
-    ├── InvalidRequest         a field that is missing, of the wrong type or out of range
-    ├── Unauthorized           no key, or a wrong one
-    ├── UnknownModel           a model that is not served
-    ├── TooLarge               a body over the limit
-    ├── SlowBody               a body that did not arrive in time
-    ├── Overloaded             no room: try again later
-    ├── ShuttingDown           draining: try again elsewhere or later
-    ├── WorkerUnavailable      the worker, or the store behind it, cannot be reached
-    │   └── VersionMismatch    the worker is of another version
-    ├── RequestTimeout         the request's deadline passed
-    └── GenerationFailed       the worker gave up on this one request
-"""
+"""Every error that the gateway raises on purpose. None of them knows a protocol."""
 
 from __future__ import annotations
 
@@ -25,15 +9,11 @@ from carrel.process.options import OptionError
 from carrel.process.request_limits import LimitError
 
 
-class GatewayError(Exception):
-    """Base of all; the text is fit to be shown to a user."""
-
-
-class ConfigError(GatewayError, OptionError):
+class ConfigError(OptionError):
     """A start-up option that cannot be used."""
 
 
-class ServiceError(GatewayError):
+class ServiceError(Exception):
     """A request that cannot be served; `retry_after_s` says when another try makes sense."""
 
     def __init__(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carrel.errors import ChildError
-from carrel.serve.events import Progress as ProgressEvent
-from carrel.serve.events import Status, parse_event
+from carrel.process.events import Progress as ProgressEvent
+from carrel.process.events import Status, parse_event
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.signals import sigterm_as_interrupt

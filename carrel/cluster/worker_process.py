@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
 from carrel.cluster.errors import ReplicaStartError
-from carrel.serve.events import Output, Progress, parse_event
+from carrel.process.events import Output, Progress, parse_event
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 
 TICK_S = 0.1

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if question is not None and not question.strip():
         raise OptionError("the question is empty: give one with --question or on stdin")
     key = arguments.api_key or os.environ.get("CARREL_API_KEY")
-    with ChatClient(arguments.url, key) as client:
+    with closing(ChatClient(arguments.url, key)) as client:
         repl = Repl(
             client,
             client.model(),

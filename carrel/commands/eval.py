@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -58,7 +58,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
     indexes = range(first, arguments.documents, step)
     with (
         _worker(arguments, model, notes) as target,
-        WorkerClient(target, arguments.timeout) as worker,
+        closing(WorkerClient(target, arguments.timeout)) as worker,
     ):
         info = worker.info()
         ablations = ablations_of(read_methods()) if ABLATIONS in arguments.policies else {}
@@ -74,7 +74,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
                 report.write(arguments.json)
 
         concurrency = arguments.concurrency or max(1, info.max_num_seqs)
-        with RunProgress(notes, report, len(cells), len(indexes)) as progress:
+        with closing(RunProgress(notes, report, len(cells), len(indexes))) as progress:
             num_measured = arguments.measure_documents if arguments.measure else 0
             order = Order(cells, indexes, arguments.rounds_of, num_measured)
             Runner(suite, worker, report, save, progress, concurrency).run(order)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,7 +18,7 @@ from carrel.evaluation.record import Report
 
 
 class RunProgress:
-    """The progress of a whole run on stderr."""
+    """The progress of a whole run on stderr, shown from its construction until `close`."""
 
     def __init__(self, console: Console, report: Report, num_cells: int, num_documents: int) -> None:
         self._console = console
@@ -37,6 +35,7 @@ class RunProgress:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("documents", total=num_cells * num_documents)
+        self._bar.start()
 
     def cell(self, cell: Cell, done: int, total: int) -> None:
         self._num_done[cell] = done
@@ -55,11 +54,5 @@ class RunProgress:
         if total > 1:
             self._console.print(f"round {number} of {total} is done", highlight=False)
 
-    def __enter__(self) -> RunProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._bar.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
-from types import TracebackType
 
 import grpc
 
@@ -91,14 +90,6 @@ class WorkerClient:
     def close(self) -> None:
         """Ends every call that still runs."""
         self._channel.close()
-
-    def __enter__(self) -> WorkerClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def make_request(cell: Cell, question: Question, is_measured: bool) -> gpu_worker_pb2.GenerateRequest:

@@ -1,9 +1,10 @@
-"""What a process tells its supervisor, or a person, while it starts and runs. Read by `carrel.serve.events`."""
+"""What a process tells its supervisor, or a person, while it starts and runs; and how a supervisor reads it."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TextIO
 
 
@@ -40,3 +41,48 @@ class ProcessEvents:
         except BrokenPipeError:
             # The reader is gone, and this process ends with its parent; say so where it may still be read.
             print(f"{self._process}: its events are not read", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` units of a stage of loading; a total of 0 means unknown."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """One line about the load of the last seconds; an idle process sends none."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """A line that is no event: shown as it is."""
+
+    text: str
+
+
+Event = Progress | Status | Output
+
+
+def parse_event(line: str) -> Event | None:
+    """Read one line; None for "ready", on which a health check has the last word.
+
+    What is no well-formed event comes back as `Output`: no child can break us.
+    """
+    try:
+        record = json.loads(line)
+        kind = record["event"]
+        if kind == "progress":
+            return Progress(str(record["stage"]), int(record["done"]), int(record["total"]))
+        if kind == "ready":
+            return None
+        if kind == "status":
+            return Status(str(record["text"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return Output(line)
+    return Output(line)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.text import Text
 
 from carrel.errors import ChildError
-from carrel.serve.events import Progress
+from carrel.process.events import Progress
 
 STATUS_INTERVAL_S = 10.0
 # steps of a stage that are worth a line
@@ -45,12 +45,10 @@ class Display:
         self._last_status: dict[str, float] = {}
 
     def starting(self, child: str) -> None:
-        """A process was started."""
         self._held[child] = []
         self.message(f"{child}: starting")
 
     def progress(self, child: str, progress: Progress) -> None:
-        """A process got further with loading."""
         quarter = QUARTERS * progress.done // progress.total if progress.total > 0 else 0
         if self._quarters.get((child, progress.stage)) != quarter:
             self._quarters[child, progress.stage] = quarter
@@ -58,7 +56,6 @@ class Display:
             self.message(f"{child}: {progress.stage}{of_total}")
 
     def ready(self, child: str) -> None:
-        """A process serves."""
         self._release(child)
         self.message(f"{child}: ready")
 
@@ -70,7 +67,6 @@ class Display:
             self.message(f"{child}: {text}")
 
     def line(self, child: str, text: str) -> None:
-        """A process wrote a line."""
         if child in self._held and not self._is_verbose:
             self._held[child].append(text)
         else:
@@ -84,15 +80,12 @@ class Display:
                 self._print_line(child, line)
 
     def message(self, text: str) -> None:
-        """The supervisor has something to say."""
         self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
-        """Print the banner or any other picture."""
         self._console.print(renderable)
 
     def draining(self) -> None:
-        """A stop was asked for."""
         self.message("draining: running requests may finish; Ctrl-C again to stop at once")
 
     def failed(self, error: ChildError) -> None:

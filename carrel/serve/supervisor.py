@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from carrel.errors import ChildError
+from carrel.process.events import Output, Progress, Status, parse_event
 from carrel.serve.display import Display
-from carrel.serve.events import Progress, Ready, Status, parse_event
 from carrel.serve.orphans import adopting_orphans, end_orphans
 from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit
 from carrel.serve.restarts import RestartPolicy, Restarts
@@ -181,10 +181,8 @@ class Supervisor:
                 self._display.progress(line.child, progress)
             case Status(text):
                 self._display.status(line.child, text)
-            case Ready():
-                pass
-            case other:
-                self._display.line(line.child, other.text)
+            case Output(text):
+                self._display.line(line.child, text)
 
     def _drain(self) -> int:
         """SIGTERM to the last started first, each with its deadline, then SIGKILL."""

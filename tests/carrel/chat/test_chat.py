@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def talk(server: FakeServer, lines: list[str], document: str | None = None) -> s
         except StopIteration:
             raise EOFError from None
 
-    with ChatClient(server.url) as client:
+    with closing(ChatClient(server.url)) as client:
         Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)
     return str(output.file.getvalue())  # type: ignore[attr-defined]
 

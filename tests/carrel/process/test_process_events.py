@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from carrel.process.events import ProcessEvents
-from carrel.serve.events import Progress, Ready, Status, parse_event
+from carrel.process.events import Event, Output, ProcessEvents, Progress, Status, parse_event
 
 
 class ClosedPipe(io.StringIO):
@@ -27,7 +26,7 @@ def test_json_is_what_the_supervisor_reads(capsys: pytest.CaptureFixture[str]) -
     assert [parse_event(line) for line in capsys.readouterr().out.splitlines()] == [
         Progress("load weights", 1, 2),
         Progress("load weights", 2, 2),
-        Ready(),
+        None,
         Status("running 1"),
     ]
 
@@ -50,3 +49,26 @@ def test_a_stream_may_be_given() -> None:
 def test_a_supervisor_that_is_gone_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ProcessEvents("kv_store", is_json=True, out=ClosedPipe()).status("running 1")
     assert "kv_store: its events are not read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        (
+            '{"event": "progress", "stage": "load weights", "done": 3, "total": 10}',
+            Progress("load weights", 3, 10),
+        ),
+        ('{"event": "ready"}', None),
+        ('{"event": "status", "text": "2 running"}', Status("2 running")),
+    ],
+)
+def test_events(line: str, event: Event | None) -> None:
+    assert parse_event(line) == event
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "plain words", "[]", "7", '{"event": "progress", "stage": 1}', '{"event": "new"}', "[" * 5000],
+)
+def test_anything_else_is_output(line: str) -> None:
+    assert parse_event(line) == Output(line)

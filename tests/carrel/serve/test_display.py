@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from carrel.errors import ChildError
+from carrel.process.events import Progress
 from carrel.serve.display import Display, TerminalDisplay, create_display
-from carrel.serve.events import Progress
 
 
 def console(is_terminal: bool) -> Console:
