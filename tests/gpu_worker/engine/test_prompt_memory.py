@@ -16,7 +16,7 @@ from gpu_worker.kernels.kmeans import lloyd
 from gpu_worker.kernels.kmeans import reference as kmeans_reference
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.clusterkv.policy import ClusterKV
-from gpu_worker.policies.pqcache import training
+from gpu_worker.policies.pqcache import policy as pqcache
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.pqcache.pq_score import reference as pq_reference
 from gpu_worker.policies.recall import RecallPolicy
@@ -87,7 +87,7 @@ def allocated(
     live = LiveBytes(rows, *state)
     monkeypatch.setattr(lloyd, "assign_points", live.as_kernel(kmeans_reference.assign_points))
     monkeypatch.setattr(lloyd, "move_centroids", live.as_kernel(kmeans_reference.move_centroids))
-    monkeypatch.setattr(training, "pq_assign", live.as_kernel(pq_reference.pq_assign))
+    monkeypatch.setattr(pqcache, "pq_assign", live.as_kernel(pq_reference.pq_assign))
     with torch.inference_mode(), live:
         return train_and_load(lambda: live.peak)
 
@@ -148,7 +148,7 @@ def test_who_trains_nothing_needs_nothing() -> None:
 def test_the_bytes_are_those_of_the_keys_shape_and_type() -> None:
     def need(num_tokens: int, dtype: torch.dtype) -> int:
         keys = torch.empty(2, num_tokens, 64, dtype=dtype, device="meta")
-        return training.pq_bytes(keys, PQParams(2, 6))
+        return pqcache.pq_bytes(keys, PQParams(2, 6))
 
     # Beside a sample of the tokens, of their type: of each token a code of each part.
     for dtype in (torch.float32, torch.bfloat16):

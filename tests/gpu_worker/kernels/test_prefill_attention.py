@@ -68,9 +68,11 @@ def test_every_form_is_the_definition(
     num_tokens: int, begin: int, group: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     query, rows, scale = problem(num_tokens, begin, group, head_dim, dtype, device)
+    # What runs on a CPU calls an operation that a GPU does not have.
+    forms = (kernel, reference) if device.type == "cpu" else (kernel,)
     with torch.inference_mode():
-        for module in kernel, reference:
-            check(module.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
+        for form in forms:
+            check(form.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
 
 
 def joined(
