@@ -1,4 +1,4 @@
-"""`carrel bench serve`: load on a running server, by policy, concurrency and length of the prompts."""
+"""`carrel bench serve`: load on a running server: levels of concurrency, or classes of requests side by side."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from benchmarks import plots, tables
@@ -17,6 +18,7 @@ from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
 from benchmarks.load.generator import run_level
 from benchmarks.load.levels import Level, Percentiles, ServeRow
+from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
 from carrel.process.command_line import at_least
@@ -40,6 +42,22 @@ COLUMNS: tuple[Column[ServeRow], ...] = (
     Column("attended", lambda row: tables.number(row.attended_tokens, 0)),
     Column("hit rate", lambda row: tables.number(row.hit_rate, 3)),
     Column("MiB moved", lambda row: "-" if row.bytes_moved is None else f"{row.bytes_moved / 2**20:.1f}"),
+)
+
+CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
+    Column("requests", lambda row: row.traffic.name, False),
+    Column("policy", lambda row: row.policy or "the server's", False),
+    Column("prompt", lambda row: tables.tokens(row.traffic.prompt_tokens)),
+    Column("output", lambda row: str(row.traffic.max_tokens)),
+    Column("done", lambda row: f"{row.num_done}/{row.num_done + row.num_failed}"),
+    Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
+    Column("gap p50/p95/p99, ms", lambda row: _percentiles(row.gap_ms, 1)),
+    Column("gap p99.9, ms", lambda row: tables.number(row.gap_p999_ms, 0)),
+    Column("TPOT p50/p95/p99, ms", lambda row: _percentiles(row.tpot_ms, 1)),
+    Column("latency p50/p95/p99, ms", lambda row: _percentiles(row.latency_ms, 0)),
+    Column("tokens/s", lambda row: f"{row.output_tokens_per_s:.1f}"),
+    Column("prompt tokens/s", lambda row: f"{row.prompt_tokens_per_s:.0f}"),
+    Column("goodput, requests/s", lambda row: f"{row.goodput:.2f}"),
 )
 
 
@@ -94,11 +112,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
     )
+    traffic = parser.add_argument_group("classes of requests side by side, in place of levels")
+    traffic.add_argument(
+        "--traffic",
+        nargs="+",
+        type=TrafficClass.parse,
+        default=[],
+        metavar="CLASS",
+        help="NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "
+        "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE] comes at the start, such as documents=100K+64x3 batch=16K+128x16/8",
+    )
+    traffic.add_argument(
+        "--duration", type=float, default=12.0, metavar="S", help="of arrivals (default: %(default)s)"
+    )
+    traffic.add_argument("--slo-ttft", type=float, default=None, metavar="MS", help="that goodput asks for")
+    traffic.add_argument("--slo-tpot", type=float, default=None, metavar="MS", help="likewise")
+    parser.add_argument(
+        "--api",
+        choices=["carrel", "openai"],
+        default="carrel",
+        help="openai: any server of OpenAI's API; prompts are text of about as many tokens (with --traffic)",
+    )
     add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns 1 when no request was answered. Raises BenchmarkError."""
+    if options.traffic:
+        return _run_classes(options)
     levels = levels_of(options)
     rows, served = asyncio.run(_run(options, levels))
     # the machine of the load, which is the server's too where both run on one
@@ -107,6 +148,48 @@ def run(options: argparse.Namespace) -> int:
     if options.plots:
         draw(rows, options.plots)
     return 0 if any(row.num_done for row in rows) else 1
+
+
+def _run_classes(options: argparse.Namespace) -> int:
+    rows, served = asyncio.run(_serve_classes(options))
+    finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, tuple(rows))
+    tables.show("serve", CLASS_COLUMNS, rows, class_notes(rows))
+    return 0 if any(row.num_done for row in rows) else 1
+
+
+async def _serve_classes(options: argparse.Namespace) -> tuple[list[ClassRow], dict[str, Any]]:
+    key = options.api_key or os.environ.get("CARREL_API_KEY")
+    slo, rows = Slo(options.slo_ttft, options.slo_tpot), []
+    async with LoadClient(options.url, key, options.timeout, options.api == "carrel") as client:
+        model = options.model or await client.model()
+        served = {"url": options.url, "model": model, "server": await client.about()}
+        counts = [
+            len(each.arrivals(options.duration, Random(f"{options.seed}:{each.name}")))
+            for each in options.traffic
+        ]
+        with RunProgress(len(options.policies) * sum(counts)) as progress:
+            for policy in options.policies:
+                named = None if policy == SERVER_POLICY else policy
+                level = Level(named, None if policy == "full" else options.budget, 1, 1, 1, 1)
+                progress.doing(policy)
+                rows += await run_traffic(
+                    client,
+                    model,
+                    options.traffic,
+                    level,
+                    options.duration,
+                    str(options.seed),
+                    slo,
+                    progress.advance,
+                )
+    return rows, served
+
+
+def class_notes(rows: Sequence[ClassRow]) -> Iterable[str]:
+    """What failed."""
+    for row in rows:
+        if row.num_failed:
+            yield f"{row.traffic.name}: {row.num_failed} failed: {row.error}"
 
 
 def levels_of(options: argparse.Namespace) -> list[Level]:
@@ -164,6 +247,9 @@ def notes(rows: Sequence[ServeRow]) -> Iterable[str]:
 
 
 def render(content: dict[str, Any]) -> str:
+    if content["rows"] and "traffic" in content["rows"][0]:
+        found = [revive(ClassRow, fields) for fields in content["rows"]]
+        return tables.markdown(CLASS_COLUMNS, found, class_notes(found))
     rows = [revive(ServeRow, fields) for fields in content["rows"]]
     return tables.markdown(COLUMNS, rows, notes(rows))
 

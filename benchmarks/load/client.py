@@ -37,7 +37,10 @@ class RequestFailed(Exception):
 class LoadClient:
     """Close it with `async with`. Raises BenchmarkError where the server cannot be used at all."""
 
-    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str, api_key: str | None, timeout_s: float, is_carrel: bool = True) -> None:
+        """is_carrel: else nothing is asked that not every OpenAI server knows: prompts are text of about as many
+        tokens, and there is no policy."""
+        self._is_carrel = is_carrel
         self._url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx.AsyncClient(
             base_url=self._url,
@@ -60,7 +63,13 @@ class LoadClient:
 
     async def about(self) -> dict[str, Any]:
         """What the server says of its version."""
-        return await self._json("GET", "/version")
+        return await self._json("GET", "/version") if self._is_carrel else {}
+
+    async def prompt(self, count: int, seed: str) -> list[int] | str:
+        """Of `count` tokens; text of as many words where the server makes no token ids."""
+        if self._is_carrel:
+            return await self.token_ids(count, seed)
+        return " ".join(Random(seed).choices(WORDS, k=count))
 
     async def token_ids(self, count: int, seed: str) -> list[int]:
         """Exactly `count` token ids of random words, the same for the same seed."""
@@ -71,10 +80,10 @@ class LoadClient:
             raise BenchmarkError(f"{words} words made {len(tokens)} tokens, not {count}")
         return tokens[:count]
 
-    async def complete(self, model: str, prompt: list[int], level: Level) -> RequestResult:
+    async def complete(self, model: str, prompt: list[int] | str, level: Level) -> RequestResult:
         """One streamed completion, greedy, of the level's whole length. Raises RequestFailed."""
         carrel = {"policy": level.policy, "budget": level.budget}
-        body = {
+        body: dict[str, Any] = {
             "model": model,
             "prompt": prompt,
             "max_tokens": level.max_tokens,
@@ -82,8 +91,9 @@ class LoadClient:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "carrel": {name: value for name, value in carrel.items() if value is not None},
         }
+        if self._is_carrel:
+            body["carrel"] = {name: value for name, value in carrel.items() if value is not None}
         begin = time.perf_counter()
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
@@ -112,14 +122,19 @@ class LoadClient:
 async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> RequestResult:
     first: float | None = None
     last = 0.0
+    gaps: list[float] = []
     usage: dict[str, Any] | None = None
     async for chunk in chunks:
         if error := chunk.get("error"):
             raise RequestFailed(str(error.get("message", error)))
         # a finish without text may be all that comes of tokens that make no character
         if chunk.get("choices"):
-            last = time.perf_counter() - begin
-            first = last if first is None else first
+            now = time.perf_counter() - begin
+            if first is None:
+                first = now
+            else:
+                gaps.append(now - last)
+            last = now
         usage = chunk.get("usage") or usage
     end = time.perf_counter() - begin
     if usage is None:
@@ -133,6 +148,7 @@ async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> Reques
         completion_tokens=int(usage["completion_tokens"]),
         cached_tokens=int(details.get("cached_tokens") or 0),
         carrel=dict(usage.get("carrel") or {}),
+        gaps_s=tuple(gaps),
     )
 
 

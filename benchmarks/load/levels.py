@@ -30,7 +30,8 @@ class Level:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """One answered request; times in seconds. carrel: its `usage.carrel`, empty where the server sends none."""
+    """One answered request; times in seconds. carrel: its `usage.carrel`, empty where the server sends none. gaps_s:
+    between the pieces of its stream."""
 
     ttft_s: float
     last_s: float
@@ -39,6 +40,7 @@ class RequestResult:
     completion_tokens: int
     cached_tokens: int
     carrel: dict[str, Any]
+    gaps_s: tuple[float, ...] = ()
 
     @property
     def tpot_s(self) -> float | None:

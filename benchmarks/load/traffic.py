@@ -1,0 +1,178 @@
+"""Classes of requests side by side on one server: chats that arrive at random, documents at once, clients in a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from benchmarks.load.client import LoadClient, RequestFailed
+from benchmarks.load.levels import Level, Percentiles, RequestResult
+
+_SPEC = re.compile(
+    r"(?P<name>[\w-]+)=(?P<prompt>\d+K?)\+(?P<output>\d+)"
+    r"(?:@(?P<rate>\d+(?:\.\d+)?)|x(?P<count>\d+)(?:/(?P<at_once>\d+))?)"
+)
+
+
+@dataclass(frozen=True)
+class TrafficClass:
+    """Requests of one kind. rate: they arrive at random, so many a second in the mean (Poisson), while the traffic
+    lasts. count: so many in all, `at_once` of them at a time, from the start."""
+
+    name: str
+    prompt_tokens: int
+    max_tokens: int
+    rate: float | None = None
+    count: int | None = None
+    at_once: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TrafficClass:
+        """`chats=512+64@3`: 512 tokens and 64 to answer, 3 a second. `documents=100K+64x3`: three at once.
+        `batch=16K+128x16/8`: 16, 8 at a time. Raises ValueError."""
+        if (found := _SPEC.fullmatch(text)) is None:
+            raise ValueError(
+                f"{text!r} is no class of requests; write NAME=PROMPT+OUTPUT@RATE, such as chats=512+64@3, or "
+                "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE], such as documents=100K+64x3"
+            )
+        prompt = found["prompt"]
+        rate, count, at_once = found["rate"], found["count"], found["at_once"]
+        made = cls(
+            found["name"],
+            int(prompt[:-1]) * 1000 if prompt.endswith("K") else int(prompt),
+            int(found["output"]),
+            float(rate) if rate else None,
+            int(count) if count else None,
+            int(at_once or count) if count else None,
+        )
+        if not made.prompt_tokens or not made.max_tokens or 0 in (made.rate, made.count, made.at_once):
+            raise ValueError(f"{text!r}: no number may be 0")
+        return made
+
+    def arrivals(self, seconds: float, rng: Random) -> list[float]:
+        """When its requests come, in seconds from the start."""
+        if self.rate is None:
+            return [0.0] * (self.count or 0)
+        times = []
+        now = rng.expovariate(self.rate)
+        while now < seconds:
+            times.append(now)
+            now += rng.expovariate(self.rate)
+        return times
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request must keep to count as good: its first token, and its mean time a token, in ms. None: anything."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def holds(self, result: RequestResult) -> bool:
+        ttft_ms, tpot_s = 1e3 * result.ttft_s, result.tpot_s
+        return (self.ttft_ms is None or ttft_ms <= self.ttft_ms) and (
+            self.tpot_ms is None or tpot_s is None or 1e3 * tpot_s <= self.tpot_ms
+        )
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """What came of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
+
+    Throughputs and goodput, requests a second that kept the SLO, are over the whole traffic's duration. error: of the
+    first that failed.
+    """
+
+    traffic: TrafficClass
+    policy: str | None
+    num_done: int
+    num_failed: int
+    error: str | None
+    duration_s: float
+    ttft_ms: Percentiles | None
+    gap_ms: Percentiles | None
+    gap_p999_ms: float | None
+    tpot_ms: Percentiles | None
+    latency_ms: Percentiles | None
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    goodput: float
+
+
+async def run_traffic(
+    client: LoadClient,
+    model: str,
+    classes: Sequence[TrafficClass],
+    level: Level,
+    seconds: float,
+    seed: str,
+    slo: Slo,
+    answered: Callable[[], None],
+) -> list[ClassRow]:
+    """All classes at once; ends when every request is answered. level: policy and budget. Prompts are made before the
+    clock starts.
+
+    Raises BenchmarkError when the server cannot make them; a request that fails is counted.
+    """
+    results: dict[str, list[RequestResult]] = {each.name: [] for each in classes}
+    errors: dict[str, list[str]] = {each.name: [] for each in classes}
+
+    async def ask(each: TrafficClass, prompt: list[int] | str, at: float, limit: asyncio.Semaphore) -> None:
+        await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+        async with limit:
+            try:
+                asked = replace(level, prompt_tokens=each.prompt_tokens, max_tokens=each.max_tokens)
+                results[each.name].append(await client.complete(model, prompt, asked))
+            except RequestFailed as exc:
+                errors[each.name].append(str(exc))
+        answered()
+
+    plan = []
+    for each in classes:
+        limit = asyncio.Semaphore(each.at_once or 1 << 20)
+        for index, at in enumerate(each.arrivals(seconds, Random(f"{seed}:{each.name}"))):
+            prompt = await client.prompt(each.prompt_tokens, f"{seed}:{each.name}:{index}")
+            plan.append((each, prompt, at, limit))
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for arrival in plan:
+            group.create_task(ask(*arrival))
+    duration = time.perf_counter() - begin
+    return [
+        _row(each, level.policy, results[each.name], errors[each.name], duration, slo) for each in classes
+    ]
+
+
+def _row(
+    each: TrafficClass,
+    policy: str | None,
+    results: Sequence[RequestResult],
+    errors: Sequence[str],
+    duration_s: float,
+    slo: Slo,
+) -> ClassRow:
+    gaps = sorted(1e3 * gap for result in results for gap in result.gaps_s)
+    return ClassRow(
+        traffic=each,
+        policy=policy,
+        num_done=len(results),
+        num_failed=len(errors),
+        error=errors[0] if errors else None,
+        duration_s=duration_s,
+        ttft_ms=Percentiles.of(1e3 * result.ttft_s for result in results),
+        gap_ms=Percentiles.of(gaps),
+        gap_p999_ms=gaps[min(len(gaps) - 1, int(0.999 * len(gaps)))] if gaps else None,
+        tpot_ms=Percentiles.of(1e3 * tpot for tpot in _known(result.tpot_s for result in results)),
+        latency_ms=Percentiles.of(1e3 * result.end_s for result in results),
+        output_tokens_per_s=sum(result.completion_tokens for result in results) / duration_s,
+        prompt_tokens_per_s=sum(result.prompt_tokens for result in results) / duration_s,
+        goodput=sum(slo.holds(result) for result in results) / duration_s,
+    )
+
+
+def _known(values: Iterable[float | None]) -> Iterable[float]:
+    return (value for value in values if value is not None)

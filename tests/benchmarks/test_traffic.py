@@ -1,0 +1,94 @@
+"""Classes of requests side by side: what is asked when, and what is told of each class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from gateway_stack import Stack, running_stack, write_tokenizer
+
+from benchmarks.__main__ import main
+from benchmarks.load.levels import RequestResult
+from benchmarks.load.traffic import Slo, TrafficClass
+from benchmarks.report import render
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
+    with running_stack(tmp_path_factory.mktemp("traffic"), model) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("chats=512+64@3", TrafficClass("chats", 512, 64, rate=3.0)),
+        ("chats=512+64@0.5", TrafficClass("chats", 512, 64, rate=0.5)),
+        ("documents=100K+64x3", TrafficClass("documents", 100_000, 64, count=3, at_once=3)),
+        ("batch=16K+128x16/8", TrafficClass("batch", 16_000, 128, count=16, at_once=8)),
+    ],
+)
+def test_a_class_is_read_from_one_word(text: str, expected: TrafficClass) -> None:
+    assert TrafficClass.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["chats", "chats=512@3", "a=1+1", "a=0+1x1", "a=1+0x1", "a=1+1x0", "a=1+1@0"]
+)
+def test_another_word_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=text.replace("+", r"\+")):
+        TrafficClass.parse(text)
+
+
+def test_arrivals_are_as_many_as_the_rate_says_and_the_same_for_the_same_seed() -> None:
+    chats = TrafficClass("chats", 10, 1, rate=3.0)
+    times = chats.arrivals(1000.0, Random("1"))
+    assert 2800 < len(times) < 3200
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert times[-1] < 1000
+    assert times == chats.arrivals(1000.0, Random("1"))
+    assert TrafficClass("x", 10, 1, count=4, at_once=2).arrivals(1.0, Random("1")) == [0.0] * 4
+
+
+def test_an_slo_asks_for_the_first_token_and_the_pace() -> None:
+    result = RequestResult(0.2, 1.2, 1.3, 10, 11, 0, {})
+    assert Slo().holds(result)
+    assert Slo(ttft_ms=200, tpot_ms=100).holds(result)
+    assert not Slo(ttft_ms=199).holds(result)
+    assert not Slo(tpot_ms=99).holds(result)
+
+
+def test_classes_share_a_server_and_are_told_apart(stack: Stack, tmp_path: Path) -> None:
+    stack.say("the quick brown fox", token_s=0.001)
+    path = tmp_path / "traffic.json"
+    classes = ["chats=20+4@40", "documents=60+2x3", "loop=30+3x5/1"]
+    options = ["--traffic", *classes, "--duration", "0.5", "--policies", "pqcache", "--budget", "8"]
+    assert main(["serve", "--url", stack.url, *options, "--slo-ttft", "60000", "--json", str(path)]) == 0
+    rows = {row["traffic"]["name"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {name: row["num_done"] for name, row in rows.items() if name != "chats"} == {
+        "documents": 3,
+        "loop": 5,
+    }
+    assert rows["chats"]["num_done"] > 0
+    assert all(row["num_failed"] == 0 and row["goodput"] > 0 and row["gap_ms"] for row in rows.values())
+    asked = [
+        (len(one.prompt_token_ids), one.sampling.max_tokens, one.policy) for one in stack.script.requests
+    ]
+    assert set(asked) == {(20, 4, "pqcache"), (60, 2, "pqcache"), (30, 3, "pqcache")}
+    assert "chats" in render(path)
+
+
+def test_any_openai_server_will_do(stack: Stack, tmp_path: Path) -> None:
+    """Text in place of token ids, and none of Carrel's fields."""
+    stack.say("the quick brown fox", token_s=0.001)
+    before = len(stack.script.requests)
+    options = ["--api", "openai", "--traffic", "chats=20+4x2"]
+    assert main(["serve", "--url", stack.url, *options]) == 0
+    asked = stack.script.requests[before:]
+    assert len(asked) == 2
+    assert {one.policy for one in asked} == {""}
