@@ -11,8 +11,8 @@ from contextlib import aclosing
 from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Detokenizer
 from gateway.errors import GenerationFailed, ServiceError, WorkerUnavailable
+from gateway.exchange import ChoiceFinished, Event, Prefilling, TextDelta, TokenLogprob, Usage
 from gateway.metrics import Metrics
-from gateway.records import ChoiceFinished, Event, Prefilling, TextDelta, TokenLogprob, Usage
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb

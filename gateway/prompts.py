@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from carrel.process.request_limits import context_overflow
 from gateway.errors import InvalidRequest, invalid_requests
-from gateway.records import Message, Scalar, TokenIds
+from gateway.exchange import Message, Scalar, TokenIds
 from gateway.tokenizer import Tokenizer
 
 MAX_ROLE_CHARS = 64

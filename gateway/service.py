@@ -24,9 +24,7 @@ from gateway.admission import Admission
 from gateway.choice import Choice, merge, total_usage
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
-from gateway.metrics import Metrics
-from gateway.prompts import PromptEncoder, check_text
-from gateway.records import (
+from gateway.exchange import (
     ChatRequest,
     ChoiceFinished,
     Completed,
@@ -37,6 +35,8 @@ from gateway.records import (
     Message,
     TokenIds,
 )
+from gateway.metrics import Metrics
+from gateway.prompts import PromptEncoder, check_text
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient, own_edition
 from gateway.worker_status import WorkerStatus

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from transformers import PreTrainedTokenizerFast
 
 from gateway.errors import ConfigError, InvalidRequest
-from gateway.records import Message, Scalar
+from gateway.exchange import Message, Scalar
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.records import (
+from gateway.exchange import (
     ChoiceFinished,
     Completed,
     Event,

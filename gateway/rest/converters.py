@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.errors import InvalidRequest
-from gateway.records import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
+from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
 from gateway.rest.schemas import ChatBody, CompletionBody, GenerationBody, MessageBody
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, WorkerUnavailable
-from gateway.records import Generation
+from gateway.exchange import Generation
 from gateway.rest.answer import AnswerWriter, ChoiceFormat, collect
 from gateway.rest.body import B, read_body
 from gateway.rest.converters import read_chat, read_completion, read_messages

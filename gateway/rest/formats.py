@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from gateway.records import TokenLogprob
+from gateway.exchange import TokenLogprob
 from gateway.rest.answer import ChoiceText, json_float
 
 

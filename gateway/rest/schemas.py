@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
-from gateway.records import Scalar
+from gateway.exchange import Scalar
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
-from gateway.records import Event
+from gateway.exchange import Event
 from gateway.rest.answer import AnswerWriter
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.feed import ClientGone, Feed, while_connected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.records import (
+from gateway.exchange import (
     ChatRequest,
     ChoiceFinished,
     Completed,

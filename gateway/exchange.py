@@ -1,4 +1,4 @@
-"""The records of the gateway: requests in, events out. What the worker is told and tells are its own messages."""
+"""What the gateway is asked and what it answers, whatever the protocol; with the worker it speaks in messages."""
 
 from __future__ import annotations
 
