@@ -40,13 +40,12 @@ def test_the_sum_is_normed(
     for module in kernel, reference:
         summed, normed = module.rms_norm(hidden, weight, EPS, *arguments)
         # Rounded twice: as the norm, and as the sum.
-        bound = max(torch.finfo(dtype).eps, 2e-6) * (addend.abs() + (hidden + addend).abs()) + 2e-6
+        bound = max(torch.finfo(dtype).eps, 1e-6) * (addend.abs() + (hidden + addend).abs()) + 1e-6
         assert summed.dtype == dtype
         assert ((summed - (hidden + addend)).abs() <= bound).all()
         assert_rounded(normed, norm(summed, weight).float(), dtype)
         if adds == "normed rows":
-            alone = module.add_normed(hidden, added, added_weight, EPS)
-            assert ((alone - (hidden + addend)).abs() <= bound).all()
+            assert torch.equal(module.add_normed(hidden, added, added_weight, EPS), summed)
         if adds == "nothing":
             assert summed is hidden
     assert torch.equal(hidden, before[0])
