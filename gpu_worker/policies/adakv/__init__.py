@@ -1,1 +1,0 @@
-"""Ada-KV: a layer's budget is shared out between its heads."""

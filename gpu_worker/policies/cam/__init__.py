@@ -1,1 +1,0 @@
-"""CaM: evicted values are merged into kept ones."""

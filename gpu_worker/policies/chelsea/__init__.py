@@ -1,1 +1,0 @@
-"""Chelsea: similar tokens become their weighted mean."""

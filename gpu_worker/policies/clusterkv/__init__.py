@@ -1,1 +1,0 @@
-"""ClusterKV: whole semantic clusters of keys are recalled."""

@@ -1,1 +1,0 @@
-"""Full attention: every token, no selection."""

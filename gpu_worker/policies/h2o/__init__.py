@@ -1,1 +1,0 @@
-"""H2O: heavy hitters and recent tokens."""

@@ -1,1 +1,0 @@
-"""InfiniGen: a layer ahead, by a few skewed columns."""

@@ -1,1 +1,0 @@
-"""InfLLM: blocks, looked up by their representatives."""

@@ -1,1 +1,0 @@
-"""Layer-wise budgets for any retain policy."""

@@ -1,1 +1,0 @@
-"""NACL: proxy tokens and random eviction."""

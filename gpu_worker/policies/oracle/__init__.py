@@ -1,1 +1,0 @@
-"""Oracle: exact scores, the upper bound of every recall policy."""

@@ -1,1 +1,0 @@
-"""Outlier heads keep every token."""

@@ -1,1 +1,0 @@
-"""PQCache: top-k by product-quantised keys."""

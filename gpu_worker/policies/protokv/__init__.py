@@ -1,1 +1,0 @@
-"""ProtoKV: prototypes of chunks and of hash buckets."""

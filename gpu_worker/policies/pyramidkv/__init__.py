@@ -1,1 +1,0 @@
-"""PyramidKV: SnapKV with budgets that fall from layer to layer."""

@@ -1,1 +1,0 @@
-"""Quest: pages, by bounds of their keys."""

@@ -1,1 +1,0 @@
-"""Scissorhands: tokens that stayed important."""

@@ -1,1 +1,0 @@
-"""SemanticKV: semantic voters, layer by layer."""

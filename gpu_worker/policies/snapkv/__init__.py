@@ -1,1 +1,0 @@
-"""SnapKV: what the last queries attend."""

@@ -1,1 +1,0 @@
-"""SparQ: the largest components of each query."""

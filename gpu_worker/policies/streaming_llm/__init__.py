@@ -1,1 +1,0 @@
-"""StreamingLLM: sinks and a window."""
