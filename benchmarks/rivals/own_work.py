@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
-from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import Candidates, IndexJob, PrefilledLayer, RecallPolicy, TrainedSegment
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 from gpu_worker.policies.wrapper import AllocationPolicy, delegating
 from gpu_worker.store.layer_writer import Mark
@@ -99,19 +99,11 @@ class TimedRecall(RecallPolicy[Any]):
             self.asked[:] = [self.clock.mark()]
         return job
 
-    def observe_prefill(self, *layer: Any) -> None:
+    def observe_prefill(self, index: Any, prefilled: PrefilledLayer) -> None:
         with self.clock.timing():
-            self.inner.observe_prefill(*layer)
+            self.inner.observe_prefill(index, prefilled)
 
-    def load(
-        self,
-        index: Any,
-        seat: int,
-        layer: int,
-        job: IndexJob,
-        arrays: Mapping[str, Tensor],
-        read_keys: ReadKeys | None = None,
-    ) -> None:
-        self.inner.load(index, seat, layer, job, arrays, read_keys)
+    def load(self, index: Any, trained: TrainedSegment) -> None:
+        self.inner.load(index, trained)
         if self.asked:
             self.clock.add_since(self.asked.pop())

@@ -81,10 +81,36 @@ class Leaving:
     read_keys: Callable[[], Tensor]
 
 
-IndexT = TypeVar("IndexT")
+@dataclass(frozen=True, slots=True)
+class PrefilledLayer:
+    """One layer of a seat's prompt. keys, values: [H_kv, n, d], in the model's dtype. queries: [H_q, w, d] of its last
+    w tokens, as many as the policy's `num_queries`."""
+
+    seat: int
+    layer: int
+    plan: Plan
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
+
 
 # Keys of the positions from the first number to before the second, of one layer: [H_kv, T, d] in the model's dtype.
 ReadKeys = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSegment:
+    """What a job trained in a layer of a seat. arrays: on the index's device, as `kv_store.client.IndexSegment`
+    has them. read_keys: where the job `needs_keys`, of its tokens."""
+
+    seat: int
+    layer: int
+    job: IndexJob
+    arrays: Mapping[str, Tensor]
+    read_keys: ReadKeys | None = None
+
+
+IndexT = TypeVar("IndexT")
 
 
 class RecallPolicy(Policy, Generic[IndexT]):
@@ -99,11 +125,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
     def allocate(self, shape: CacheShape) -> IndexT:
         """The index state of every seat, uninitialised."""
 
-    def observe_prefill(
-        self, index: IndexT, seat: int, layer: int, plan: Plan, keys: Tensor, values: Tensor, queries: Tensor
-    ) -> None:
-        """Index what it can of a prefilled layer. keys, values: [H_kv, n, d] of the prompt, in the model's dtype.
-        queries: [H_q, w, d] of its last w tokens, as many as `num_queries`."""
+    def observe_prefill(self, index: IndexT, prefilled: PrefilledLayer) -> None:
+        """Index what it can of a prefilled layer."""
         return None
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
@@ -122,17 +145,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
         meta device, of which shape and type count."""
         return 0
 
-    def load(
-        self,
-        index: IndexT,
-        seat: int,
-        layer: int,
-        job: IndexJob,
-        arrays: Mapping[str, Tensor],
-        read_keys: ReadKeys | None = None,
-    ) -> None:
-        """Copy a trained segment into the seat's index. arrays: on its device, as `kv_store.client.IndexSegment` has
-        them. read_keys: where the job `needs_keys`, of its tokens."""
+    def load(self, index: IndexT, trained: TrainedSegment) -> None:
+        """Copy a trained segment into the seat's index."""
 
     def load_bytes(self, num_keys: int) -> int:
         """Most bytes that `load` uses on a GPU at one time beside its arguments, for a segment of so many keys of all

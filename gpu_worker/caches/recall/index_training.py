@@ -13,7 +13,7 @@ from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.recall import IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -83,9 +83,9 @@ class IndexTraining:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index if that is done here."""
         if self._offloader.selects_in_store:
             return
-        policy, seat, plan = recall_policy(sequence), sequence.seat, sequence.plan
-        keys, values = rows.chunk(2, dim=-1)
-        policy.observe_prefill(self._indexes.of(policy), seat, layer, plan, keys, values, queries)
+        policy, (keys, values) = recall_policy(sequence), rows.chunk(2, dim=-1)
+        prefilled = PrefilledLayer(sequence.seat, layer, sequence.plan, keys, values, queries)
+        policy.observe_prefill(self._indexes.of(policy), prefilled)
         job = prompt_job(sequence)
         if job is not None and self._is_trained_here(job, layer):
             self._train_here(sequence, range(layer, layer + 1), job, keys[:, job.begin : job.end])
@@ -106,7 +106,8 @@ class IndexTraining:
         device = self._shape.device
         arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}
         read_keys = self._reader(sequence, layer) if job.needs_keys else None
-        policy.load(self._indexes.of(policy), sequence.seat, layer, job, arrays, read_keys)
+        loaded = TrainedSegment(sequence.seat, layer, job, arrays, read_keys)
+        policy.load(self._indexes.of(policy), loaded)
         return True
 
     def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> None:
@@ -144,7 +145,8 @@ class IndexTraining:
         by_layer = {name: array.unflatten(0, (len(layers), -1)) for name, array in arrays.items()}
         for place, layer in enumerate(layers):
             at_layer = {name: array[place] for name, array in by_layer.items()}
-            policy.load(self._indexes.of(policy), sequence.seat, layer, job, at_layer)
+            trained = TrainedSegment(sequence.seat, layer, job, at_layer)
+            policy.load(self._indexes.of(policy), trained)
 
     def _reader(self, sequence: Sequence, layer: int) -> ReadKeys:
         head_dim = self._shape.head_dim

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
-from gpu_worker.policies.recall import Candidates, IndexJob, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
 # Of a key while its segment is loaded: its label, its place among its cluster's, and the copies that a sort makes.
@@ -105,15 +105,8 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
         return kmeans_bytes(keys, cast(KMeansParams, job.params))
 
-    def load(
-        self,
-        index: ClusterIndex,
-        seat: int,
-        layer: int,
-        job: IndexJob,
-        arrays: Mapping[str, Tensor],
-        read_keys: ReadKeys | None = None,
-    ) -> None:
+    def load(self, index: ClusterIndex, trained: TrainedSegment) -> None:
+        seat, layer, job, arrays = trained.seat, trained.layer, trained.job, trained.arrays
         centroids, labels = arrays["centroids"], arrays["labels"].long()
         num_clusters = centroids.shape[1]
         order, ends = sort_members(labels, num_clusters)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
-from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 # Rows in float32, and partial keys of a step, are made so many elements at a time: 256 MiB.
 MAX_ELEMENTS = 1 << 26
@@ -62,16 +62,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
             skew=_read_skew(self.skew_path, shape) if self.skew_path else None,
         )
 
-    def observe_prefill(
-        self,
-        index: InfiniGenIndex,
-        seat: int,
-        layer: int,
-        plan: Plan,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
+    def observe_prefill(self, index: InfiniGenIndex, prefilled: PrefilledLayer) -> None:
+        seat, layer, keys, queries = prefilled.seat, prefilled.layer, prefilled.keys, prefilled.queries
         matrix = skew(queries, keys) if index.skew is None else index.skew[layer]
         grouped = queries.reshape(keys.shape[0], -1, keys.shape[2])
         size = torch.zeros_like(matrix[:, 0])

@@ -11,7 +11,7 @@ from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_a
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
 from gpu_worker.policies.quest.policy import by_token
-from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,15 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
             scale=shape.scale,
         )
 
-    def observe_prefill(
-        self,
-        index: InfLLMIndex,
-        seat: int,
-        layer: int,
-        plan: Plan,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
+    def observe_prefill(self, index: InfLLMIndex, prefilled: PrefilledLayer) -> None:
         """Of all blocks, those in the window too: their tokens' attention is known now only."""
-        num_tokens = keys.shape[1]
-        received = local_attention(queries, keys, plan, index.scale)
-        received[:, : plan.num_sink] = float("-inf")
+        seat, layer, keys = prefilled.seat, prefilled.layer, prefilled.keys
+        received = local_attention(prefilled.queries, keys, prefilled.plan, index.scale)
+        received[:, : prefilled.plan.num_sink] = float("-inf")
         means, counts = representatives(received, keys, self.repr_topk, self.block_size)
         index.keys[seat, layer, :, : means.shape[1]] = means
         index.counts[seat, layer, :, : means.shape[1]] = counts.int()
-        index.num_prompt_tokens[seat] = num_tokens
+        index.num_prompt_tokens[seat] = keys.shape[1]
 
     def extend(self, index: InfLLMIndex, leaving: Leaving) -> None:
         seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()

@@ -14,7 +14,7 @@ from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
-from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy
+from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy, TrainedSegment
 from kv_store.client import PQ_METRICS, PQParams, check_metric
 
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
@@ -110,17 +110,10 @@ class PQCache(RecallPolicy[PQIndex]):
     def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
         return pq_bytes(keys, cast(PQParams, job.params))
 
-    def load(
-        self,
-        index: PQIndex,
-        seat: int,
-        layer: int,
-        job: IndexJob,
-        arrays: Mapping[str, Tensor],
-        read_keys: ReadKeys | None = None,
-    ) -> None:
+    def load(self, index: PQIndex, trained: TrainedSegment) -> None:
+        seat, layer, job, arrays = trained.seat, trained.layer, trained.job, trained.arrays
         codebooks = arrays["codebooks"]
-        codes = arrays["codes"] if read_keys is None else _coded(codebooks, job, read_keys)
+        codes = arrays["codes"] if trained.read_keys is None else _coded(codebooks, job, trained.read_keys)
         # A query's added coordinate is 0: tables need none.
         index.codebooks[seat, layer] = codebooks[..., : index.codebooks.shape[-1]]
         if index.coders is not None and index.max_square_norms is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
 from gpu_worker.policies.quest.page_bound import page_bound
-from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,10 @@ class Quest(RecallPolicy[QuestIndex]):
             key_max=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype),
         )
 
-    def observe_prefill(
-        self,
-        index: QuestIndex,
-        seat: int,
-        layer: int,
-        plan: Plan,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
+    def observe_prefill(self, index: QuestIndex, prefilled: PrefilledLayer) -> None:
         """A page that the window cuts has the extremes of its candidates only; `extend` adds the others."""
-        end = self.window_begin(plan, keys.shape[1])
+        seat, layer, keys = prefilled.seat, prefilled.layer, prefilled.keys
+        end = self.window_begin(prefilled.plan, keys.shape[1])
         num_full = end // self.page_size
         pages = keys[:, : num_full * self.page_size].unflatten(1, (num_full, self.page_size))
         index.key_min[seat, layer, :, :num_full] = pages.amin(dim=2)

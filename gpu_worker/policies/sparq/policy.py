@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
-from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 EPS = 1e-6
 
@@ -45,18 +45,9 @@ class SparQ(RecallPolicy[SparQIndex]):
     def allocate(self, shape: CacheShape) -> SparQIndex:
         return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))
 
-    def observe_prefill(
-        self,
-        index: SparQIndex,
-        seat: int,
-        layer: int,
-        plan: Plan,
-        keys: Tensor,
-        values: Tensor,
-        queries: Tensor,
-    ) -> None:
-        end = self.window_begin(plan, keys.shape[1])
-        index.keys[seat, layer, :, :, :end] = keys[:, :end].transpose(1, 2)
+    def observe_prefill(self, index: SparQIndex, prefilled: PrefilledLayer) -> None:
+        end = self.window_begin(prefilled.plan, prefilled.keys.shape[1])
+        index.keys[prefilled.seat, prefilled.layer, :, :, :end] = prefilled.keys[:, :end].transpose(1, 2)
 
     def extend(self, index: SparQIndex, leaving: Leaving) -> None:
         seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()

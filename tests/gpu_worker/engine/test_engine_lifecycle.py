@@ -30,7 +30,7 @@ from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, Request
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
-from gpu_worker.policies.recall import IndexJob
+from gpu_worker.policies.recall import TrainedSegment
 from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import (
@@ -519,12 +519,12 @@ class ForgetsOnce(ClusterKV):
 
     has_failed = False
 
-    def load(self, index: ClusterIndex, seat: int, layer: int, job: IndexJob, *rest: object) -> None:
+    def load(self, index: ClusterIndex, trained: TrainedSegment) -> None:
         # Within the layers: those before it are clustered.
-        if job.begin > self.num_sink and layer == 1 and not ForgetsOnce.has_failed:
+        if trained.job.begin > self.num_sink and trained.layer == 1 and not ForgetsOnce.has_failed:
             ForgetsOnce.has_failed = True
             raise torch.OutOfMemoryError("CUDA out of memory\nand more")
-        super().load(index, seat, layer, job, *rest)  # type: ignore[arg-type]
+        super().load(index, trained)
 
 
 @pytest.mark.parametrize("trains_indexes", [False, True])

@@ -19,7 +19,7 @@ from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache import policy as pqcache
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.pqcache.pq_score import reference as pq_reference
-from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.recall import RecallPolicy, TrainedSegment
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget
 from kv_store.client import PQParams
@@ -77,7 +77,7 @@ def allocated(
     def train_and_load(peak: Callable[[], int]) -> tuple[int, int]:
         arrays = policy.train(rows[:, begin:, :HEAD_DIM], job, seed=1)
         trained = peak()
-        policy.load(index, 1, 0, job, arrays)
+        policy.load(index, TrainedSegment(1, 0, job, arrays))
         return trained, peak()
 
     if device.type == "cuda":

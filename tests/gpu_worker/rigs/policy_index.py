@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, StepQueries
-from gpu_worker.policies.recall import Candidates, Leaving, RecallPolicy
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 SHAPE = CacheShape(
     max_num_seqs=3,
@@ -88,7 +88,8 @@ def grow(policy: RecallPolicy, index: object, seat: int, tokens: Tokens, plan: P
     layers = range(tokens.keys.shape[0])
     for layer in layers:
         keys, queries = tokens.keys[layer, :, :num_prompt], tokens.queries[layer, :, :num_prompt]
-        policy.observe_prefill(index, seat, layer, plan, keys, keys, queries[:, num_prompt - width :])
+        prefilled = PrefilledLayer(seat, layer, plan, keys, keys, queries[:, num_prompt - width :])
+        policy.observe_prefill(index, prefilled)
     begin = policy.window_begin(plan, num_prompt)
     for num_tokens in range(num_prompt + 1, tokens.keys.shape[2] + 1):
         end = policy.window_begin(plan, num_tokens)

@@ -8,7 +8,7 @@ from policy_index import SHAPE, kmeans_segment, poison, select
 from torch import Tensor
 
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
-from gpu_worker.policies.recall import IndexJob
+from gpu_worker.policies.recall import IndexJob, TrainedSegment
 from kv_store.client import KMeansParams
 
 POLICY = ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40)
@@ -38,7 +38,7 @@ def random_centroids(num_clusters: int, seed: int) -> Tensor:
 
 def test_places_and_sizes_are_those_of_the_labels() -> None:
     index, labels = new_index(), random_labels(60, 7, 0)
-    POLICY.load(index, 1, 1, job(4, 64), kmeans_segment(random_centroids(7, 0), labels))
+    POLICY.load(index, TrainedSegment(1, 1, job(4, 64), kmeans_segment(random_centroids(7, 0), labels)))
     for head in range(HEADS):
         assert index.labels[1, 1, head, 4:64].tolist() == labels[head].tolist()
         sizes = index.sizes[1, 1, head].tolist()
@@ -57,7 +57,7 @@ def test_later_segments_get_clusters_of_their_own() -> None:
             own = job(begin, end, sum(before for *_, before in segments[:place]))
             labels = random_labels(end - begin, clusters, begin + layer)
             centroids = random_centroids(clusters, begin)
-            POLICY.load(index, seat, layer, own, kmeans_segment(centroids, labels))
+            POLICY.load(index, TrainedSegment(seat, layer, own, kmeans_segment(centroids, labels)))
             all_labels[layer, begin] = labels, centroids
     for layer in range(2):
         for head in range(HEADS):
@@ -87,7 +87,7 @@ def test_the_seat_has_room_for_the_longest_sequence() -> None:
         own = ask(plan, begin, end)
         clusters = own.params.num_clusters
         labels = (torch.arange(end - begin) % clusters).expand(HEADS, -1)
-        POLICY.load(index, 0, 0, own, kmeans_segment(random_centroids(clusters, 0), labels))
+        POLICY.load(index, TrainedSegment(0, 0, own, kmeans_segment(random_centroids(clusters, 0), labels)))
     assert int(index.sizes[0, 0, 0].sum()) == segments[-1][1] - 4
 
 
@@ -97,7 +97,7 @@ def test_whole_clusters_are_taken_best_first_and_the_last_is_trimmed() -> None:
     # Head 0: clusters along axes 0, 1, 2; head 1: the same in another order.
     centroids = torch.stack([axes[[0, 1, 2]], axes[[2, 0, 1]]])
     labels = torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1, 2, 0], [2, 2, 2, 0, 0, 0, 1, 1, 1, 1]])
-    POLICY.load(index, 0, 0, job(4, 14), kmeans_segment(centroids, labels))
+    POLICY.load(index, TrainedSegment(0, 0, job(4, 14), kmeans_segment(centroids, labels)))
     query = torch.zeros(1, 4, DIM)
     # The group's sum ranks axis 1 before axis 0 before axis 2, though one head alone prefers axis 0.
     query[0, :, :3] = torch.tensor([[2.0, 1.0, 0.0], [0.0, 5.0, 0.0]]).repeat(2, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.pqcache.policy import PQCache, PQIndex
-from gpu_worker.policies.recall import Candidates, IndexJob, Leaving
+from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, TrainedSegment
 from kv_store.client import PQParams
 
 POLICY = PQCache(num_subvectors=2, num_bits=3, num_sink=4)
@@ -54,7 +54,9 @@ def test_what_is_selected_are_the_best_by_their_scores(num_subvectors: int) -> N
         shape = (HEADS, num_subvectors, 8, DIM // num_subvectors)
         codes = torch.randint(0, 8, (HEADS, end - 1 - begin, num_subvectors), generator=generator)
         segment = pq_segment(torch.randn(shape, generator=generator), codes.to(torch.uint8))
-        policy.load(index, seat, 1, IndexJob(begin, end - 1, PQParams(num_subvectors, 3)), segment)
+        policy.load(
+            index, TrainedSegment(seat, 1, IndexJob(begin, end - 1, PQParams(num_subvectors, 3)), segment)
+        )
         keys = torch.randn(1, 1, HEADS, DIM, generator=generator)
         leaving = Leaving(torch.tensor([seat]), range(1, 2), torch.tensor([end - 1]), lambda keys=keys: keys)
         policy.extend(index, leaving)
@@ -76,7 +78,7 @@ def one_part_index(codebook: Tensor) -> tuple[PQCache, PQIndex]:
     )
     params = PQParams(1, 1, 0, "ip")
     segment["max_square_norms"] = torch.full((HEADS, 1), 4.0)
-    policy.load(index, 1, 1, IndexJob(4, 50, params), segment)
+    policy.load(index, TrainedSegment(1, 1, IndexJob(4, 50, params), segment))
     return policy, index
 
 
@@ -126,7 +128,7 @@ def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
     poison(index)
     keys = torch.randn(HEADS, 200, DIM, generator=torch.Generator().manual_seed(0))
     trained = policy.prompt_job(policy.plan(300, 60), 4, 204)
-    policy.load(index, 1, 1, trained, policy.train(keys, trained, seed=0))
+    policy.load(index, TrainedSegment(1, 1, trained, policy.train(keys, trained, seed=0)))
     # What is trained and what leaves is coded alike.
     for token in range(0, 200, 20):
         one = keys[:, token][None, None]
@@ -142,7 +144,7 @@ def test_an_unknown_metric_is_refused() -> None:
 
 def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
     index, seat = new_index(), 0
-    POLICY.load(index, seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1)))
+    POLICY.load(index, TrainedSegment(seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1))))
     keys = torch.randn(1, HEADS, 2, DIM)
     for token in range(2):
         leave(index, seat, range(1, 2), 50 + token, keys[:, :, token])
