@@ -19,7 +19,7 @@ from carrel.process.options import (
 from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.registry import check_name
-from gpu_worker.records import Budget
+from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -27,30 +27,14 @@ MAX_UNIX_PATH_BYTES = 107
 ADDRESS = "unix:PATH or HOST:PORT"
 
 
-@dataclass(frozen=True, slots=True)
-class HotCache:
-    """Slots per KV head and layer that keep recalled tokens on the device.
-
-    Both fields None is "auto": as many as memory allows. Otherwise a `share` of the context in (0, 1], or a
-    number of `tokens`.
-    """
-
-    share: float | None = None
-    tokens: int | None = None
-
-    @property
-    def is_auto(self) -> bool:
-        return self.share is None and self.tokens is None
-
-
 def read_budget(text: str) -> Budget:
     """From a share in (0, 1] or a number of tokens. Raises ValueError."""
     return Budget(*share_or_tokens(text))
 
 
-def read_hot_cache(text: str) -> HotCache:
+def read_hot_cache(text: str) -> HotCacheSize:
     """From `auto`, a share in (0, 1] of the context, or a number of tokens. Raises ValueError."""
-    return HotCache() if text.strip().lower() == "auto" else HotCache(*share_or_tokens(text))
+    return HotCacheSize() if text.strip().lower() == "auto" else HotCacheSize(*share_or_tokens(text))
 
 
 def device_name(text: str) -> str:
@@ -125,7 +109,7 @@ class WorkerOptions:
     full_layers: int = option(
         0, "first layers that attend to everything, whatever the policy", metavar="N", ge=0, le=4096
     )
-    hot_cache: HotCache = option(
+    hot_cache: HotCacheSize = option(
         "auto",
         "tokens per KV head and layer kept on the device: a share, a number, or auto: all that fit",
         parse=read_hot_cache,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,35 @@ class Budget:
             return self.tokens
         # Binary fractions fall just below: 0.29 of 100 is 29.
         return max(2, int((self.share or 1.0) * num_prompt_tokens + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class HotCacheSize:
+    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
+
+    Auto is the whole context if that is at most half of what is free, else that half, so that the next request finds
+    room. Where sinks and window leave less than that half, it is what they leave.
+    """
+
+    share: float | None = None
+    tokens: int | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        return self.share is None and self.tokens is None
+
+    def num_slots(
+        self, num_prompt_tokens: int, capacity: int, num_fixed_slots: int, num_free_slots: int
+    ) -> int:
+        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold.
+
+        num_fixed_slots: for sinks, window and the new token. num_free_slots: for all of them and C.
+        """
+        if self.tokens is not None:
+            return self.tokens
+        if self.share is not None:
+            return math.ceil(self.share * num_prompt_tokens)
+        return min(capacity, num_free_slots // 2, max(0, num_free_slots - num_fixed_slots))
 
 
 @dataclass(frozen=True, slots=True)

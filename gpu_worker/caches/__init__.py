@@ -4,8 +4,8 @@ from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.cache_set import CacheSet, LayerSteps
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.cache import RecallCache, recall_policy
-from gpu_worker.caches.recall.hot_cache import HotCacheSize
 from gpu_worker.caches.retain.cache import RetainCache
+from gpu_worker.records import HotCacheSize
 
 __all__ = [
     "Cache",

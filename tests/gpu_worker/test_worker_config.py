@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from carrel.process.options import OptionError
-from gpu_worker.config import HotCache, WorkerConfig, find_device, find_dtype, parse_arguments, row_type
-from gpu_worker.records import Budget
+from gpu_worker.config import WorkerConfig, find_device, find_dtype, parse_arguments, row_type
+from gpu_worker.records import Budget, HotCacheSize
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ["model-dir", "--listen", "unix:/run/w.sock", "--store", "unix:/run/s.sock", "--device", "cpu"]
@@ -38,9 +38,9 @@ def test_defaults():
 def test_sizes_and_shares():
     config = parse("--slot-memory", "2GiB", "--hot-cache", "0.25", "--budget", "2048")
     assert (config.slot_memory_bytes, config.gpu_memory_limit_bytes) == (2**31, None)
-    assert (config.hot_cache, config.budget) == (HotCache(share=0.25), Budget(tokens=2048))
+    assert (config.hot_cache, config.budget) == (HotCacheSize(share=0.25), Budget(tokens=2048))
     config = parse("--gpu-memory-limit", "auto", "--hot-cache", "4096")
-    assert (config.gpu_memory_limit_bytes, config.hot_cache) == (None, HotCache(tokens=4096))
+    assert (config.gpu_memory_limit_bytes, config.hot_cache) == (None, HotCacheSize(tokens=4096))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gpu_worker.caches.base import Cache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
-from gpu_worker.caches.recall.hot_cache import HotCache, HotCacheSize
+from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import IndexTraining, PolicyIndexes, recall_policy
 from gpu_worker.caches.recall.selection import RecallParts
 from gpu_worker.caches.recall.step import RecallStep
@@ -19,6 +19,7 @@ from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob
+from gpu_worker.records import HotCacheSize
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,35 +12,6 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
-
-
-@dataclass(frozen=True, slots=True)
-class HotCacheSize:
-    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
-
-    Auto is the whole context if that is at most half of what is free, else that half, so that the next request finds
-    room. Where sinks and window leave less than that half, it is what they leave.
-    """
-
-    share: float | None = None
-    tokens: int | None = None
-
-    @property
-    def is_auto(self) -> bool:
-        return self.share is None and self.tokens is None
-
-    def num_slots(
-        self, num_prompt_tokens: int, capacity: int, num_fixed_slots: int, num_free_slots: int
-    ) -> int:
-        """C in slots for each layer and head. capacity: tokens that the sequence may ever hold.
-
-        num_fixed_slots: for sinks, window and the new token. num_free_slots: for all of them and C.
-        """
-        if self.tokens is not None:
-            return self.tokens
-        if self.share is not None:
-            return math.ceil(self.share * num_prompt_tokens)
-        return min(capacity, num_free_slots // 2, max(0, num_free_slots - num_fixed_slots))
 
 
 class HotCache:
