@@ -56,8 +56,9 @@ class UnknownModel(ServiceError):
     """A model name that is not served."""
 
     def __init__(self, model: str, served: str) -> None:
+        shown = repr(model if len(model) <= 100 else model[:100] + "...")
         super().__init__(
-            f"The model {_shorten(model)} does not exist. This server serves {served!r}.",
+            f"The model {shown} does not exist. This server serves {served!r}.",
             "model",
             "model_not_found",
         )
@@ -121,7 +122,3 @@ class GenerationFailed(ServiceError):
 
     def __init__(self, message: str = "The generation failed.") -> None:
         super().__init__(message, code="generation_failed")
-
-
-def _shorten(text: str, limit: int = 100) -> str:
-    return repr(text if len(text) <= limit else text[:limit] + "...")

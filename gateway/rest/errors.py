@@ -8,33 +8,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from gateway.errors import (
-    GenerationFailed,
-    InvalidRequest,
-    Overloaded,
-    RequestTimeout,
-    ServiceError,
-    ShuttingDown,
-    SlowBody,
-    TooLarge,
-    Unauthorized,
-    UnknownModel,
-    VersionMismatch,
-    WorkerUnavailable,
-)
+from gateway import errors
+from gateway.errors import ServiceError
 
 STATUSES: dict[type[ServiceError], int] = {
-    InvalidRequest: 400,
-    Unauthorized: 401,
-    UnknownModel: 404,
-    SlowBody: 408,
-    TooLarge: 413,
-    GenerationFailed: 500,
-    Overloaded: 503,
-    ShuttingDown: 503,
-    WorkerUnavailable: 503,
-    VersionMismatch: 503,
-    RequestTimeout: 504,
+    errors.InvalidRequest: 400,
+    errors.Unauthorized: 401,
+    errors.UnknownModel: 404,
+    errors.SlowBody: 408,
+    errors.TooLarge: 413,
+    errors.GenerationFailed: 500,
+    errors.Overloaded: 503,
+    errors.ShuttingDown: 503,
+    errors.WorkerUnavailable: 503,
+    errors.VersionMismatch: 503,
+    errors.RequestTimeout: 504,
 }
 
 TYPES = {

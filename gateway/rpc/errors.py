@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from gateway.errors import (
-    GenerationFailed,
-    InvalidRequest,
-    Overloaded,
-    RequestTimeout,
-    ServiceError,
-    ShuttingDown,
-    SlowBody,
-    TooLarge,
-    Unauthorized,
-    UnknownModel,
-    VersionMismatch,
-    WorkerUnavailable,
-)
+from gateway import errors
+from gateway.errors import ServiceError
 from gateway.rest.errors import STATUSES, TYPES
 from gateway.v1 import chat_pb2
 
@@ -26,17 +14,17 @@ CODE_KEY = "carrel-code"
 INTERNAL = "Internal error; the server's log has the cause."
 
 CODES: dict[type[ServiceError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
-    UnknownModel: grpc.StatusCode.NOT_FOUND,
-    TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    SlowBody: grpc.StatusCode.DEADLINE_EXCEEDED,
-    RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ShuttingDown: grpc.StatusCode.UNAVAILABLE,
-    WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
-    VersionMismatch: grpc.StatusCode.UNAVAILABLE,
-    GenerationFailed: grpc.StatusCode.INTERNAL,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
+    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SlowBody: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
+    errors.WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.VersionMismatch: grpc.StatusCode.UNAVAILABLE,
+    errors.GenerationFailed: grpc.StatusCode.INTERNAL,
 }
 
 
