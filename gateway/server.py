@@ -18,6 +18,7 @@ from carrel.process.events import ProcessEvents
 from carrel.process.request_limits import RANGES
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
+from gateway.listener import bind
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -28,7 +29,6 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 PARENT_INTERVAL_S = 0.5
 # after draining, what is left is cancelled and its connections get this long
 CLOSE_TIMEOUT_S = 2
-BACKLOG = 1024
 # what a model's generation_config.json may say of sampling
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -112,48 +112,6 @@ def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
     # computed on first use otherwise, inside a request
     _ = tokenizer.max_chars_per_token
     return tokenizer, load_defaults(model_dir)
-
-
-def bind(config: GatewayConfig) -> socket.socket:
-    """The listening socket. Raises ConfigError when the address or the port cannot be had."""
-    if config.uds is not None:
-        return _bind_path(config.uds)
-    listener: socket.socket | None = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        if listener is not None:
-            listener.close()
-        raise ConfigError(
-            f"cannot listen on {config.host} port {config.port} ({exc.strerror}): choose another with --host or --port"
-        ) from exc
-    return listener
-
-
-def _bind_path(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket() and not _is_listening(path):
-            path.unlink()
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(
-            f"--uds {path} cannot be used ({exc.strerror or exc}): choose another path"
-        ) from exc
-    return listener
-
-
-def _is_listening(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 def _where(config: GatewayConfig, listener: socket.socket) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from carrel.errors import PortInUseError
+from gateway.listener import tcp_socket
 
 
 @contextmanager
@@ -18,27 +19,14 @@ def held_port(host: str, port: int, flag: str) -> Iterator[int]:
     Servers set SO_REUSEADDR, and with it one can listen beside a socket that is bound and does not. Raises
     PortInUseError, which names `flag`, where another listens.
     """
-    with _bound(host, port, flag) as holder:
-        yield int(holder.getsockname()[1])
-
-
-def _bound(host: str, port: int, flag: str) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        holder = socket.socket(family, kind, protocol)
-        try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(address)
-        except OSError:
-            holder.close()
-            raise
-        return holder
+        holder = tcp_socket(host, port)
     except socket.gaierror as exc:
         raise PortInUseError(host, port, "--host", exc.strerror or str(exc)) from exc
     except OSError as exc:
         raise PortInUseError(host, port, flag, os.strerror(exc.errno or 0)) from exc
+    with holder:
+        yield int(holder.getsockname()[1])
 
 
 def reachable_host(host: str) -> str:

@@ -16,9 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from waiting import PATIENCE
 
 from gateway.config import GatewayConfig
+from gateway.listener import bind
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
-from gateway.server import RESTServer, bind, load
+from gateway.server import RESTServer, load
 from gateway.service import ChatService
 from gateway.worker_client import GRPCWorkerClient
 

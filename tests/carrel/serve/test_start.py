@@ -18,7 +18,7 @@ from carrel.serve.model import find_model
 from carrel.serve.ports import held_port, reachable_host
 from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
 from gateway.config import GatewayConfig
-from gateway.server import bind
+from gateway.listener import bind
 
 
 def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
