@@ -38,3 +38,11 @@ class ChatError(CarrelError):
 
 class EvaluationError(CarrelError):
     """An evaluation cannot run, or cannot be continued."""
+
+
+class ReplicaStartError(CarrelError):
+    """A replica's store or worker did not start serving; the text has the last lines it wrote."""
+
+
+class DeployError(CarrelError):
+    """The cluster cannot be reached, or what was deployed does not serve."""

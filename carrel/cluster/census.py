@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
-from carrel.cluster.messages import Report
+from carrel.cluster.messages import ReplicaLost, Report
 from carrel.cluster.routing import Routing
 from gateway.errors import ServiceError
 from gpu_worker.v1 import gpu_worker_pb2 as pb

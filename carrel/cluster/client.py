@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from carrel.cluster.census import Census
-from carrel.cluster.errors import ReplicaLost
 from carrel.cluster.fleet import Fleet
-from carrel.cluster.messages import Failure, Frame
+from carrel.cluster.messages import Failure, Frame, ReplicaLost
 from carrel.cluster.routing import Routing, prompt_chain, session_link
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.rest.feed import Feed

@@ -15,8 +15,8 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 from carrel.cluster.app import build
-from carrel.cluster.errors import DeployError
 from carrel.cluster.options import Place
+from carrel.errors import DeployError
 
 NAMESPACE = "carrel"
 POLL_S = 0.5

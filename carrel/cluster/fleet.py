@@ -11,8 +11,7 @@ import ray.exceptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from carrel.cluster.errors import ReplicaLost
-from carrel.cluster.messages import Frame, Report
+from carrel.cluster.messages import Frame, ReplicaLost, Report
 from gateway.errors import GenerationFailed, Overloaded
 
 REPORT_TIMEOUT_S = 5.0

@@ -1,4 +1,4 @@
-"""The records between a gateway and its replicas."""
+"""The records between a gateway and its replicas, and the error where one is gone."""
 
 from __future__ import annotations
 
@@ -39,3 +39,14 @@ class Report:
     is_serving: bool
     info: pb.GetInfoResponse | None = None
     stats: pb.StatsResponse | None = None
+
+
+class ReplicaLost(Exception):
+    """A replica went away, or its worker, with what it ran. `replica` is empty where its name is not known.
+
+    Never leaves the cluster's client, which tries elsewhere or says `WorkerUnavailable`.
+    """
+
+    def __init__(self, replica: str = "") -> None:
+        super().__init__(replica)
+        self.replica = replica

@@ -11,9 +11,9 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from carrel.cluster.errors import ReplicaStartError
 from carrel.cluster.options import ClusterOptions
 from carrel.cluster.worker_process import WorkerProcess
+from carrel.errors import ReplicaStartError
 from carrel.process.options import OptionError
 from carrel.process.settings import Resolved, validate
 from carrel.serve.children import STORE_START_S, Endpoints, child_environment, worker_spec

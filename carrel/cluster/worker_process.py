@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
-from carrel.cluster.errors import ReplicaStartError
+from carrel.errors import ReplicaStartError
 from carrel.process.events import Output, Progress, parse_event
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 

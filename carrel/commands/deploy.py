@@ -10,8 +10,8 @@ from typing import Literal
 
 import yaml
 
-from carrel.cluster.errors import DeployError
 from carrel.cluster.options import ClusterOptions, Place, manifest
+from carrel.errors import DeployError
 from carrel.process.command_line import add_options
 from carrel.process.options import is_loopback, option
 from carrel.process.settings import read

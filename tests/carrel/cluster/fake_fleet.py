@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from carrel.cluster.errors import ReplicaLost
-from carrel.cluster.messages import Failure, Frame, Report
+from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 INFO = pb.GetInfoResponse(version="1", model="m", vocab_size=100, max_model_len=1000, policies=["full"])

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from waiting import PATIENCE
 
-from carrel.cluster.errors import ReplicaStartError
 from carrel.cluster.worker_process import WorkerProcess
+from carrel.errors import ReplicaStartError
 from carrel.serve.process import ChildSpec
 
 # writes its pid when it serves, and ends with 0 on SIGTERM
