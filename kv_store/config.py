@@ -114,7 +114,7 @@ class StoreConfig(StoreOptions, LogOptions):
         if not self.arena_socket:
             if self.socket_path is not None:
                 object.__setattr__(self, "arena_socket", str(self.socket_path.with_name("arena.sock")))
-            elif self.trainer_kind == "ray":
+            elif self.runtime == "ray":
                 raise ConfigError(
                     f"--listen {self.listen}: TCP with --runtime ray needs --arena-socket PATH, by which trainers get "
                     "the arena; or take --runtime process"
@@ -129,11 +129,6 @@ class StoreConfig(StoreOptions, LogOptions):
     def socket_path(self) -> Path | None:
         """The gRPC Unix socket, absolute, or None for TCP."""
         return Path(self.listen.removeprefix("unix:")).absolute() if self.listen.startswith("unix:") else None
-
-    @property
-    def trainer_kind(self) -> str:
-        """Ray runs trainers as actors, a plain process as threads."""
-        return "ray" if self.runtime == "ray" else "threads"
 
     def _check_listen(self) -> None:
         if self.listen.startswith("unix:"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from types import TracebackType
 
 from kv_store.config import StoreConfig
@@ -24,7 +22,6 @@ class LocalStore:
         slab_bytes: int = 2 << 20,
         num_trainers: int = 1,
         lease_seconds: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carrel-store-")
         try:
@@ -36,7 +33,7 @@ class LocalStore:
                 runtime="process",
                 lease_seconds=lease_seconds,
             )
-            self.server = StoreServer(self.config, clock)
+            self.server = StoreServer(self.config)
         except BaseException:
             self._folder.cleanup()
             raise

@@ -44,7 +44,7 @@ class StoreServer:
     Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
     """
 
-    def __init__(self, config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: StoreConfig) -> None:
         self.config = config
         with contextlib.ExitStack() as stack:
             self._prepare_folders()
@@ -53,9 +53,9 @@ class StoreServer:
             stack.callback(arena.close)
             if config.arena_socket:
                 stack.callback(HandoffServer(arena, config.arena_socket).close)
-            trainers = make_trainers(config.trainer_kind, arena, config.num_trainers, config.arena_socket)
+            trainers = make_trainers(config.runtime, arena, config.num_trainers, config.arena_socket)
             stack.callback(trainers.close)
-            state = StoreState(arena, config.slab_bytes, config.lease_seconds, clock)
+            state = StoreState(arena, config.slab_bytes, config.lease_seconds, time.monotonic)
             self.store = Store(state)
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)

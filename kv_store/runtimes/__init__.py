@@ -1,22 +1,53 @@
-"""Runtimes by name."""
+"""Where the store runs: in this process, or as an actor of a Ray of its own."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
-from kv_store.runtimes.base import Runtime
-
-__all__ = ["Runtime", "load_runtime"]
-
-
-def _process() -> type[Runtime]:
-    from kv_store.runtimes.process import ProcessRuntime
-
-    return ProcessRuntime
+from carrel.process.events import ProcessEvents
+from kv_store.config import StoreConfig
+from kv_store.memory import check_room
 
 
-def _ray() -> type[Runtime]:
+class Runtime(ABC):
+    """Serving when constructed, until `close`. The constructor raises ConfigError and leaves nothing then."""
+
+    @abstractmethod
+    def __init__(self, config: StoreConfig, events: ProcessEvents) -> None: ...
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Return soon while all is well. Raises KVStoreError when the store has died."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drain, then end every process and remove every file that this runtime made."""
+
+
+class ProcessRuntime(Runtime):
+    """The store in this process, trainers as threads. Nothing can die but the process itself."""
+
+    def __init__(self, config: StoreConfig, events: ProcessEvents) -> None:
+        # Imported late: help and a refused option do not need FAISS.
+        from kv_store.server import StoreServer
+
+        check_room(config.arena_bytes, config.slab_bytes)
+        events.progress("map the arena", 0, 1)
+        self._server = StoreServer(config)
+        events.progress("map the arena", 1, 1)
+
+    def watch(self) -> None:
+        """The server lives as long as this process."""
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def load_runtime(name: str) -> type[Runtime]:
+    """The class of this name, as the option --runtime names it; imports Ray where it is needed."""
+    if name == "process":
+        return ProcessRuntime
     # Ray reads these when it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -27,11 +58,3 @@ def _ray() -> type[Runtime]:
     from kv_store.runtimes.ray_local import RayRuntime
 
     return RayRuntime
-
-
-_LOADERS: dict[str, Callable[[], type[Runtime]]] = {"process": _process, "ray": _ray}
-
-
-def load_runtime(name: str) -> type[Runtime]:
-    """The class of this name, as the option --runtime names it; imports what it needs."""
-    return _LOADERS[name]()

@@ -23,7 +23,7 @@ from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError, KVStoreError
 from kv_store.handoff import claim_socket_path
 from kv_store.memory import check_room
-from kv_store.runtimes.base import Runtime
+from kv_store.runtimes import Runtime
 
 _OBJECT_STORE_BYTES = 80_000_000
 # Ray appends up to 66 characters for its sockets, and a socket's path ends at 107.

@@ -1,38 +1,54 @@
-"""Trainer pools by name."""
+"""Trainers: threads of the store's process, or Ray's actors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import faiss
 
 from kv_store.arena import Arena
-from kv_store.errors import ConfigError
-from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask
+from kv_store.errors import KVStoreError, TrainingFailed
+from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
 
-__all__ = ["TrainOutcome", "TrainTask", "TrainerPool", "make_trainers"]
-
-
-def _threads(arena: Arena, num_trainers: int, arena_socket: str) -> TrainerPool:
-    from kv_store.trainers.threads import ThreadTrainers
-
-    return ThreadTrainers(arena, num_trainers)
+__all__ = ["ThreadTrainers", "TrainOutcome", "TrainTask", "TrainerPool", "make_trainers"]
 
 
-def _ray(arena: Arena, num_trainers: int, arena_socket: str) -> TrainerPool:
+def make_trainers(runtime: str, arena: Arena, num_trainers: int, arena_socket: str) -> TrainerPool:
+    """The pool of a store in this runtime, ready. `arena_socket` is where trainers of their own process get the arena.
+
+    Raises ConfigError when they do not start.
+    """
+    if runtime == "process":
+        return ThreadTrainers(arena, num_trainers)
     # Imported here: a store without Ray must not need it.
     from kv_store.trainers.ray_actors import RayTrainers
 
     return RayTrainers(arena.handle, num_trainers, arena_socket)
 
 
-_FACTORIES: dict[str, Callable[[Arena, int, str], TrainerPool]] = {"threads": _threads, "ray": _ray}
+class ThreadTrainers(TrainerPool):
+    """`num_trainers` threads over the arena's own mapping; FAISS lets go of the interpreter lock while it works."""
 
+    def __init__(self, arena: Arena, num_trainers: int) -> None:
+        self._arena = arena
+        self._threads = ThreadPoolExecutor(
+            # OpenMP keeps the number of threads for each thread that calls it.
+            num_trainers,
+            thread_name_prefix="trainer",
+            initializer=faiss.omp_set_num_threads,
+            initargs=(1,),
+        )
 
-def make_trainers(kind: str, arena: Arena, num_trainers: int, arena_socket: str) -> TrainerPool:
-    """The pool of this name, ready. `arena_socket` is where trainers of their own process get the arena.
+    def submit(self, task: TrainTask) -> Future[TrainOutcome]:
+        return self._threads.submit(self._run, task)
 
-    Raises ConfigError for an unknown name, listing the known ones.
-    """
-    factory = _FACTORIES.get(kind)
-    if factory is None:
-        raise ConfigError(f"trainers {kind!r}: must be one of {', '.join(_FACTORIES)}")
-    return factory(arena, num_trainers, arena_socket)
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, task: TrainTask) -> TrainOutcome:
+        try:
+            return run_task(self._arena.data, task)
+        except KVStoreError:
+            raise
+        except (RuntimeError, MemoryError, ValueError) as exc:
+            raise TrainingFailed(f"the index could not be fitted: {exc}") from exc
