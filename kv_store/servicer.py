@@ -189,7 +189,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         finally:
             self._build_permits.release()
         return pb.BuildIndexResponse(
-            kind=wire.kind_to_message(built.kind),
+            kind=wire.KINDS[built.kind],
             arrays=[wire.array_to_message(ref) for ref in built.arrays],
             training_seconds=built.training_seconds,
             iterations=built.iterations,

@@ -105,5 +105,5 @@ def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> Inde
     refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)
-    kind = wire.kind_from_message(reply.kind)
+    kind = wire.KIND_NAMES.get(reply.kind, "")
     return IndexSegment(kind, arrays, reply.training_seconds, reply.iterations)

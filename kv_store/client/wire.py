@@ -52,8 +52,8 @@ _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
-_KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS}
-_KIND_NAMES = {value: name for name, value in _KINDS.items()}
+KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS}
+KIND_NAMES = {value: name for name, value in KINDS.items()}
 
 
 def layout_to_message(layout: Layout) -> pb.Layout:
@@ -89,32 +89,6 @@ def edition_from_message(message: pb.Edition) -> Edition:
     return Edition(message.version, message.messages)
 
 
-def set_params(request: pb.BuildIndexRequest, params: IndexParams) -> None:
-    """Fill the request's `params`. Raises InvalidStoreRequest for a value that no message can carry."""
-    try:
-        match params:
-            case PQParams():
-                request.pq.CopyFrom(
-                    pb.PQParams(
-                        num_subvectors=params.num_subvectors,
-                        num_bits=params.num_bits,
-                        max_iterations=params.max_iterations,
-                        metric=_metric_to_message(params.metric),
-                        codebooks_only=params.codebooks_only,
-                    )
-                )
-            case KMeansParams():
-                request.kmeans.CopyFrom(
-                    pb.KMeansParams(
-                        num_clusters=params.num_clusters,
-                        metric=_metric_to_message(params.metric),
-                        max_iterations=params.max_iterations,
-                    )
-                )
-    except (ValueError, TypeError) as exc:
-        raise InvalidStoreRequest(f"index parameters out of range: {params}") from exc
-
-
 def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
     """Raises InvalidStoreRequest when the request names no kind of index or no metric."""
     match request.WhichOneof("params"):
@@ -142,14 +116,6 @@ def _metric_from_message(metric: pb.Metric) -> str:
     return _METRIC_NAMES[metric]
 
 
-def kind_to_message(kind: str) -> pb.IndexKind:
-    return _KINDS[kind]
-
-
-def kind_from_message(kind: pb.IndexKind) -> str:
-    return _KIND_NAMES.get(kind, "")
-
-
 def array_to_message(ref: ArrayRef) -> pb.ArrayRef:
     return pb.ArrayRef(
         name=ref.name, offset=ref.offset, num_bytes=ref.num_bytes, dtype=ref.dtype, shape=ref.shape
@@ -175,10 +141,16 @@ def _fields(kind: type, message: Message) -> dict[str, Any]:
 
 
 def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
-    """Raises InvalidStoreRequest for a value that no message can carry."""
+    """The parameters' messages have their fields, by the same names. Raises InvalidStoreRequest for a value that no
+    message can carry."""
+    values: Any = {**dataclasses.asdict(params), "metric": _metric_to_message(params.metric)}
     with refusing_odd_fields():
         request = pb.BuildIndexRequest(**fields)  # type: ignore[arg-type]
-    set_params(request, params)
+        match params:
+            case PQParams():
+                request.pq.CopyFrom(pb.PQParams(**values))
+            case KMeansParams():
+                request.kmeans.CopyFrom(pb.KMeansParams(**values))
     return request
 
 

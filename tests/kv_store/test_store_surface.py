@@ -258,9 +258,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
     ],
 )
 def test_index_parameters_come_back_from_their_message(params: PQParams | KMeansParams) -> None:
-    request = pb.BuildIndexRequest()
-    wire.set_params(request, params)
-    assert wire.params_from_message(request) == params
+    assert wire.params_from_message(wire.build_index(params)) == params
 
 
 def test_pq_of_no_metric_is_by_l2_and_other_metrics_must_be_known() -> None:
