@@ -75,9 +75,7 @@ class RowReader:
 
     def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
         """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             addresses = self._resolve(worker_id, items)
             geometry = state.geometry
             state.allocator.retain(addresses.held)

@@ -65,9 +65,7 @@ class IndexBuilder:
                 f"prefill_seconds is {request.prefill_seconds}, it must be finite and not negative"
             )
         index = make_index(request.params)
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, request.sequence_id)
             sequence.check_sealed(request.layer, request.token_begin, request.token_end)
             shift = state.geometry.token_shift

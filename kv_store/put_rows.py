@@ -34,9 +34,7 @@ class RowWriter:
 
         Raises NotFound, InvalidArgument for a range that is not writable or a stream too short or too long.
         """
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, target.sequence_id)
             sequence.check_writable(target.layer, target.token_begin, target.num_tokens)
             geometry = state.geometry

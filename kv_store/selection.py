@@ -66,9 +66,8 @@ class Selector:
         yield from self._reader.chunks(epoch, worker_id, rows)
 
     def _select(self, epoch: int, worker_id: str, layer: int, scale: float, item: TopKItem) -> Positions:
-        state, begin, end = self._state, item.token_begin, item.token_end
-        with state.lock:
-            state.enter(epoch, worker_id)
+        begin, end = item.token_begin, item.token_end
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, item.sequence_id)
             sequence.check_sealed(layer, begin, end)
             geometry = state.geometry

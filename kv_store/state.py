@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kv_store.arena import Arena
 from kv_store.client.layout import Layout, SlabGeometry
@@ -16,7 +17,7 @@ from kv_store.slabs import SlabAllocator
 
 
 class StoreState:
-    """Every method expects the caller to hold `lock`."""
+    """Every method but `entered` expects the caller to hold `lock`."""
 
     def __init__(
         self, arena: Arena, slab_bytes: int, lease_seconds: float, clock: Callable[[], float]
@@ -60,14 +61,17 @@ class StoreState:
         self._geometry = geometry
         return geometry
 
-    def check_epoch(self, epoch: int) -> None:
-        """Raises FailedPrecondition for another start's epoch."""
-        if epoch != self.epoch:
-            raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
+    @contextlib.contextmanager
+    def entered(self, epoch: int, worker_id: str) -> Iterator[StoreState]:
+        """Hold `lock` for a call of this worker. Raises FailedPrecondition."""
+        with self.lock:
+            self.enter(epoch, worker_id)
+            yield self
 
     def enter(self, epoch: int, worker_id: str) -> Worker:
-        """Check the epoch and renew the worker's lease. Raises FailedPrecondition."""
-        self.check_epoch(epoch)
+        """Renew the worker's lease. Raises FailedPrecondition, also for another start's epoch."""
+        if epoch != self.epoch:
+            raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
         return self.workers.renew(worker_id)
 
     def make_room(self, num_slabs: int, what: str) -> None:

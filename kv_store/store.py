@@ -61,9 +61,7 @@ class Store:
     def open_sequence(self, epoch: int, worker_id: str, sequence_id: str) -> None:
         """Start an empty sequence; nothing changes when it is open already."""
         check_id("sequence_id", sequence_id)
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             if state.sequences.find(worker_id, sequence_id) is None:
                 state.sequences.add(Sequence(worker_id, sequence_id, state.geometry))
 
@@ -74,9 +72,7 @@ class Store:
         """
         if not 0 <= num_tokens <= _MAX_TOKENS:
             raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
             if added > 0:
@@ -105,9 +101,7 @@ class Store:
         Raises NotFound, InvalidArgument.
         """
         check_hashes(prefix_hashes)
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             num_layers = state.geometry.layout.num_layers
             if not 0 <= layer_begin < layer_end <= num_layers:
@@ -139,9 +133,7 @@ class Store:
         same. Raises NotFound, InvalidArgument when the sequence has slabs of its own.
         """
         check_hashes(prefix_hashes)
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             if sequence.num_prefix_tokens:
                 columns = sequence.num_prefix_tokens // sequence.geometry.tokens_per_slab
@@ -160,9 +152,7 @@ class Store:
 
     def release(self, epoch: int, worker_id: str, sequence_id: str) -> None:
         """End a sequence; releasing an unknown one is harmless, so a retry is safe."""
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.find(worker_id, sequence_id)
             if sequence is not None:
                 state.drop_sequence(sequence)
@@ -173,9 +163,7 @@ class Store:
         Raises NotFound, InvalidArgument when the sequence listed nothing.
         """
         check_id("session_id", session_id)
-        state = self._state
-        with state.lock:
-            state.enter(epoch, worker_id)
+        with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             found = state.prefixes.lookup(sequence.prefix_hashes)
             if not found:

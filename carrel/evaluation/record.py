@@ -115,7 +115,7 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         exact_match=rate.value,
         low=low,
         high=high,
-        num_measured=sum(_or(outcome.is_measured, is_measured) for outcome in outcomes),
+        num_measured=sum(is_measured if each.is_measured is None else each.is_measured for each in outcomes),
         decode_ms_per_token=sum(outcome.decode_ms for outcome in outcomes) / max(1, decoded),
         median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
         median_step_ms=None if is_measured else _median_step(outcomes),
@@ -219,10 +219,6 @@ def require_same_source(ours: Source, theirs: Source) -> None:
 def _row(outcome: Outcome) -> list[Any]:
     values = [getattr(outcome, field.name) for field in fields(Outcome)]
     return [round(value, 4) if isinstance(value, float) else value for value in values]
-
-
-def _or(known: bool | None, otherwise: bool) -> bool:
-    return otherwise if known is None else known
 
 
 def _mean(values: Iterable[float | None]) -> Any:

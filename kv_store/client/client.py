@@ -107,8 +107,7 @@ class StoreClient:
 
     def open_sequence(self, sequence_id: str) -> None:
         """Start an empty sequence; nothing changes when this worker has it open."""
-        attached = self._attached
-        attached.ask("OpenSequence", sequence_id=sequence_id)
+        self._attached.ask("OpenSequence", sequence_id=sequence_id)
         self._tables.open(sequence_id)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -260,8 +259,7 @@ class StoreClient:
 
     def pin_session(self, sequence_id: str, session_id: str) -> None:
         """Keep the sequence's full slabs that were sealed with hashes; call it before `release`."""
-        attached = self._attached
-        attached.ask("PinSession", sequence_id=sequence_id, session_id=session_id)
+        self._attached.ask("PinSession", sequence_id=sequence_id, session_id=session_id)
 
     def stats(self) -> StoreStats:
         """The whole store's figures, every worker's sequences included; needs no valid lease."""
