@@ -86,6 +86,21 @@ class WorkerOptions:
         ge=1,
         le=2**20,
     )
+    itl_target_ms: int | None = option(
+        None,
+        "time between a stream's tokens while prompts are computed (default: 25 ms, or 2.5 decode steps if that is "
+        "longer)",
+        metavar="MS",
+        ge=1,
+        le=60_000,
+    )
+    prefill_stretch: float = option(
+        4.0,
+        "how many times as long as alone a prompt may take while shorter ones overtake it",
+        metavar="N",
+        ge=1,
+        le=1000,
+    )
     enforce_eager: bool = option(False, "capture no CUDA graphs of decode steps; on a CPU there are none")
     seed: int | None = option(
         None,

@@ -1,4 +1,4 @@
-"""Admits waiting sequences: gives each its policy, slots in every layer, and a place in the store."""
+"""Admits waiting sequences: gives each a seat, its policy, slots in every layer, and a place in the store."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ class Admission:
         Raises CapacityError, RequestError or StoreUnavailable where it never can. This may attach to the store again:
         see `Offloader.holds`.
         """
+        if not self._scheduler.seat(sequence):
+            return False
         self._intake.choose(sequence, self._caches.num_free_slots)
         if not self._caches.admit(sequence):
+            self._scheduler.unseat(sequence)
             return False
         try:
             if sequence.offloads:
@@ -44,6 +47,7 @@ class Admission:
         except CapacityError:
             self._caches.release(sequence)
             if any(self._offloader.holds(other) for other in self._scheduler.offloading()):
+                self._scheduler.unseat(sequence)
                 return False
             raise
         except StoreUnavailable:

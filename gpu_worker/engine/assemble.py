@@ -11,6 +11,7 @@ from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
@@ -45,6 +46,9 @@ class EngineOptions:
     max_full_tokens: int = FEW_TOKENS
     # Of the store's rows, for prompts that begin alike.
     reuses_prefixes: bool = False
+    # As `Pace` and `Scheduler` have them.
+    itl_seconds: float | None = None
+    stretch: float = STRETCH
     seed: int | None = None
     captures_graphs: bool = True
 
@@ -115,6 +119,8 @@ def assemble(
         prefill_chunk=options.prefill_chunk,
         make_prefill=make_prefill,
         prefixes=prefixes,
+        itl_seconds=options.itl_seconds,
+        stretch=options.stretch,
     )
 
 

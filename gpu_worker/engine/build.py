@@ -63,6 +63,8 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         slot_bytes=_slot_bytes(config, limit, model, shape, policies),
         max_num_seqs=max_num_seqs,
         prefill_chunk=config.prefill_chunk,
+        itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
+        stretch=config.prefill_stretch,
         hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
         full_layers=config.full_layers,
         default_policy=config.policy,

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one quantum at a time."""
+"""The engine: requests in, tokens out, one iteration at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.pace import Pace, layer_work
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.engine.prompt_memory import max_buffer_tokens
+from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -37,6 +39,7 @@ from gpu_worker.records import (
 from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.layer_writer import Mark
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
 
@@ -46,8 +49,9 @@ MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Pr
 class Engine:
     """Owns every running request. Single-threaded.
 
-    `step` is the main loop's body: admit, one prefill quantum, one decode step. Benchmarks and tests read its parts:
-    `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefill`, the prompt being prefilled.
+    `step` is the main loop's body, an iteration: one decode step, then prompts until its time is up. Benchmarks and
+    tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefills`, the prompts
+    in progress.
     """
 
     def __init__(
@@ -62,8 +66,11 @@ class Engine:
         prefill_chunk: int,
         make_prefill: MakePrefill = Prefill,
         prefixes: PrefixChain | None = None,
+        itl_seconds: float | None = None,
+        stretch: float = STRETCH,
     ) -> None:
-        """prefixes: names the prefixes that requests may share; None: nothing is shared."""
+        """prefixes: names the prefixes that requests may share; None: nothing is shared. itl_seconds, stretch: see
+        `Pace` and `Scheduler`."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -74,9 +81,16 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._make_prefill = make_prefill
         self._sampler = Sampler()
-        self.scheduler = Scheduler(info.max_num_seqs)
+        self._pace = Pace(lambda: Mark(decoder.device), itl_seconds)
+        self.scheduler = Scheduler(
+            info.max_num_seqs,
+            info.max_model_len,
+            max_buffer_tokens(info.max_model_len, prefill_chunk),
+            self._prefill_seconds,
+            stretch,
+        )
         self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes)
-        self.prefill: Prefill | None = None
+        self.prefills: dict[Sequence, Prefill] = {}
         self.indexing = Indexing(caches.recall)
         # Since freed slots were last given to running sequences.
         self._has_freed = False
@@ -102,18 +116,48 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Admit, prefill one quantum, decode one token each; False when there was nothing to do."""
-        admitted = self._admit()
-        prefilled = self._prefill_quantum()
-        is_idle = not (admitted or prefilled or self.scheduler.with_status(Status.DECODE))
-        indexed = self._take_indexes(wait=is_idle)
+        """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
         decoded = self._decode_step()
-        return admitted or prefilled or indexed or decoded
+        prefilled = self._prefill_prompts(is_decoding=decoded)
+        indexed = self._take_indexes(wait=not (decoded or prefilled))
+        return decoded or prefilled or indexed
 
-    def _admit(self) -> bool:
-        if (sequence := self.scheduler.next_waiting()) is None:
-            self._spread_freed()
-            return False
+    def _prefill_prompts(self, is_decoding: bool) -> bool:
+        """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
+        self._pace.settle()
+        num_waiting, num_quanta, work = self.scheduler.num_waiting, 0, 0.0
+        left, begun = self._pace.prefill_seconds(is_decoding), self._pace.mark()
+        while (prefill := self._next_prefill()) is not None:
+            next_work = prefill.next_work
+            seconds = self._pace.seconds(next_work)
+            if num_quanta and (seconds is None or seconds > left):
+                break
+            self.scheduler.serve(prefill.sequence, seconds or 0.0)
+            self._run_quantum(prefill)
+            left, work, num_quanta = left - (seconds or 0.0), work + next_work, num_quanta + 1
+        if work:
+            self._pace.prefilled(begun, work)
+        return num_quanta > 0 or self.scheduler.num_waiting < num_waiting
+
+    def _next_prefill(self) -> Prefill | None:
+        """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
+        room that comes, and those in progress go on."""
+        may_admit = True
+        while (sequence := self.scheduler.next_prompt(may_admit)) is not None:
+            if (prefill := self.prefills.get(sequence)) is not None:
+                return prefill
+            may_admit = self._admit(sequence)
+        self._spread_freed()
+        return None
+
+    def _prefill_seconds(self, sequence: Sequence) -> float:
+        """That its prompt takes alone, but for what is cached; 0 while nothing was measured."""
+        config = self._decoder.config
+        work = config.num_layers * layer_work(config, sequence.num_cached, sequence.num_prefill)
+        return self._pace.seconds(work) or 0.0
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a waiting sequence's prompt, or end it with an error; False where it must wait."""
         try:
             is_admitted = self._admission.admit(sequence)
         except (CapacityError, RequestError, StoreUnavailable) as error:
@@ -135,7 +179,7 @@ class Engine:
         sequence.clock.admitted = time.monotonic()
         caches = self.caches.of(sequence)
         try:
-            self.prefill = self._make_prefill(
+            self.prefills[sequence] = self._make_prefill(
                 sequence, self._decoder, caches, self.offloader, self._prefill_chunk, self.info.max_model_len
             )
         except torch.OutOfMemoryError as error:
@@ -152,21 +196,18 @@ class Engine:
             if not self.offloader.holds(sequence):
                 self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
 
-    def _prefill_quantum(self) -> bool:
-        if (prefill := self.prefill) is None:
-            return False
+    def _run_quantum(self, prefill: Prefill) -> None:
         sequence = prefill.sequence
         try:
             prefill.advance()
             self.indexing.take_early(sequence, prefill.trained)
         except WorkerError as error:
             self._fail(sequence, error)
-            return True
+            return
         sequence.sink(ProgressEvent(prefill.prefilled_tokens))
         if prefill.is_done:
-            self.prefill = None
+            del self.prefills[sequence]
             self._finish_prefill(prefill)
-        return True
 
     def _finish_prefill(self, prefill: Prefill) -> None:
         sequence = prefill.sequence
@@ -190,6 +231,7 @@ class Engine:
         sequences = self.scheduler.with_status(Status.DECODE)
         if not sequences:
             return False
+        begun = self._pace.mark()
         try:
             result = self.decode.run(sequences)
         except StoreUnavailable as error:
@@ -203,9 +245,12 @@ class Engine:
             for sequence in sequences:
                 self._fail(sequence, no_room("the step", error))
             return True
+        ended = self._pace.mark()
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
         self._sample(result.sequences, result.logits)
+        if ended.is_reached:
+            self._pace.decoded(begun, ended)
         return True
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
@@ -257,9 +302,8 @@ class Engine:
         self._stats.selected_rows_total += sequence.meter.selected_rows
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
         self.indexing.remove(sequence)
-        if self.prefill is not None and self.prefill.sequence is sequence:
-            self.prefill.cancel()
-            self.prefill = None
+        if (prefill := self.prefills.pop(sequence, None)) is not None:
+            prefill.cancel()
         if sequence.status not in (Status.WAITING, Status.FINISHED):
             self.caches.release(sequence)
             if sequence.offloads:

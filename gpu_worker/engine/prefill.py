@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import Cache
+from gpu_worker.engine.pace import layer_work
+from gpu_worker.engine.prompt_memory import buffer_tokens
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
@@ -32,8 +34,8 @@ class Prefill:
     together, so that a short prompt takes few. `advance` does one.
 
     Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
-    two layers' in turn where one is copied to the arena while the next is computed. The heads of any prompt's rows lie
-    `max_tokens` rows apart: cuDNN plans attention again, for tens of milliseconds, at every other distance. Of a
+    two layers' in turn where one is copied to the arena while the next is computed. Heads of rows lie a power of two of
+    rows apart (`buffer_tokens`): cuDNN plans attention again, for tens of milliseconds, at every other distance. Of a
     prefix that the store has (`num_cached`) only rows are read. `cancel` a prefill that is not done.
     """
 
@@ -59,7 +61,7 @@ class Prefill:
         token_ids = sequence.request.prompt_token_ids[self._first : self._num_tokens]
         self._positions = torch.arange(self._first, self._num_tokens, device=device)
         self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
-        shape = (config.num_kv_heads, max_tokens, 2 * config.head_dim)
+        shape = (config.num_kv_heads, buffer_tokens(self._num_tokens, max_tokens), 2 * config.head_dim)
         num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
         buffers = [torch.empty(shape, dtype=decoder.dtype, device=device) for _ in range(num_buffers)]
         self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
@@ -84,6 +86,15 @@ class Prefill:
     def is_done(self) -> bool:
         """Every layer is computed, and in the arena if it goes there."""
         return self._is_computed and not self._computed
+
+    @property
+    def next_work(self) -> float:
+        """Floating-point operations of the next quantum; 0 where copies only are waited for."""
+        config, begin, end = self._decoder.config, self._begin, self._next_end
+        if self._is_computed:
+            return 0.0
+        layers = min(max(1, self._chunk_size // (end - begin)), config.num_layers - self._layer)
+        return layers * layer_work(config, begin, end)
 
     @property
     def prefilled_tokens(self) -> int:

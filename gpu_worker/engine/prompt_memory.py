@@ -1,4 +1,4 @@
-"""Temporary GPU memory of the longest prompt: to be computed, stored, indexed and compressed."""
+"""Temporary GPU memory of prompts: to be computed, stored, indexed and compressed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,28 @@ from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.store.layer_writer import STAGE_BYTES
 
+# Below this a prompt's rows are few.
+LEAST_BUFFER_TOKENS = 256
+
+
+def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
+    """Rows of a head in a prompt's buffers: few different numbers, since cuDNN plans attention for each."""
+    return min(max_model_len, max(LEAST_BUFFER_TOKENS, 1 << (num_tokens - 1).bit_length()))
+
+
+def max_buffer_tokens(max_model_len: int, prefill_chunk: int) -> int:
+    """Of all prompts in progress together: one of the greatest length, and shorter ones that overtake it."""
+    return max_model_len + max(prefill_chunk, max_model_len // 8)
+
 
 def prefill_bytes(workload: Workload) -> int:
-    """Hidden states, two layers' rows and their staging buffer, and the largest temporary beside them."""
+    """Hidden states, two layers' rows and their staging buffer, of all prompts in progress; and the largest temporary
+    of one of them."""
     model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
-    ids = 2 * 8 * length
-    kept = length * model.hidden_size * itemsize + 2 * rows + STAGE_BYTES + ids
+    a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 2 * 8
+    kept = max_buffer_tokens(length, workload.prefill_chunk) * a_token + STAGE_BYTES
     kept += workload.num_queries * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length

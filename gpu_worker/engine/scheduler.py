@@ -1,20 +1,45 @@
-"""Which sequences wait, prefill and decode. Token counts only: no tensors, no model."""
+"""Which sequences wait, prefill and decode, and whose prompt is next. Counts and times only: no tensors, no model."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 
+from gpu_worker.engine.prompt_memory import buffer_tokens
 from gpu_worker.state.sequence import Sequence, Status
+
+STRETCH = 4.0
 
 
 class Scheduler:
-    """First come, first served. One prompt prefills at a time; every decoding sequence takes part in every step."""
+    """Every decoding sequence takes part in every step. Prompts share the rest, some of them in progress at once.
 
-    def __init__(self, max_num_seqs: int) -> None:
+    The next quantum goes to the caller whose prompts have had least of the device, and of that caller's prompts to the
+    one with the earliest deadline: its arrival, and a multiple of the time that it takes alone. So short prompts
+    overtake long ones, but not for ever, as a later one has a later deadline; and many prompts of one caller hold up
+    nobody else.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_buffer_tokens: int,
+        estimate: Callable[[Sequence], float],
+        stretch: float = STRETCH,
+    ) -> None:
+        """max_buffer_tokens: of all prompts in progress together. estimate: the seconds that a prompt takes alone.
+        stretch: how many times that it may take while shorter ones overtake it."""
+        self._estimate = estimate
+        self._stretch = stretch
+        self._max_model_len = max_model_len
+        self._max_buffer_tokens = max_buffer_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._by_id: dict[str, Sequence] = {}
+        # Seconds of prefill that each caller has had, as far as they are compared.
+        self._served: dict[bytes, float] = defaultdict(float)
 
     @property
     def num_waiting(self) -> int:
@@ -33,26 +58,51 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
+        """A waiting sequence. A caller without prompts is owed nothing for that time."""
+        others = [self._served[other.caller] for other in self._prompts()]
+        if others:
+            self._served[sequence.caller] = max(self._served[sequence.caller], min(others))
         self._by_id[sequence.sequence_id] = sequence
         self._waiting.append(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
 
-    def next_waiting(self) -> Sequence | None:
-        """The sequence to admit next, with a seat; None when none waits, no seat is free, or one prefills."""
-        if not self._waiting or not self._free_seats or self.with_status(Status.PREFILL):
-            return None
-        sequence = self._waiting[0]
-        if sequence.seat < 0:
-            sequence.seat = self._free_seats.pop()
-        return sequence
+    def next_prompt(self, may_admit: bool) -> Sequence | None:
+        """The sequence whose prompt is next; a waiting one only if it may be admitted."""
+        prompts = self._prompts() if may_admit else self.with_status(Status.PREFILL)
+        return min(prompts, key=self._urgency, default=None)
+
+    def _prompts(self) -> Iterable[Sequence]:
+        return [*self.with_status(Status.PREFILL), *self._waiting]
+
+    def _urgency(self, sequence: Sequence) -> tuple[float, float]:
+        deadline = sequence.clock.submitted + self._stretch * self._estimate(sequence)
+        return self._served[sequence.caller], deadline
+
+    def seat(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a seat; False if none is free, or prompts in progress leave no room for another."""
+        prompts = [*self.with_status(Status.PREFILL), sequence]
+        wanted = sum(buffer_tokens(each.num_prefill, self._max_model_len) for each in prompts)
+        if not self._free_seats or wanted > self._max_buffer_tokens:
+            return False
+        sequence.seat = self._free_seats.pop()
+        return True
+
+    def unseat(self, sequence: Sequence) -> None:
+        """Take the seat back: the sequence waits on."""
+        self._free_seats.append(sequence.seat)
+        sequence.seat = -1
 
     def admit(self, sequence: Sequence) -> None:
-        """Move the first in the queue to the running ones."""
-        self._waiting.popleft()
+        """Move a seated sequence to the running ones."""
+        self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.status = Status.PREFILL
+
+    def serve(self, sequence: Sequence, seconds: float) -> None:
+        """Its prompt has so much of the device."""
+        self._served[sequence.caller] += seconds
 
     def with_status(self, status: Status) -> list[Sequence]:
         return [sequence for sequence in self._running if sequence.status is status]
@@ -71,6 +121,7 @@ class Scheduler:
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         if sequence.seat >= 0:
-            self._free_seats.append(sequence.seat)
-            sequence.seat = -1
+            self.unseat(sequence)
         sequence.status = Status.FINISHED
+        if not any(other.caller == sequence.caller for other in self._by_id.values()):
+            self._served.pop(sequence.caller, None)

@@ -108,6 +108,11 @@ class Sequence:
     def sequence_id(self) -> str:
         return self.request.request_id
 
+    @property
+    def caller(self) -> bytes:
+        """Whose request it is, as far as callers are told apart."""
+        return self.request.prefix_salt
+
     def prompt_attention(self) -> PromptAttention | None:
         """How its prompt is attended; None: densely."""
         return self.policy.prompt_attention(self.plan) if self.plan.selects else None

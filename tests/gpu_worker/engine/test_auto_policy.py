@@ -9,6 +9,7 @@ from engine_rig import Rig, pool_of, request
 from gpu_worker.engine.auto_policy import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget
+from gpu_worker.state.sequence import Status
 
 ROW_BYTES, CODE_BYTES, NUM_HEADS = 512, 2, 8
 
@@ -51,14 +52,15 @@ def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:
 
 def test_a_short_request_selects_where_slots_are_few() -> None:
     rig = Rig(slot_bytes=pool_of(8))
-    first, second, third = rig.run(
-        request("first", prompt=300, max_tokens=84),
-        request("second", "auto", 0.1, prompt=300, max_tokens=9),
-        request("third", "auto", 0.1, prompt=100, max_tokens=20),
+    rig.submit(
+        request("first", prompt=300, max_tokens=84), request("second", "auto", 0.1, prompt=300, max_tokens=40)
     )
+    rig.step_to("second", Status.DECODE)
+    rig.run(request("third", "auto", 0.1, prompt=100, max_tokens=20))
+    first, second, third = (rig.records[name] for name in ("first", "second", "third"))
     assert [one.usage.policy for one in (first, second, third)] == ["full", "pqcache", "pqcache"]
     # Its plan is the chosen policy's in every part.
-    assert second.tokens == Rig().tokens(request("alone", "pqcache", 0.1, prompt=300, max_tokens=9))
+    assert second.tokens == Rig().tokens(request("alone", "pqcache", 0.1, prompt=300, max_tokens=40))
     later = rig.run(request("later", "auto", 0.1, prompt=300, max_tokens=9))[0]
     assert later.usage.policy == "full"
     rig.check_empty()

@@ -112,7 +112,7 @@ def test_indexes_are_taken_over_while_later_layers_are_computed(hot_cache: HotCa
     def note(sequence, trained, timeout_seconds):  # type: ignore[no-untyped-def]
         is_loaded = load(sequence, trained, timeout_seconds)
         if is_loaded:
-            taken.append((trained.layer, rig.engine.prefill is not None))
+            taken.append((trained.layer, bool(rig.engine.prefills)))
         return is_loaded
 
     rig.engine.caches.recall.load = note  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ def test_an_abort_after_indexes_were_taken_over_leaves_nothing(
     rig.submit(request("gone", "pqcache", 0.25, prompt=random_prompt(170, 9), max_tokens=45))
     while not any(taken):
         rig.step()
-    assert rig.engine.prefill is not None
+    assert rig.engine.prefills
     rig.engine.abort("gone")
     rig.check_empty()
     # The next one has its seat.

@@ -304,8 +304,8 @@ def test_requests_wait_for_slots_and_get_fewer_when_fewer_are_free() -> None:
         request("first", prompt=300, max_tokens=84),
         request("second", "pqcache", 0.1, prompt=300, max_tokens=30),
     )
-    rig.submit(request("third", prompt=100, max_tokens=28))
     rig.step_to("second", Status.DECODE, 3)
+    rig.submit(request("third", prompt=100, max_tokens=28))
     rig.step(3)
     stats = rig.engine.stats()
     assert (stats.running, stats.waiting) == (2, 1)
@@ -581,3 +581,32 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
     rig.check_empty()
     assert rig.tokens(request("next", "pqcache", 0.3)) == Rig().tokens(request("next", "pqcache", 0.3))
     rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["full", "pqcache", "snapkv"])
+def test_a_short_prompt_overtakes_a_long_one_and_neither_notices(policy: str) -> None:
+    long = request("long", policy, 0.3, prompt=1000, max_tokens=6)
+    short = request("short", policy, 0.3, prompt=50, max_tokens=6)
+    alone = [Rig().tokens(one) for one in (long, short)]
+    rig = Rig(stretch=1e6)
+    rig.submit(long)
+    rig.step_to("long", Status.PREFILL)
+    rig.step(10)
+    rig.submit(short)
+    rig.step_until(lambda: rig.records["short"].is_over)
+    assert rig.sequence("long").status is Status.PREFILL
+    assert rig.engine.stats().running == 1
+    rig.drain()
+    assert [rig.records[name].tokens for name in ("long", "short")] == alone
+    rig.check_empty()
+
+
+def test_an_iteration_has_a_step_and_as_many_quanta_as_fit() -> None:
+    """With nobody decoding and much time a prompt is computed in one iteration, once a quantum's time is known."""
+    rig = Rig(itl_seconds=1e6)
+    rig.run(request("first", prompt=200, max_tokens=1))
+    rig.submit(request("second", prompt=900, max_tokens=3))
+    rig.step()
+    assert len(rig.records["second"].tokens) == 1
+    rig.step()
+    assert len(rig.records["second"].tokens) == 2

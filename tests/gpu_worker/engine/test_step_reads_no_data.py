@@ -30,8 +30,9 @@ def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
     rig = decoding(policy, HotCacheSize())
     decode = rig.engine.decode
     sequences = rig.decoding
-    for sequence in sequences:
-        decode.advance(sequence)
+    with torch.inference_mode():
+        for sequence in sequences:
+            decode.advance(sequence)
     batch = rig.engine.caches.batch(sequences)
     table = torch.tensor(batch.table)
     with torch.inference_mode(), DeviceReads() as reads:

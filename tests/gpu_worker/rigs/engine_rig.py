@@ -57,6 +57,8 @@ TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
 
 LAYER_HEADS = NUM_LAYERS * NUM_KV_HEADS
 BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 4
+# Of an iteration that ends after its first quantum, however fast that is.
+ONE_QUANTUM = 1e-12
 
 ROPE = RopeConfig("default", 10000.0, HEAD_DIM)
 
@@ -245,8 +247,11 @@ class Rig:
         client: StoreClient | None = None,
         layout: Layout = LAYOUT,
         reuses_prefixes: bool = False,
+        itl_seconds: float = ONE_QUANTUM,
+        stretch: float = 4.0,
     ) -> None:
-        """client: of another store than one in memory. layout: of the model's rows."""
+        """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
+        least has one quantum."""
         self.model = model or make_model()
         self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
         options = EngineOptions(
@@ -259,6 +264,8 @@ class Rig:
             policies=policies or small_policies(),
             trains_indexes=trains_indexes,
             reuses_prefixes=reuses_prefixes,
+            itl_seconds=itl_seconds,
+            stretch=stretch,
             max_full_tokens=max_full_tokens,
         )
         self.client = client or self.store
@@ -323,5 +330,5 @@ class Rig:
         assert self.engine.scheduler.num_free_seats == self.engine.info.max_num_seqs
         assert self.engine.pool.num_free_blocks == self.engine.pool.num_blocks
         assert not self.engine.indexing
-        assert self.engine.prefill is None
+        assert not self.engine.prefills
         assert not self.engine.offloader.num_sequences

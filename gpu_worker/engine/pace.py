@@ -1,0 +1,82 @@
+"""How long an iteration may take, and how much of it prompts get: by what steps and quanta took so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from gpu_worker.models import ModelConfig
+from gpu_worker.store.layer_writer import Mark
+
+# Between the tokens of a stream, where no target is given: the larger of this and so many decode steps.
+ITL_SECONDS = 0.025
+ITL_STEPS = 2.5
+# Of what was measured last; the median leaves out what was compiled on the way.
+NUM_SAMPLES = 15
+
+
+def layer_work(config: ModelConfig, begin: int, end: int) -> float:
+    """Floating-point operations of one layer for the tokens at [begin, end) of a prompt."""
+    heads = config.num_heads * config.head_dim
+    weights = config.hidden_size * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
+    weights += 3 * config.hidden_size * config.intermediate_size
+    return (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
+
+
+class _Stretch(NamedTuple):
+    """Prompts' work between two marks."""
+
+    begun: Mark
+    ended: Mark
+    work: float
+
+
+class Pace:
+    """Measures decode steps and prefill work, and says what fits an iteration.
+
+    An iteration is one decode step and then prompts until its time is up, which is what a stream waits between two
+    tokens. Where nobody decodes prompts have all of it; it still ends, so that who arrives is looked at.
+    """
+
+    def __init__(self, mark: Callable[[], Mark], itl_seconds: float | None = None) -> None:
+        """mark: makes one of now, in the device's work. itl_seconds: the target between two tokens of a stream; None:
+        what ITL_SECONDS and ITL_STEPS say."""
+        self.mark = mark
+        self._itl_seconds = itl_seconds
+        self._step_seconds: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._work_seconds: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._queued: deque[_Stretch] = deque()
+
+    @property
+    def iteration_seconds(self) -> float:
+        return self._itl_seconds or max(ITL_SECONDS, ITL_STEPS * self._step)
+
+    def prefill_seconds(self, is_decoding: bool) -> float:
+        """Of an iteration, for prompts; may be below 0 where steps alone take longer than the target."""
+        return self.iteration_seconds - (self._step if is_decoding else 0.0)
+
+    def seconds(self, work: float) -> float | None:
+        """What so many operations of prefill take; None before any was measured."""
+        return work * median(self._work_seconds) if self._work_seconds else None
+
+    @property
+    def _step(self) -> float:
+        return median(self._step_seconds) if self._step_seconds else 0.0
+
+    def decoded(self, begun: Mark, ended: Mark) -> None:
+        """A decode step lay between two marks, which are reached."""
+        self._step_seconds.append(ended.seconds_since(begun))
+
+    def prefilled(self, begun: Mark, work: float) -> None:
+        """So much work of prompts was queued since a mark."""
+        self._queued.append(_Stretch(begun, self.mark(), work))
+
+    def settle(self) -> None:
+        """Measure what is done. Waits until the device has no more than one iteration's prompts before it: what
+        arrives would wait behind all that is queued."""
+        while self._queued and (len(self._queued) > 1 or self._queued[0].ended.is_reached):
+            done = self._queued.popleft()
+            done.ended.wait()
+            self._work_seconds.append(done.ended.seconds_since(done.begun) / done.work)

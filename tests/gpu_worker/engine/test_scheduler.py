@@ -1,0 +1,157 @@
+"""Whose prompt is next: short before long, but not for ever; one caller's prompts hold up nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from engine_rig import request
+
+from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.policies.full.policy import Full
+from gpu_worker.sampling import SamplerState
+from gpu_worker.state.sequence import Clock, Sequence, Status
+
+MAX_LEN = 1 << 14
+STRETCH = 4.0
+
+
+def make(max_num_seqs: int = 8, max_buffer_tokens: int = 4 * MAX_LEN) -> Scheduler:
+    """A prompt's seconds are the tokens that it may make."""
+    return Scheduler(max_num_seqs, MAX_LEN, max_buffer_tokens, lambda sequence: sequence.max_tokens, STRETCH)
+
+
+def prompt(
+    name: str, seconds: float, arrival: float = 0.0, caller: bytes = b"", tokens: int = 100
+) -> Sequence:
+    """Of a prompt that takes so long alone."""
+    return Sequence(
+        request=replace(request(name, prompt=tokens), prefix_salt=caller),
+        sink=lambda event: None,
+        policy=Full(),
+        plan=Full().plan(tokens, tokens),
+        sampler=cast(SamplerState, None),
+        max_tokens=seconds,
+        capacity=tokens + 1,
+        num_prefill=tokens,
+        clock=Clock(submitted=arrival),
+    )
+
+
+@dataclass
+class Device:
+    """Gives each second to whose prompt is next."""
+
+    scheduler: Scheduler
+    left: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    now: int = 0
+
+    def add(self, name: str, seconds: int, caller: bytes = b"", tokens: int = 100) -> None:
+        self.left[name] = seconds
+        self.scheduler.add(prompt(name, seconds, self.now, caller, tokens))
+
+    def run(self, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            sequence = self.scheduler.next_prompt(may_admit=True)
+            if sequence is None:
+                continue
+            if sequence.status is Status.WAITING:
+                if not self.scheduler.seat(sequence):
+                    sequence = self.scheduler.next_prompt(may_admit=False)
+                    assert sequence is not None
+                else:
+                    self.scheduler.admit(sequence)
+            name = sequence.sequence_id
+            self.scheduler.serve(sequence, 1.0)
+            self.left[name] -= 1
+            if not self.left[name]:
+                self.ended[name] = self.now
+                self.scheduler.remove(sequence)
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_is_in_progress() -> None:
+    device = Device(make())
+    device.add("long", 100)
+    device.run(10)
+    device.add("short", 2)
+    device.run(2)
+    assert device.ended == {"short": 12}
+    device.run(90)
+    assert device.ended["long"] == 102
+
+
+def test_a_long_prompt_ends_whatever_arrives() -> None:
+    """Short ones arrive as fast as they are computed; the long one waits for its stretch and no longer."""
+    device = Device(make(max_num_seqs=1000))
+    device.add("long", 50)
+    for second in range(400):
+        device.add(f"short {second}", 1)
+        device.run()
+    assert STRETCH * 50 < device.ended["long"] <= STRETCH * 50 + 50
+    quick = [end - int(name.split()[1]) for name, end in device.ended.items() if name.startswith("short")]
+    assert sorted(quick)[len(quick) // 4] <= STRETCH + 1
+
+
+def test_equal_prompts_are_computed_in_their_order_and_one_after_the_other() -> None:
+    device = Device(make())
+    for name in ("a", "b", "c"):
+        device.add(name, 5)
+        device.run()
+    device.run(20)
+    assert device.ended == {"a": 5, "b": 10, "c": 15}
+
+
+def test_three_prompts_of_one_caller_leave_another_half_of_the_device() -> None:
+    device = Device(make())
+    for number in range(3):
+        device.add(f"many {number}", 100, b"many")
+    device.run(50)
+    device.add("one", 30, b"one")
+    device.run(250)
+    assert device.ended["one"] <= 50 + 2 * 30
+    # Nothing of it is lost to the others.
+    device.run(30)
+    assert device.ended["many 2"] == 330
+
+
+def test_who_was_away_is_owed_nothing_for_that_time() -> None:
+    device = Device(make())
+    device.add("early", 1, b"guest")
+    device.add("other", 100, b"host")
+    device.run(60)
+    device.add("back", 20, b"guest")
+    device.run(60)
+    # Half of the device from when it came back; all of it would be 20 seconds.
+    assert 60 + 38 <= device.ended["back"] <= 60 + 42
+
+
+def test_prompts_in_progress_have_room_together_and_a_short_one_finds_some_beside_the_longest() -> None:
+    scheduler = make(max_buffer_tokens=MAX_LEN + MAX_LEN // 8)
+    long, second = prompt("long", 9, tokens=MAX_LEN), prompt("second", 9, tokens=MAX_LEN // 2)
+    short = prompt("short", 1, tokens=MAX_LEN // 8)
+    for sequence in (long, second, short):
+        scheduler.add(sequence)
+    assert scheduler.seat(long)
+    scheduler.admit(long)
+    assert not scheduler.seat(second)
+    assert scheduler.seat(short)
+    scheduler.admit(short)
+    scheduler.remove(long)
+    assert scheduler.seat(second)
+
+
+def test_a_seat_that_was_of_no_use_is_given_back() -> None:
+    scheduler = make(max_num_seqs=1)
+    first, second = prompt("first", 1), prompt("second", 2)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert scheduler.seat(first)
+    assert not scheduler.seat(second)
+    scheduler.unseat(first)
+    assert scheduler.seat(second)
+    scheduler.remove(second)
+    scheduler.remove(first)
+    assert scheduler.num_free_seats == 1
+    assert not scheduler.has_work
