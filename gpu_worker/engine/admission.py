@@ -30,13 +30,12 @@ class Admission:
         self._prefixes = prefixes
 
     def admit(self, sequence: Sequence) -> bool:
-        """Whether the sequence runs now; False if it must wait until others end.
+        """Whether the sequence, for which there is a seat, runs now; False if it must wait until others end.
 
         Raises CapacityError, RequestError or StoreUnavailable where it never can. This may attach to the store again:
         see `Offloader.holds`.
         """
-        if not self._scheduler.seat(sequence):
-            return False
+        self._scheduler.seat(sequence)
         self._intake.choose(sequence, self._caches.num_free_slots)
         if not self._caches.admit(sequence):
             self._scheduler.unseat(sequence)

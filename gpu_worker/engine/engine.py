@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +15,7 @@ from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.pace import Pace, layer_work
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prompt_memory import max_buffer_tokens
+from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import (
     CapacityError,
@@ -36,12 +37,30 @@ from gpu_worker.records import (
     ProgressEvent,
     TokenEvent,
 )
-from gpu_worker.sampling import Sampler
+from gpu_worker.sampling import Choice, Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.layer_writer import Mark
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Tokens that are being sampled, one for each sequence."""
+
+    sequences: list[Sequence]
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """A decode step between two marks; `drawn` is None where nothing is sampled."""
+
+    begun: Mark
+    ended: Mark
+    drawn: _Drawn | None
+
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
 
@@ -49,9 +68,10 @@ MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Pr
 class Engine:
     """Owns every running request. Single-threaded.
 
-    `step` is the main loop's body, an iteration: one decode step, then prompts until its time is up. Benchmarks and
-    tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and `prefills`, the prompts
-    in progress.
+    `step` is the main loop's body, an iteration: one decode step, then prompts until its time is up. All of it is
+    queued before the host takes the step's tokens, so that the device has work while the host looks at them.
+    Benchmarks and tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and
+    `prefills`, the prompts in progress.
     """
 
     def __init__(
@@ -83,11 +103,7 @@ class Engine:
         self._sampler = Sampler()
         self._pace = Pace(lambda: Mark(decoder.device), itl_seconds)
         self.scheduler = Scheduler(
-            info.max_num_seqs,
-            info.max_model_len,
-            max_buffer_tokens(info.max_model_len, prefill_chunk),
-            self._prefill_seconds,
-            stretch,
+            info.max_num_seqs, PromptRoom(info.max_model_len, prefill_chunk), self._prefill_seconds, stretch
         )
         self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes)
         self.prefills: dict[Sequence, Prefill] = {}
@@ -117,10 +133,13 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> bool:
         """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
-        decoded = self._decode_step()
-        prefilled = self._prefill_prompts(is_decoding=decoded)
-        indexed = self._take_indexes(wait=not (decoded or prefilled))
-        return decoded or prefilled or indexed
+        decoding = self._begin_decode()
+        prefilled = self._prefill_prompts(is_decoding=decoding is not None)
+        if decoding is not None:
+            self._end_decode(decoding)
+        self._finish_prefills()
+        indexed = self._take_indexes(wait=not (decoding or prefilled))
+        return bool(decoding or prefilled or indexed)
 
     def _prefill_prompts(self, is_decoding: bool) -> bool:
         """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
@@ -206,16 +225,23 @@ class Engine:
             return
         sequence.sink(ProgressEvent(prefill.prefilled_tokens))
         if prefill.is_done:
-            del self.prefills[sequence]
-            self._finish_prefill(prefill)
+            sequence.status = Status.INDEXING
 
-    def _finish_prefill(self, prefill: Prefill) -> None:
-        sequence = prefill.sequence
-        sequence.clock.prefilled = time.monotonic()
-        sequence.status = Status.INDEXING
-        self.indexing.add(sequence, prefill.trained)
-        self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
-        self._sample([sequence], prefill.logits()[None])
+    def _finish_prefills(self) -> None:
+        """First tokens of the prompts that are done now."""
+        done = [prefill for prefill in self.prefills.values() if prefill.is_done]
+        if not done:
+            return
+        sequences = [prefill.sequence for prefill in done]
+        drawn = self._draw(sequences, torch.stack([prefill.logits() for prefill in done]))
+        if drawn is not None:
+            drawn.choice.wait()
+        for prefill, sequence in zip(done, sequences, strict=True):
+            del self.prefills[sequence]
+            sequence.clock.prefilled = time.monotonic()
+            self.indexing.add(sequence, prefill.trained)
+            self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
+        self._take(drawn)
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
@@ -227,10 +253,11 @@ class Engine:
             self._fail(sequence, error)
         return bool(ready)
 
-    def _decode_step(self) -> bool:
+    def _begin_decode(self) -> _Decoding | None:
+        """A decode step on its way; None where nobody decodes."""
         sequences = self.scheduler.with_status(Status.DECODE)
         if not sequences:
-            return False
+            return None
         begun = self._pace.mark()
         try:
             result = self.decode.run(sequences)
@@ -240,21 +267,23 @@ class Engine:
             for sequence in sequences:
                 if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)
-            return True
+            return _Decoding(begun, self._pace.mark(), None)
         except torch.OutOfMemoryError as error:
             for sequence in sequences:
                 self._fail(sequence, no_room("the step", error))
-            return True
+            return _Decoding(begun, self._pace.mark(), None)
         ended = self._pace.mark()
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
-        self._sample(result.sequences, result.logits)
-        if ended.is_reached:
-            self._pace.decoded(begun, ended)
-        return True
+        return _Decoding(begun, ended, self._draw(result.sequences, result.logits))
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        """The next token of each: the forced one if there is one, else a sampled one."""
+    def _end_decode(self, decoding: _Decoding) -> None:
+        self._take(decoding.drawn)
+        if decoding.ended.is_reached:
+            self._pace.decoded(decoding.begun, decoding.ended)
+
+    def _draw(self, sequences: list[Sequence], logits: torch.Tensor) -> _Drawn | None:
+        """The next token of each: the forced one if there is one, else one that is sampled now and taken later."""
         places = [place for place, sequence in enumerate(sequences) if not sequence.forced]
         if len(places) < len(sequences):
             for sequence in sequences:
@@ -262,9 +291,16 @@ class Engine:
                     sequence.next_token = sequence.forced.popleft()
             sequences, logits = [sequences[place] for place in places], logits[places]
         if not sequences:
+            return None
+        return _Drawn(sequences, self._sampler.begin(logits, [sequence.sampler for sequence in sequences]))
+
+    def _take(self, drawn: _Drawn | None) -> None:
+        """Wait for sampled tokens. Whoever ended since then takes none."""
+        if drawn is None:
             return
-        events = self._sampler.sample(logits, [sequence.sampler for sequence in sequences])
-        for sequence, event in zip(sequences, events, strict=True):
+        for sequence, event in zip(drawn.sequences, drawn.choice.take(), strict=True):
+            if sequence.status not in (Status.INDEXING, Status.DECODE):
+                continue
             if event is None:
                 self._fail(sequence, InvalidLogits(sequence.sequence_id))
             else:

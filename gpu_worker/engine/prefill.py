@@ -185,9 +185,13 @@ class Prefill:
 
     def _take_copied(self) -> None:
         """Seal the layers that are in the arena by now, and request their indexes."""
+        copied = []
         while self._computed and self._computed[0].pending.copied.is_reached:
-            computed = self._computed.popleft()
-            self._offloader.seal_layer(self.sequence, computed.pending)
+            copied.append(self._computed.popleft())
+        if copied:
+            layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
+            self._offloader.seal_layers(self.sequence, layers, self._num_tokens)
+        for computed in copied:
             self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -23,9 +25,36 @@ def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
     return min(max_model_len, max(LEAST_BUFFER_TOKENS, 1 << (num_tokens - 1).bit_length()))
 
 
-def max_buffer_tokens(max_model_len: int, prefill_chunk: int) -> int:
-    """Of all prompts in progress together: one of the greatest length, and shorter ones that overtake it."""
-    return max_model_len + max(prefill_chunk, max_model_len // 8)
+@dataclass(frozen=True, slots=True)
+class PromptRoom:
+    """Tokens of the buffers of all prompts in progress.
+
+    Prompts of at most a chunk have an eighth of the longest one's room for themselves: they overtake the others, and
+    neither kind keeps the other from room.
+    """
+
+    max_model_len: int
+    prefill_chunk: int
+
+    @property
+    def total(self) -> int:
+        return self._of_short + self.max_model_len
+
+    @property
+    def _of_short(self) -> int:
+        return max(self._width(self.prefill_chunk), self.max_model_len // 8)
+
+    def _width(self, num_tokens: int) -> int:
+        return buffer_tokens(num_tokens, self.max_model_len)
+
+    def is_short(self, num_tokens: int) -> bool:
+        return num_tokens <= self.prefill_chunk
+
+    def fits(self, num_tokens: int, others: Iterable[int]) -> bool:
+        """Whether a prompt's buffers fit beside those of others, which are so long."""
+        is_short = self.is_short(num_tokens)
+        alike = [self._width(other) for other in others if self.is_short(other) is is_short]
+        return self._width(num_tokens) + sum(alike) <= (self._of_short if is_short else self.max_model_len)
 
 
 def prefill_bytes(workload: Workload) -> int:
@@ -35,7 +64,7 @@ def prefill_bytes(workload: Workload) -> int:
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
     a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 2 * 8
-    kept = max_buffer_tokens(length, workload.prefill_chunk) * a_token + STAGE_BYTES
+    kept = PromptRoom(length, workload.prefill_chunk).total * a_token + STAGE_BYTES
     kept += workload.num_queries * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from gpu_worker.engine.prompt_memory import buffer_tokens
+from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.state.sequence import Sequence, Status
 
 STRETCH = 4.0
@@ -23,17 +23,15 @@ class Scheduler:
     def __init__(
         self,
         max_num_seqs: int,
-        max_model_len: int,
-        max_buffer_tokens: int,
+        room: PromptRoom,
         estimate: Callable[[Sequence], float],
         stretch: float = STRETCH,
     ) -> None:
-        """max_buffer_tokens: of all prompts in progress together. estimate: the seconds that a prompt takes alone.
-        stretch: how many times that it may take while shorter ones overtake it."""
+        """room: for prompts in progress. estimate: the seconds that a prompt takes alone. stretch: how many times
+        that it may take while shorter ones overtake it."""
+        self._room = room
         self._estimate = estimate
         self._stretch = stretch
-        self._max_model_len = max_model_len
-        self._max_buffer_tokens = max_buffer_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
@@ -69,25 +67,35 @@ class Scheduler:
         return self._by_id.get(request_id)
 
     def next_prompt(self, may_admit: bool) -> Sequence | None:
-        """The sequence whose prompt is next; a waiting one only if it may be admitted."""
-        prompts = self._prompts() if may_admit else self.with_status(Status.PREFILL)
+        """The sequence whose prompt is next; a waiting one only if it may be admitted, and there are a seat and room
+        for it."""
+        prompts = self.with_status(Status.PREFILL)
+        if may_admit and self._free_seats:
+            prompts += self._next_waiting(prompts)
         return min(prompts, key=self._urgency, default=None)
 
-    def _prompts(self) -> Iterable[Sequence]:
+    def _next_waiting(self, prefilling: list[Sequence]) -> list[Sequence]:
+        """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
+        overtakes them to the room that comes."""
+        lengths = [sequence.num_prefill for sequence in prefilling]
+        found = []
+        for is_short in True, False:
+            alike = [each for each in self._waiting if self._room.is_short(each.num_prefill) is is_short]
+            first = min(alike, key=self._urgency, default=None)
+            if first is not None and self._room.fits(first.num_prefill, lengths):
+                found.append(first)
+        return found
+
+    def _prompts(self) -> list[Sequence]:
         return [*self.with_status(Status.PREFILL), *self._waiting]
 
     def _urgency(self, sequence: Sequence) -> tuple[float, float]:
         deadline = sequence.clock.submitted + self._stretch * self._estimate(sequence)
         return self._served[sequence.caller], deadline
 
-    def seat(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a seat; False if none is free, or prompts in progress leave no room for another."""
-        prompts = [*self.with_status(Status.PREFILL), sequence]
-        wanted = sum(buffer_tokens(each.num_prefill, self._max_model_len) for each in prompts)
-        if not self._free_seats or wanted > self._max_buffer_tokens:
-            return False
+    def seat(self, sequence: Sequence) -> None:
+        """Give a waiting sequence a free seat."""
         sequence.seat = self._free_seats.pop()
-        return True
 
     def unseat(self, sequence: Sequence) -> None:
         """Take the seat back: the sequence waits on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -35,19 +36,46 @@ class Sampler:
 
         None for a row that holds NaN, +inf or nothing finite.
         """
+        return self.begin(logits, states).take()
+
+    @torch.inference_mode()
+    def begin(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> Choice:
+        """`sample`, queued on the device: the host goes on, and work queued behind it runs while the host takes the
+        tokens."""
         greatest, token_ids = logits.max(dim=-1)
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
         if rows:
             chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows])
             token_ids = token_ids.index_copy(0, _index(rows, logits), chosen)
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
-        both = torch.cat([token_ids, greatest.view(torch.int32)]).tolist()
-        ids, bits = both[: len(states)], both[len(states) :]
+        both = _to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
+        return Choice(both, _begin_logprobs(logits, token_ids, states))
+
+
+class Choice:
+    """Chosen tokens on their way to the host."""
+
+    def __init__(self, both: torch.Tensor, logprobs: _Logprobs | None) -> None:
+        """both: int64 [2 B], token ids and the bits of each row's greatest logit. Made once all is queued."""
+        self._both = both
+        self._logprobs = logprobs
+        self._copied = torch.cuda.current_stream().record_event() if both.is_pinned() else None
+
+    def wait(self) -> None:
+        """Let the host wait until they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def take(self) -> list[TokenEvent | None]:
+        """Wait for them; as `sample` returns them."""
+        self.wait()
+        ids, bits = self._both.view(2, -1).tolist()
         events = [
             TokenEvent(token_id) if one & INFINITE_BITS != INFINITE_BITS else None
             for token_id, one in zip(ids, bits, strict=True)
         ]
-        _add_logprobs(events, logits, token_ids, states)
+        if self._logprobs is not None:
+            self._logprobs.add_to(events)
         return events
 
 
@@ -103,47 +131,50 @@ def _filter_rows(
     return logits.index_copy(0, index, keep(logits[index], parameters))
 
 
-def _add_logprobs(
-    events: list[TokenEvent | None],
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    states: Sequence[SamplerState],
-) -> None:
-    asked = zip(events, (state.params.logprobs for state in states), strict=True)
-    wanted = {
-        row: (event.token_id, num_top)
-        for row, (event, num_top) in enumerate(asked)
-        if event is not None and num_top is not None
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """On their way to the host. num_tops: how many each row that asked wants. logprobs: [B, 1 + k] float32, of its
+    token and of its k likeliest, whose ids are `top_ids` [B, k]."""
+
+    num_tops: dict[int, int]
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+
+    def add_to(self, events: list[TokenEvent | None]) -> None:
+        """Only once they are on the host."""
+        of_rows = zip(self.num_tops.items(), self.logprobs.tolist(), self.top_ids.tolist(), strict=True)
+        for (row, num_top), (logprob, *tops), top_ids in of_rows:
+            if (event := events[row]) is not None:
+                top = tuple(zip(top_ids, tops, strict=True))
+                events[row] = TokenEvent(event.token_id, logprob, top[:num_top])
+
+
+def _begin_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, states: Sequence[SamplerState]
+) -> _Logprobs | None:
+    num_tops = {
+        row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None
     }
-    if not wanted:
-        return
-    index = _index(list(wanted), logits)
-    most = max(num_top for _, num_top in wanted.values())
-    chosen, tops = gather_logprobs(logits[index], token_ids[index], most)
-    for (row, (token_id, num_top)), logprob, top in zip(wanted.items(), chosen, tops, strict=True):
-        events[row] = TokenEvent(token_id, logprob, tuple(top[:num_top]))
+    if not num_tops:
+        return None
+    index = _index(list(num_tops), logits)
+    logits = logits[index]
+    # Ties fall to the smaller token id.
+    top_ids = first_k(logits, min(max(num_tops.values()), logits.shape[-1]))
+    wanted = torch.cat([token_ids[index].unsqueeze(-1), top_ids], dim=-1)
+    logprobs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
+    return _Logprobs(num_tops, _to_host(logprobs), _to_host(top_ids))
 
 
 def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=like.device)
 
 
-def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Log-probability of each row's token, and of its `num_top` likeliest tokens, best first.
-
-    Args:
-        logits: [B, V] float32, raw: before penalties, bias and temperature.
-        token_ids: [B] int64.
-        num_top: from 0 up; no more than V are reported. Ties fall to the smaller token id.
-    """
-    logprobs = torch.log_softmax(logits, dim=-1)
-    top_ids = first_k(logits, min(num_top, logits.shape[-1]))
-    wanted = torch.cat([token_ids.unsqueeze(-1), top_ids], dim=-1)
-    rows = logprobs.gather(-1, wanted).tolist()
-    tops = [list(zip(ids, row[1:], strict=True)) for ids, row in zip(top_ids.tolist(), rows, strict=True)]
-    return [row[0] for row in rows], tops
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Its copy on the host, which is there once the device comes to it."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -56,7 +56,6 @@ class PendingLayer:
     """A prefilled layer on its way to the arena: at `copied` it is there, and may be overwritten on the device."""
 
     layer: int
-    num_tokens: int
     copied: Mark
 
 

@@ -145,7 +145,7 @@ class Offloader:
             rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
-        """Start to write a prefilled layer, except the shared rows; `seal_layer` follows at the mark. rows:
+        """Start to write a prefilled layer, except the shared rows; `seal_layers` follows at the mark. rows:
         [H_kv, n, 2d], not to be changed until then."""
         self.check()
         extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
@@ -155,27 +155,26 @@ class Offloader:
         if copied is None:
             self._host.put(sequence.sequence_id, layer, begin, host_bytes(rows[:, begin:]))
             copied = Mark(self._device)
-        return PendingLayer(layer, rows.shape[1], copied)
+        return PendingLayer(layer, copied)
 
-    def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
-        """Make a copied layer readable."""
-        layer, num_tokens = pending.layer, pending.num_tokens
+    def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
+        """Make copied layers readable, in one call."""
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
-        hashes = extent.hashes if layer == self._num_layers - 1 else ()
+        hashes = extent.hashes if layers.stop == self._num_layers else ()
         self._call(
             lambda: self._client.seal(
                 sequence.sequence_id,
                 num_tokens,
-                layer_begin=layer,
-                layer_end=layer + 1,
+                layer_begin=layers.start,
+                layer_end=layers.stop,
                 prefix_hashes=hashes,
             )
         )
         if hashes and (name := session_name(sequence.request)):
             self._call(lambda: self._client.pin_session(sequence.sequence_id, name))
         extent.written = extent.sealed = num_tokens
-        self.offloaded_bytes += (num_tokens - extent.shared) * self._client.layout.token_bytes
+        self.offloaded_bytes += len(layers) * (num_tokens - extent.shared) * self._client.layout.token_bytes
 
     def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
         """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
@@ -188,14 +187,11 @@ class Offloader:
         self.offloaded_bytes += data.nbytes
 
     def wrote(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that the device writes the tokens below `num_tokens` in every layer itself, and may not be done yet.
-
-        Seals at every full slab, for which the host waits.
-        """
-        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
+        """Note that the device writes the tokens below `num_tokens` in every layer itself, and may not be done yet: who
+        needs them in the store seals them."""
+        extent = self._extents[sequence.sequence_id]
         self.offloaded_bytes += (num_tokens - extent.written) * self.token_bytes
         extent.written = num_tokens
-        self.seal(sequence, num_tokens // per_slab * per_slab)
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the tokens below `num_tokens` readable once all are written; no call if they already are."""

@@ -60,16 +60,16 @@ class SlowOffloader(Offloader):
             raise StoreUnavailable("gone")
         self.marks.append(SlowMark())
         self.rows.append(rows)
-        return PendingLayer(layer, rows.shape[1], self.marks[-1])
+        return PendingLayer(layer, self.marks[-1])
 
-    def seal_layer(self, sequence: Sequence, pending: PendingLayer) -> None:
-        assert pending.copied.is_reached
-        self.sealed.append(pending.layer)
+    def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
+        assert all(self.marks[layer].is_reached for layer in layers)
+        self.sealed += layers
 
     def build(  # type: ignore[override]
         self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
     ) -> TrainedLayer:
-        assert self.sealed[-1] == layer
+        assert layer in self.sealed
         self.seconds.append(prefill_seconds)
         return TrainedLayer(layer, job, None)  # type: ignore[arg-type]
 

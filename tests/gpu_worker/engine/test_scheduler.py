@@ -7,6 +7,7 @@ from typing import cast
 
 from engine_rig import request
 
+from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.sampling import SamplerState
@@ -16,9 +17,15 @@ MAX_LEN = 1 << 14
 STRETCH = 4.0
 
 
-def make(max_num_seqs: int = 8, max_buffer_tokens: int = 4 * MAX_LEN) -> Scheduler:
+def make(max_num_seqs: int = 8, chunk: int = MAX_LEN) -> Scheduler:
     """A prompt's seconds are the tokens that it may make."""
-    return Scheduler(max_num_seqs, MAX_LEN, max_buffer_tokens, lambda sequence: sequence.max_tokens, STRETCH)
+    room = PromptRoom(MAX_LEN, chunk)
+    return Scheduler(max_num_seqs, room, lambda sequence: sequence.max_tokens, STRETCH)
+
+
+def start(scheduler: Scheduler, sequence: Sequence) -> None:
+    scheduler.seat(sequence)
+    scheduler.admit(sequence)
 
 
 def prompt(
@@ -58,11 +65,7 @@ class Device:
             if sequence is None:
                 continue
             if sequence.status is Status.WAITING:
-                if not self.scheduler.seat(sequence):
-                    sequence = self.scheduler.next_prompt(may_admit=False)
-                    assert sequence is not None
-                else:
-                    self.scheduler.admit(sequence)
+                start(self.scheduler, sequence)
             name = sequence.sequence_id
             self.scheduler.serve(sequence, 1.0)
             self.left[name] -= 1
@@ -127,19 +130,25 @@ def test_who_was_away_is_owed_nothing_for_that_time() -> None:
     assert 60 + 38 <= device.ended["back"] <= 60 + 42
 
 
-def test_prompts_in_progress_have_room_together_and_a_short_one_finds_some_beside_the_longest() -> None:
-    scheduler = make(max_buffer_tokens=MAX_LEN + MAX_LEN // 8)
-    long, second = prompt("long", 9, tokens=MAX_LEN), prompt("second", 9, tokens=MAX_LEN // 2)
-    short = prompt("short", 1, tokens=MAX_LEN // 8)
-    for sequence in (long, second, short):
+def test_a_short_prompt_waits_for_no_room_that_a_long_one_waits_for() -> None:
+    scheduler = make(chunk=MAX_LEN // 8)
+    first = prompt("first", 9, tokens=MAX_LEN)
+    second = prompt("second", 9, arrival=-1000, tokens=MAX_LEN // 2)
+    scheduler.add(first)
+    start(scheduler, first)
+    # Most urgent of all, but without room.
+    scheduler.add(second)
+    short = [prompt(f"short {number}", 1, tokens=MAX_LEN // 8) for number in range(2)]
+    for sequence in short:
         scheduler.add(sequence)
-    assert scheduler.seat(long)
-    scheduler.admit(long)
-    assert not scheduler.seat(second)
-    assert scheduler.seat(short)
-    scheduler.admit(short)
-    scheduler.remove(long)
-    assert scheduler.seat(second)
+    assert scheduler.next_prompt(may_admit=True) is short[0]
+    start(scheduler, short[0])
+    # For the other short one there is none either.
+    assert scheduler.next_prompt(may_admit=True) is short[0]
+    scheduler.remove(short[0])
+    assert scheduler.next_prompt(may_admit=True) is short[1]
+    scheduler.remove(first)
+    assert scheduler.next_prompt(may_admit=True) is second
 
 
 def test_a_seat_that_was_of_no_use_is_given_back() -> None:
@@ -147,10 +156,11 @@ def test_a_seat_that_was_of_no_use_is_given_back() -> None:
     first, second = prompt("first", 1), prompt("second", 2)
     scheduler.add(first)
     scheduler.add(second)
-    assert scheduler.seat(first)
-    assert not scheduler.seat(second)
+    scheduler.seat(first)
+    assert scheduler.next_prompt(may_admit=True) is None
     scheduler.unseat(first)
-    assert scheduler.seat(second)
+    assert scheduler.next_prompt(may_admit=True) is first
+    scheduler.seat(second)
     scheduler.remove(second)
     scheduler.remove(first)
     assert scheduler.num_free_seats == 1

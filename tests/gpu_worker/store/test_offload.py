@@ -53,7 +53,7 @@ def prefill(offloader: Offloader, sequence: Sequence, device: torch.device = CPU
         on_device = (rows + layer).to(device)
         pending = offloader.put_layer(sequence, layer, on_device)
         pending.copied.wait()
-        offloader.seal_layer(sequence, pending)
+        offloader.seal_layers(sequence, range(layer, layer + 1), sequence.num_prefill)
     sequence.num_tokens = sequence.num_prefill
     return rows
 
@@ -76,7 +76,7 @@ def test_a_sequence_s_slabs_are_in_the_table_from_its_layers_on_until_it_ends(de
             pending = offloader.put_layer(sequence, layer, rows)
             assert pending.layer == layer
             pending.copied.wait()
-            offloader.seal_layer(sequence, pending)
+            offloader.seal_layers(sequence, range(layer, layer + 1), sequence.num_prefill)
             assert ((tables(offloader)[1, : layer + 1, :2]) >= 0).all()
             assert (tables(offloader)[1, layer + 1 :] == -1).all()
         assert offloader.offloaded_bytes == 63 * TOKEN_BYTES
@@ -111,7 +111,7 @@ def test_what_was_prefilled_is_read_back_through_the_host(device: torch.device) 
         offloader.close()
 
 
-def test_what_the_device_wrote_is_counted_once_and_sealed_at_full_slabs() -> None:
+def test_what_the_device_wrote_is_counted_once_and_sealed_when_it_is_needed() -> None:
     with attached(FULL) as (_, client):
         offloader = make_offloader(client)
         sequence = make_sequence("a", 0, 62)
@@ -121,11 +121,10 @@ def test_what_the_device_wrote_is_counted_once_and_sealed_at_full_slabs() -> Non
             offloader.reserve(sequence, num_tokens + 1)
             offloader.wrote(sequence, num_tokens)
             assert offloader.offloaded_bytes == num_tokens * TOKEN_BYTES
-        assert sealed == [("a", 64), ("a", 96)]
+        assert sealed == []
         sequence.num_tokens = 99
-        # Rows that are not sealed are when the host needs them.
         offloader.fetch(0, [(sequence, 0, np.array([98]))])
-        assert sealed[2:] == [("a", 99)]
+        assert sealed == [("a", 99)]
         offloader.wrote(sequence, 99)
         offloader.close()
 
@@ -230,7 +229,8 @@ def test_refused_memory_is_said_once_and_rows_go_through_the_host(
         rows = random_rows(FULL, 40)
         with caplog.at_level(logging.WARNING):
             for layer in range(FULL.num_layers):
-                offloader.seal_layer(sequence, offloader.put_layer(sequence, layer, rows))
+                offloader.put_layer(sequence, layer, rows)
+            offloader.seal_layers(sequence, range(FULL.num_layers), 40)
             assert offloader.arena is None
             store.restart()
             offloader.open(make_sequence("b", 1, 40), 41)
