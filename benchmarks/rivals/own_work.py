@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gpu_worker.device import Mark
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.recall import Candidates, IndexJob, PrefilledLayer, RecallPolicy, TrainedSegment
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 from gpu_worker.policies.wrapper import AllocationPolicy, delegating
-from gpu_worker.store.layer_writer import Mark
 
 
 class WorkClock:

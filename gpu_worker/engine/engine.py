@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.caches import Cache, CacheSet
+from gpu_worker.device import Mark
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.pace import Pace, layer_work
+from gpu_worker.engine.pace import Pace, prompt_work
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
@@ -40,7 +41,6 @@ from gpu_worker.records import (
 from gpu_worker.sampling import Choice, Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
-from gpu_worker.store.layer_writer import Mark
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
 
@@ -171,8 +171,7 @@ class Engine:
 
     def _prefill_seconds(self, sequence: Sequence) -> float:
         """That its prompt takes alone, but for what is cached; 0 while nothing was measured."""
-        config = self._decoder.config
-        work = config.num_layers * layer_work(config, sequence.num_cached, sequence.num_prefill)
+        work = prompt_work(self._decoder.config, sequence.num_cached, sequence.num_prefill)
         return self._pace.seconds(work) or 0.0
 
     def _admit(self, sequence: Sequence) -> bool:
@@ -351,7 +350,7 @@ class Engine:
         """Counters since the start and gauges of now."""
         self._stats.running = self.scheduler.num_running
         self._stats.waiting = self.scheduler.num_waiting
-        self.caches.recall.take_counts(self.scheduler.offloading())
+        self.caches.recall.take_past_counts(self.scheduler.offloading())
         config = self._decoder.config
         self._stats.slot_used_tokens = self.pool.num_used_slots / (config.num_layers * config.num_kv_heads)
         self._stats.offloaded_bytes_total = self.offloader.offloaded_bytes

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+from gpu_worker.device import Mark
 from gpu_worker.models import ModelConfig
-from gpu_worker.store.layer_writer import Mark
 
 # Between the tokens of a stream, where no target is given: the larger of this and so many decode steps.
 ITL_SECONDS = 0.025
@@ -20,9 +20,19 @@ NUM_SAMPLES = 15
 def layer_work(config: ModelConfig, begin: int, end: int) -> float:
     """Floating-point operations of one layer for the tokens at [begin, end) of a prompt."""
     heads = config.num_heads * config.head_dim
-    weights = config.hidden_size * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
-    weights += 3 * config.hidden_size * config.intermediate_size
-    return (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
+    weights = config.hidden_size * heads + 3 * config.hidden_size * config.intermediate_size
+    return last_layer_work(config, begin, end) + (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
+
+
+def last_layer_work(config: ModelConfig, begin: int, end: int) -> float:
+    """The same of the last layer, of which keys and values are needed, and only the last token's output."""
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return (end - begin) * 2.0 * config.hidden_size * heads
+
+
+def prompt_work(config: ModelConfig, begin: int, end: int) -> float:
+    """Floating-point operations of all layers for the tokens at [begin, end) of a prompt."""
+    return (config.num_layers - 1) * layer_work(config, begin, end) + last_layer_work(config, begin, end)
 
 
 class _Stretch(NamedTuple):

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import Cache
-from gpu_worker.engine.pace import layer_work
+from gpu_worker.device import Mark
+from gpu_worker.engine.pace import last_layer_work, layer_work
 from gpu_worker.engine.prompt_memory import buffer_tokens
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import Mark, PendingLayer
+from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 
@@ -93,8 +94,11 @@ class Prefill:
         config, begin, end = self._decoder.config, self._begin, self._next_end
         if self._is_computed:
             return 0.0
-        layers = min(max(1, self._chunk_size // (end - begin)), config.num_layers - self._layer)
-        return layers * layer_work(config, begin, end)
+        num_layers = max(1, self._chunk_size // (end - begin))
+        layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
+        last = last_layer_work(config, begin, end) if layers.stop == config.num_layers else 0.0
+        num_whole = len(layers) - bool(last)
+        return num_whole * layer_work(config, begin, end) + last
 
     @property
     def prefilled_tokens(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.device import Mark, to_host
 from gpu_worker.records import TokenEvent
 from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.penalties import apply_penalties
@@ -48,23 +49,22 @@ class Sampler:
             chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows])
             token_ids = token_ids.index_copy(0, _index(rows, logits), chosen)
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
-        both = _to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
-        return Choice(both, _begin_logprobs(logits, token_ids, states))
+        both = to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
+        return Choice(both, _begin_logprobs(logits, token_ids, states), logits.device)
 
 
 class Choice:
     """Chosen tokens on their way to the host."""
 
-    def __init__(self, both: torch.Tensor, logprobs: _Logprobs | None) -> None:
+    def __init__(self, both: torch.Tensor, logprobs: _Logprobs | None, device: torch.device) -> None:
         """both: int64 [2 B], token ids and the bits of each row's greatest logit. Made once all is queued."""
         self._both = both
         self._logprobs = logprobs
-        self._copied = torch.cuda.current_stream().record_event() if both.is_pinned() else None
+        self._copied = Mark(device)
 
     def wait(self) -> None:
         """Let the host wait until they are there."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._copied.wait()
 
     def take(self) -> list[TokenEvent | None]:
         """Wait for them; as `sample` returns them."""
@@ -163,18 +163,11 @@ def _begin_logprobs(
     top_ids = first_k(logits, min(max(num_tops.values()), logits.shape[-1]))
     wanted = torch.cat([token_ids[index].unsqueeze(-1), top_ids], dim=-1)
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
-    return _Logprobs(num_tops, _to_host(logprobs), _to_host(top_ids))
+    return _Logprobs(num_tops, to_host(logprobs), to_host(top_ids))
 
 
 def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=like.device)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Its copy on the host, which is there once the device comes to it."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -110,7 +110,8 @@ def map_arena(client: StoreClient, num_seats: int, max_model_len: int, device: t
     registration = None
     if device.type == "cuda":
         # Both are powers of two: no slab crosses from one granule into the next.
-        registration = register_with_cuda(mapping, max(GRANULE_BYTES, client.slab_bytes))
+        registration = register_with_cuda(mapping, max(GRANULE_BYTES, client.slab_bytes), device)
+        registration.start()
     return ArenaView(
         mapping,
         ArenaLayout(client.slab_bytes, client.tokens_per_slab, layout.row_bytes),

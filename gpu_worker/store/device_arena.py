@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.device import Mark
 from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import RegistrationFailed
-from gpu_worker.store.layer_writer import LayerWriter, Mark
+from gpu_worker.store.layer_writer import LayerWriter
 from kv_store.client import StoreClient
 
 logger = logging.getLogger(__name__)

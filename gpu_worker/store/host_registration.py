@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-GRANULE_BYTES = 1 << 30
+# Registering one holds up the launches of other threads for some milliseconds once its pages are there.
+GRANULE_BYTES = 128 << 20
+# madvise: have the kernel give a mapping its pages now. Since Linux 5.14.
+POPULATE_WRITE = 23
 
 
 class RegistrationFailed(Exception):
@@ -18,7 +23,7 @@ class RegistrationFailed(Exception):
 
 
 class HostRegistration:
-    """Granules of one mapping, each registered when something in it is first needed.
+    """Granules of one mapping, each registered when something in it is first needed, or before by `start`.
 
     A copy must not cross from one granule into the next: CUDA takes them for separate allocations. register:
     (address, bytes), raises RegistrationFailed. unregister: (address).
@@ -35,30 +40,69 @@ class HostRegistration:
         self.granule_bytes = granule_bytes
         self._register = register
         self._unregister = unregister
+        # Both guarded by the lock.
         self._registered: set[int] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._ahead: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Register all of it on a thread of its own, from the front, where the store begins: a request that comes first
+        to a granule waits for its pages, some 60 ms."""
+        self._ahead = threading.Thread(target=self._register_all, name="register arena", daemon=True)
+        self._ahead.start()
+
+    def _register_all(self) -> None:
+        for granule in range(-(-self._mapping.nbytes // self.granule_bytes)):
+            populate(*self._extent(granule))
+            # Who needs the granule learns of it.
+            with contextlib.suppress(RegistrationFailed), self._lock:
+                if self._is_closed:
+                    return
+                self._register_once(granule)
+
+    def _extent(self, granule: int) -> tuple[int, int]:
+        """Its address and bytes."""
+        begin = granule * self.granule_bytes
+        return self._mapping.ctypes.data + begin, min(self.granule_bytes, self._mapping.nbytes - begin)
+
+    def _register_once(self, granule: int) -> None:
+        if granule not in self._registered:
+            self._register(*self._extent(granule))
+            self._registered.add(granule)
 
     def cover(self, offsets: npt.NDArray[np.int64]) -> None:
         """Let the device reach the granules that these bytes of the mapping lie in. Raises RegistrationFailed."""
         for granule in np.unique(offsets // self.granule_bytes).tolist():
             if granule not in self._registered:
-                begin = granule * self.granule_bytes
-                num_bytes = min(self.granule_bytes, self._mapping.nbytes - begin)
-                self._register(self._mapping.ctypes.data + begin, num_bytes)
-                self._registered.add(granule)
+                with self._lock:
+                    self._register_once(granule)
 
     def close(self) -> None:
         """Unregister everything; the device must be done with it, and the mapping must still exist."""
-        for granule in self._registered:
-            self._unregister(self._mapping.ctypes.data + granule * self.granule_bytes)
-        self._registered.clear()
+        with self._lock:
+            self._is_closed = True
+            for granule in self._registered:
+                self._unregister(self._mapping.ctypes.data + granule * self.granule_bytes)
+            self._registered.clear()
+        if self._ahead is not None:
+            self._ahead.join()
 
 
-def register_with_cuda(mapping: npt.NDArray[np.uint8], granule_bytes: int) -> HostRegistration:
-    """For every CUDA device."""
+def populate(address: int, num_bytes: int) -> None:
+    """Have the kernel give memory its pages, without the GIL; where it cannot, whoever touches them first waits."""
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), POPULATE_WRITE)
+
+
+def register_with_cuda(
+    mapping: npt.NDArray[np.uint8], granule_bytes: int, device: torch.device
+) -> HostRegistration:
+    """For every CUDA device; through the context of this one."""
     runtime = torch.cuda.cudart()
 
     def register(address: int, num_bytes: int) -> None:
-        status = runtime.cudaHostRegister(address, num_bytes, 0)
+        with torch.cuda.device(device):
+            status = runtime.cudaHostRegister(address, num_bytes, 0)
         if int(status):
             _forget_error()
             reason = runtime.cudaGetErrorString(status)

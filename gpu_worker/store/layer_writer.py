@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,43 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.device import Mark
 from gpu_worker.store.arena import ArenaView
 
 # Rows in slab order that wait for their copy: enough for one copy to be long, little beside a layer.
 STAGE_BYTES = 64 << 20
-
-
-class Mark:
-    """Everything queued on the device's current stream so far. On a CPU that is finished when the mark is made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._time = time.monotonic()
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record(torch.cuda.current_stream(device))
-
-    @property
-    def is_reached(self) -> bool:
-        """Asks without waiting."""
-        return self._event is None or self._event.query()
-
-    def wait(self) -> None:
-        """Let the host wait until it is reached."""
-        if self._event is not None:
-            self._event.synchronize()
-
-    def hold(self) -> None:
-        """Let the current stream wait from here on until it is reached; the host does not wait."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def seconds_since(self, earlier: Mark) -> float:
-        """Seconds between two reached marks."""
-        if self._event is not None and earlier._event is not None:
-            return earlier._event.elapsed_time(self._event) / 1e3
-        return self._time - earlier._time
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.device import Mark
 from gpu_worker.errors import StoreUnavailable, WorkerError
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath, host_bytes
-from gpu_worker.store.layer_writer import Mark, PendingLayer
+from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted

@@ -66,6 +66,7 @@ FLOORS = (
     "errors",
     "v1",
     "kernels",
+    "device",
     "records",
     "models",
     "sampling",

@@ -15,6 +15,7 @@ from gpu_worker.caches.recall.selection import RecallParts
 from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.device import Mark, to_host
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
@@ -51,10 +52,12 @@ class RecallCache(Cache):
         # Made when the first sequence comes that may miss.
         self.hot: HotCache | None = None
         self._fetch: RecallFetch | None = None
-        # Rows of each seat that the device fetched by itself. Cleared outside inference mode too: an aborted request
-        # leaves between two steps.
+        # Rows of each seat that the device fetched by itself.
         with torch.inference_mode(False):
             self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
+        # Those that are counted already, and those on their way to the host.
+        self._counted = [0] * shape.max_num_seqs
+        self._copied_counts: tuple[Tensor, Mark] | None = None
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
         self.indexes = PolicyIndexes(shape)
@@ -246,18 +249,32 @@ class RecallCache(Cache):
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
 
     def take_counts(self, sequences: list[Sequence]) -> None:
-        """Add the rows that the device fetched itself to the meters of these, all sequences that offload; may wait
-        for it.
+        """Add the rows that the device fetched itself to the meters of these, all sequences that offload; waits for
+        it.
 
         Call it before a seat of theirs is given to another sequence.
         """
+        if sequences:
+            self._copied_counts = None
+            self._add_counts(sequences, self._fetched.tolist())
+
+    def take_past_counts(self, sequences: list[Sequence]) -> None:
+        """The same without waiting: as they were when this was called before, if the device is done with that."""
         if not sequences:
             return
-        counts = self._fetched.tolist()
-        self._fetched.zero_()
+        if self._copied_counts is not None:
+            counts, copied = self._copied_counts
+            if not copied.is_reached:
+                return
+            self._add_counts(sequences, counts.tolist())
+        self._copied_counts = to_host(self._fetched), Mark(self._fetched.device)
+
+    def _add_counts(self, sequences: list[Sequence], counts: list[int]) -> None:
+        """counts: of every seat, since the start."""
         for sequence in sequences:
-            if counts[sequence.seat]:
-                self._offloader.count_fetched(sequence, counts[sequence.seat])
+            if num_rows := counts[sequence.seat] - self._counted[sequence.seat]:
+                self._offloader.count_fetched(sequence, num_rows)
+        self._counted = counts
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)

@@ -73,9 +73,11 @@ def run_pressed(engine: Engine, old: GenerationRequest, new: GenerationRequest) 
     sequence = engine.scheduler.find(old.request_id)
     before = sequence.num_slots
     engine.submit(new, lambda event: None)
+    gave_up = False
     while sequence.status is not Status.FINISHED:
         engine.step()
-    gave_up = sequence.num_slots < before
+        # It gets them back once the newcomer ends.
+        gave_up = gave_up or sequence.num_slots < before
     while engine.has_work:
         engine.step()
     return record, gave_up

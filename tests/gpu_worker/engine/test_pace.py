@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 from engine_rig import make_model
 
+from gpu_worker.device import Mark
 from gpu_worker.engine.pace import ITL_SECONDS, ITL_STEPS, Pace, layer_work
-from gpu_worker.store.layer_writer import Mark
 
 
 @dataclass

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache
 from gpu_worker.caches.recall.index_training import prompt_job
+from gpu_worker.device import Mark
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import Mark, PendingLayer
+from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 CPU = torch.device("cpu")

@@ -45,7 +45,9 @@ def test_the_sum_is_normed(
         assert ((summed - (hidden + addend)).abs() <= bound).all()
         assert_rounded(normed, norm(summed, weight).float(), dtype)
         if adds == "normed rows":
-            assert torch.equal(module.add_normed(hidden, added, added_weight, EPS), summed)
+            # Compiled without the second norm it may add in another order.
+            alone = module.add_normed(hidden, added, added_weight, EPS)
+            assert ((alone - (hidden + addend)).abs() <= bound).all()
         if adds == "nothing":
             assert summed is hidden
     assert torch.equal(hidden, before[0])

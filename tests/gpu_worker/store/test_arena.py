@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows
+from waiting import wait_until
 
 from gpu_worker.kernels.rows import ArenaLayout, gather_rows, scatter_rows
 from gpu_worker.store.arena import ArenaView, map_arena
@@ -134,6 +135,26 @@ def test_a_granule_is_registered_when_a_slab_of_it_comes_into_use() -> None:
     assert not ledger.sizes
 
 
+def test_all_is_registered_ahead_but_what_is_refused_which_ends_who_needs_it() -> None:
+    mapping = np.zeros(12 * 64, np.uint8)
+    ledger = Ledger(mapping, 256, refused=1)
+    ledger.registration.start()
+    wait_until(lambda: set(ledger.sizes) == {0, 2})
+    with pytest.raises(RegistrationFailed, match="no more"):
+        ledger.registration.cover(np.array([300]))
+    ledger.registration.close()
+    assert not ledger.sizes
+
+
+def test_nothing_is_registered_ahead_once_the_mapping_is_given_up() -> None:
+    mapping = np.zeros(12 * 64, np.uint8)
+    ledger = Ledger(mapping, 256)
+    ledger.registration.close()
+    ledger.registration.start()
+    ledger.registration.close()
+    assert not ledger.sizes
+
+
 def test_a_slab_whose_memory_is_refused_does_not_reach_the_table() -> None:
     mapping = np.zeros(12 * 64, np.uint8)
     ledger = Ledger(mapping, 256, refused=1)
@@ -146,10 +167,10 @@ def test_a_slab_whose_memory_is_refused_does_not_reach_the_table() -> None:
 @pytest.mark.gpu
 def test_cuda_registers_granules_of_the_store_and_gives_them_back() -> None:
     with attached(FULL, num_slabs=64) as (_, client):
-        registration = register_with_cuda(client.arena, 16 * SLAB_BYTES)
+        registration = register_with_cuda(client.arena, 16 * SLAB_BYTES, torch.device("cuda"))
         registration.cover(np.array([0, 40 * SLAB_BYTES]))
         registration.cover(np.array([0]))
-        again = register_with_cuda(client.arena, 16 * SLAB_BYTES)
+        again = register_with_cuda(client.arena, 16 * SLAB_BYTES, torch.device("cuda"))
         with pytest.raises(RegistrationFailed, match="registered"):
             again.cover(np.array([0]))
         # The error is not left to the next launch.

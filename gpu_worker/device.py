@@ -1,0 +1,49 @@
+"""How far the device has come, and copies to the host that nobody waits for."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+
+class Mark:
+    """Everything queued on the device's current stream so far. On a CPU that is finished when the mark is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._time = time.monotonic()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
+
+    @property
+    def is_reached(self) -> bool:
+        """Asks without waiting."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Let the host wait until it is reached."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def hold(self) -> None:
+        """Let the current stream wait from here on until it is reached; the host does not wait."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds between two reached marks."""
+        if self._event is not None and earlier._event is not None:
+            return earlier._event.elapsed_time(self._event) / 1e3
+        return self._time - earlier._time
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Its copy on the host, of the same shape and type, which is there once the device comes to it; a tensor on the
+    host itself."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
