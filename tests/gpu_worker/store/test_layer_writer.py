@@ -20,7 +20,7 @@ def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_s
     layout = client.layout
     registration = None
     if device.type == "cuda":
-        registration = register_with_cuda(client.arena, granule_slabs * SLAB_BYTES)
+        registration = register_with_cuda(client.arena, granule_slabs * SLAB_BYTES, device)
     return ArenaView(
         client.arena,
         ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_bytes),
