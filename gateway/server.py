@@ -109,8 +109,8 @@ def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
     if config.tokenizer is not None:
         tokenizer_dir = resolve_model_dir("--tokenizer", config.tokenizer, None, config.download_dir)
     tokenizer = load_tokenizer(tokenizer_dir, config.chat_template)
-    # computed on first use otherwise, inside a request
-    _ = tokenizer.max_chars_per_token
+    # computed on first use otherwise, inside a request; the second compiles the chat template
+    _ = tokenizer.max_chars_per_token, tokenizer.answer_lead
     return tokenizer, load_defaults(model_dir)
 
 

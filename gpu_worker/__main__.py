@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from carrel.process.events import ProcessEvents
@@ -17,7 +18,7 @@ from carrel.process.options import OptionError
 from gpu_worker.config import WorkerConfig, parse_arguments
 from gpu_worker.errors import ModelError, StoreUnavailable
 from gpu_worker.service.engine_thread import Engine
-from gpu_worker.service.lifecycle import Lifecycle
+from gpu_worker.service.lifecycle import Lifecycle, Preparation
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.store_wait import wait_for_store
 
@@ -35,14 +36,14 @@ def main(argv: Sequence[str]) -> int:
         log_to_stderr(config.log_level)
         events = ProcessEvents("gpu_worker", config.json_events)
         prepare_address(config.listen)
-        engine = _build(config, events)
-        return asyncio.run(_serve(config, engine, events))
+        engine, prepare = _build(config, events)
+        return asyncio.run(_serve(config, engine, prepare, events))
     except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
 
 
-def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
+def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Preparation | None]:
     events.progress("connect to the KV store", 0, 1)
     wait_for_store(config.store, config.store_timeout_s, config.store_token)
     events.progress("connect to the KV store", 1, 1)
@@ -50,13 +51,21 @@ def _build(config: WorkerConfig, events: ProcessEvents) -> Engine:
     import torch
 
     from gpu_worker.engine.build import build_engine
+    from gpu_worker.engine.warmup import WarmUp
 
     torch.set_num_threads(config.threads or available_cores())
-    return build_engine(config, events.progress)
+    engine = build_engine(config, events.progress)
+    if config.no_warmup:
+        return engine, None
+    return engine, WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up")).run
 
 
-async def _serve(config: WorkerConfig, engine: Engine, events: ProcessEvents) -> int:
-    lifecycle = Lifecycle(engine, config.listen, config.max_queue, config.shutdown_timeout_s, events)
+async def _serve(
+    config: WorkerConfig, engine: Engine, prepare: Preparation | None, events: ProcessEvents
+) -> int:
+    lifecycle = Lifecycle(
+        engine, config.listen, config.max_queue, config.shutdown_timeout_s, events, prepare=prepare
+    )
     seen: set[int] = set()
 
     def stop(number: int) -> None:

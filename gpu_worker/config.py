@@ -102,6 +102,9 @@ class WorkerOptions:
         le=1000,
     )
     enforce_eager: bool = option(False, "capture no CUDA graphs of decode steps; on a CPU there are none")
+    no_warmup: bool = option(
+        False, "serve at once: what first requests need is compiled, planned and captured while they wait"
+    )
     seed: int | None = option(
         None,
         "makes the tokens of requests without a seed repeatable (default: another one at each start)",

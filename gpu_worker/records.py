@@ -79,8 +79,8 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt may share the KV of common prefixes. `session_id`: of the
-    conversation; "" for none.
+    `prefix_salt`: requests of equal salt may share the KV of common prefixes, where `shares_prefix`. `session_id`: of
+    the conversation; "" for none.
     """
 
     request_id: str
@@ -92,6 +92,7 @@ class GenerationRequest:
     measure: bool = False
     prefix_salt: bytes = b""
     session_id: str = ""
+    shares_prefix: bool = True
 
 
 class FinishReason(enum.Enum):

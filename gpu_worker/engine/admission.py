@@ -59,7 +59,8 @@ class Admission:
         """Start the sequence in the store; returns how many of its tokens the store has already."""
         room = sequence.num_prefill + 1
         # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
-        if self._prefixes is None or sequence.prompt_attention() is not None:
+        is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
+        if self._prefixes is None or not is_shared:
             return self._offloader.open(sequence, room)
         hashes, num_reusable = self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)
         return self._offloader.open(sequence, room, hashes, num_reusable)

@@ -358,6 +358,11 @@ class Engine:
         self._stats.store_reachable = self.offloader.is_reachable
         return self._stats
 
+    def reset_counts(self) -> None:
+        """Count from zero again."""
+        self._stats = EngineStats(slot_capacity_tokens=self.info.slot_capacity_tokens)
+        self.offloader.reset_counts()
+
     def close(self) -> None:
         """Abort every request and detach from the store."""
         for sequence in self.scheduler.all():

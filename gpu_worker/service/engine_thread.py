@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -126,6 +127,23 @@ class EngineThread:
             if request_id in self._live:
                 self._inbox.append(lambda: self._engine.abort(request_id))
                 self._condition.notify_all()
+
+    def call(self, work: Callable[[], None]) -> Future[None]:
+        """Do `work` on the engine's thread, between two steps. The future has what it raised; the engine goes on."""
+        done: Future[None] = Future()
+
+        def do() -> None:
+            try:
+                work()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._condition:
+            self._inbox.append(do)
+            self._condition.notify_all()
+        return done
 
     def stats(self) -> EngineStats:
         with self._condition:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from carrel.process.events import ProcessEvents
 from gpu_worker.records import EngineStats
@@ -15,6 +16,9 @@ FLUSH_SECONDS = 2.0
 
 EXIT_OK = 0
 EXIT_ENGINE_DIED = 1
+
+# Work before anybody is served; asks its argument whether to end.
+Preparation = Callable[[Callable[[], bool]], None]
 
 
 class Lifecycle:
@@ -28,12 +32,15 @@ class Lifecycle:
         shutdown_timeout_seconds: float,
         events: ProcessEvents,
         status_seconds: float = STATUS_SECONDS,
+        prepare: Preparation | None = None,
     ) -> None:
+        """prepare: done first, on the engine's thread: some libraries keep what they plan by thread."""
         loop = asyncio.get_running_loop()
         self._listen = listen
         self._shutdown_timeout_seconds = shutdown_timeout_seconds
         self._events = events
         self._status_seconds = status_seconds
+        self._prepare = prepare
         self._ended = asyncio.Event()
         self._engine = EngineThread(engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set))
         self._server = WorkerServer(self._engine, listen)
@@ -48,21 +55,27 @@ class Lifecycle:
         Raises ConfigError when the address cannot be bound.
         """
         try:
-            await self._server.start()
-            self._events.ready(self._listen)
-            status = asyncio.create_task(self._report_status())
-            await self._ended.wait()
-            status.cancel()
-            # refuse first, so that a client that sees NOT_SERVING is refused
-            self._engine.drain(0)
-            await self._server.stop_serving()
-            if not self._engine.is_dead:
-                await asyncio.to_thread(self._engine.drain, self._shutdown_timeout_seconds)
+            if (prepare := self._prepare) is not None:
+                await asyncio.wrap_future(self._engine.call(lambda: prepare(self._ended.is_set)))
+            if not self._ended.is_set():
+                await self._serve()
         finally:
             # aborts what is left; the streams then have their last events to send
             await asyncio.to_thread(self._engine.close)
             await self._server.stop(FLUSH_SECONDS)
         return EXIT_ENGINE_DIED if self._engine.is_dead else EXIT_OK
+
+    async def _serve(self) -> None:
+        await self._server.start()
+        self._events.ready(self._listen)
+        status = asyncio.create_task(self._report_status())
+        await self._ended.wait()
+        status.cancel()
+        # refuse first, so that a client that sees NOT_SERVING is refused
+        self._engine.drain(0)
+        await self._server.stop_serving()
+        if not self._engine.is_dead:
+            await asyncio.to_thread(self._engine.drain, self._shutdown_timeout_seconds)
 
     async def _report_status(self) -> None:
         before, since = self._engine.stats(), time.monotonic()

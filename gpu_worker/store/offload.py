@@ -283,6 +283,10 @@ class Offloader:
         sequence.fetched_bytes += num_bytes
         self.fetched_bytes += num_bytes
 
+    def reset_counts(self) -> None:
+        """Count bytes from zero again."""
+        self.offloaded_bytes = self.fetched_bytes = 0
+
     def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
         """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
         self.seal(sequence, sequence.num_tokens)

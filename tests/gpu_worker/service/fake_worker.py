@@ -22,6 +22,14 @@ def build_engine(config, report):
     return engine
 
 
+class WarmUp:
+    def __init__(self, engine, prefill_chunk, report):
+        self._report = report
+
+    def run(self, is_stopped):
+        self._report(1, 1)
+
+
 def fake_module(name, **attributes):
     module = types.ModuleType(name)
     vars(module).update(attributes)
@@ -30,6 +38,7 @@ def fake_module(name, **attributes):
 
 fake_module("torch", set_num_threads=lambda count: None)
 fake_module("gpu_worker.engine.build", build_engine=build_engine)
+fake_module("gpu_worker.engine.warmup", WarmUp=WarmUp)
 
 if __name__ == "__main__":
     from gpu_worker.__main__ import main

@@ -158,3 +158,14 @@ def test_stats_are_a_copy(engine, port):
 def test_an_engine_is_tended_also_while_nobody_asks_for_anything(engine, port):
     wait_until(lambda: engine.num_tended >= 2)
     assert engine.num_steps == 0
+
+
+def test_a_call_runs_between_steps_and_its_error_is_the_callers(engine, port):
+    names = []
+    port.call(lambda: names.append(threading.current_thread().name)).result(PATIENCE)
+    assert names == ["engine"]
+    with pytest.raises(ZeroDivisionError):
+        port.call(lambda: 1 // 0).result(PATIENCE)
+    sink = Sink()
+    port.submit(request(), sink)
+    assert isinstance(sink.last(), CompleteEvent)

@@ -4,12 +4,13 @@ import asyncio
 import io
 import json
 import socket
+import threading
 
 import grpc
 import pytest
 from fake_engine import FakeEngine
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from waiting import PATIENCE, eventually
+from waiting import PATIENCE, eventually, wait_until
 
 from carrel.process.events import ProcessEvents
 from gpu_worker.errors import ConfigError
@@ -25,7 +26,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 class Process:
     """A running lifecycle with its output and a stub."""
 
-    def __init__(self, tmp_path, shutdown_timeout_seconds=PATIENCE, status_seconds=5.0):
+    def __init__(self, tmp_path, shutdown_timeout_seconds=PATIENCE, status_seconds=5.0, prepare=None):
         self.engine, self.out = FakeEngine(), io.StringIO()
         self.target = f"unix:{tmp_path}/w.sock"
         self._arguments = (
@@ -33,6 +34,7 @@ class Process:
             shutdown_timeout_seconds,
             ProcessEvents("gpu_worker", True, self.out),
             status_seconds,
+            prepare,
         )
 
     async def __aenter__(self):
@@ -102,6 +104,44 @@ async def test_status_lines_appear_under_load_only(tmp_path):
         assert events[0] == {"event": "ready"}
         assert events[1]["event"] == "status"
         assert "running 1, waiting 0" in events[1]["text"]
+
+
+async def test_it_serves_once_the_engine_is_prepared_on_its_own_thread(tmp_path):
+    go_on, threads = threading.Event(), []
+
+    def prepare(is_stopped):
+        threads.append(threading.current_thread().name)
+        assert go_on.wait(PATIENCE)
+
+    process = Process(tmp_path, prepare=prepare)
+    entering = asyncio.create_task(process.__aenter__())
+    await eventually(lambda: threads)
+    assert not list(tmp_path.iterdir())
+    assert "ready" not in process.out.getvalue()
+    go_on.set()
+    await entering
+    assert await process.health() == SERVING
+    assert (await drain_stream(process.generate())).complete.finish_reason == pb.FINISH_REASON_LENGTH
+    assert threads == ["engine"]
+    await process.__aexit__()
+
+
+async def test_a_stop_ends_the_preparation_and_nothing_is_served(tmp_path):
+    begun = threading.Event()
+
+    def prepare(is_stopped):
+        begun.set()
+        wait_until(is_stopped)
+
+    process = Process(tmp_path, prepare=prepare)
+    entering = asyncio.create_task(process.__aenter__())
+    await eventually(begun.is_set)
+    process.lifecycle.request_stop()
+    await entering
+    assert await process.exit_status() == 0
+    assert process.out.getvalue() == ""
+    assert process.engine.was_closed
+    await process.__aexit__()
 
 
 async def test_an_address_in_use_is_refused(tmp_path):

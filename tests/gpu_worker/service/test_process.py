@@ -105,7 +105,10 @@ def test_it_loads_serves_and_ends_with_0_on_sigterm(start, tmp_path):
     process, target = start()
     events = process.wait_for("ready")
     assert {"event": "progress", "stage": "load weights", "done": 1, "total": 1} in events
-    assert events[-1] == {"event": "ready"}
+    assert events[-2:] == [
+        {"event": "progress", "stage": "warm up", "done": 1, "total": 1},
+        {"event": "ready"},
+    ]
     with grpc.insecure_channel(target) as channel:
         *_, last = open_stream(channel)
     assert last.complete.finish_reason == pb.FINISH_REASON_LENGTH
@@ -129,8 +132,8 @@ def test_a_second_sigterm_ends_it_at_once_but_one_of_each_kind_does_not(start):
 
 
 def test_a_short_timeout_aborts_and_ends_with_0(start):
-    process, target = start("endless", "--shutdown-timeout", "0")
-    process.wait_for("ready")
+    process, target = start("endless", "--shutdown-timeout", "0", "--no-warmup")
+    assert "warm up" not in str(process.wait_for("ready"))
     with grpc.insecure_channel(target) as channel:
         stream = open_stream(channel)
         next(stream)

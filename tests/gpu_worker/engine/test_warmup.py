@@ -1,0 +1,159 @@
+"""What an engine does before its first request, and that nothing is left of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_rig import Rig, pool_of, request
+
+from gpu_worker.engine.warmup import Stage, WarmUp, stages
+from gpu_worker.records import Budget, EngineStats, GenerationRequest
+from gpu_worker.state.batch import Buckets
+from gpu_worker.state.sequence import Sequence
+from kv_store.client import StoreUnreachable
+
+ON_GPU = Buckets(is_exact=False)
+
+
+class Warm:
+    """A warm-up of a rig's engine, as on a GPU: what was submitted, the batches that decoded, and its progress."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
+        self.engine = rig.engine
+        self.submitted: list[GenerationRequest] = []
+        self.batches: set[tuple[str, int]] = set()
+        self.progress: list[tuple[int, int]] = []
+        self.engine.info = replace(self.engine.info, device="cuda:0")
+        submit, decode = self.engine.submit, self.engine.decode.run
+
+        def noted(one: GenerationRequest, sink: object) -> None:
+            self.submitted.append(one)
+            submit(one, sink)  # type: ignore[arg-type]
+
+        def decoded(sequences: list[Sequence]) -> object:
+            self.batches.add((sequences[0].policy.name, len(sequences)))
+            return decode(sequences)
+
+        monkeypatch.setattr(self.engine, "submit", noted)
+        monkeypatch.setattr(self.engine.decode, "run", decoded)
+        self.warm_up = WarmUp(self.engine, 64, lambda *done: self.progress.append(done), **options)
+
+
+def check_unused(rig: Rig) -> None:
+    """The engine, its pool and its store are as at the start."""
+    capacity = rig.engine.info.slot_capacity_tokens
+    assert rig.engine.stats() == EngineStats(slot_capacity_tokens=capacity)
+    assert rig.engine.pool.num_used_slots == 0
+    assert not rig.store.prefixes
+    assert rig.engine.offloader.num_sequences == 0
+    assert len(rig.engine.prefills) == len(rig.engine.indexing) == 0
+    rig.check_empty()
+
+
+def test_every_batch_size_decodes_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_num_seqs=4, reuses_prefixes=True, slot_bytes=pool_of(60), max_model_len=480)
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert {(policy, size) for policy in ("pqcache", "full") for size in (1, 2, 3, 4)} <= warm.batches
+    assert {one.policy for one in warm.submitted} == {"pqcache", "full"}
+    num_stages = len(stages(rig.engine.info, 64, rig.engine.caches.buckets))
+    assert warm.progress == [(done, num_stages) for done in range(num_stages + 1)]
+    check_unused(rig)
+    # A prompt of the warm-up finds nothing in the store.
+    prompt = warm.submitted[-1].prompt_token_ids
+    usage = rig.run(request("one", "pqcache", 0.1, prompt=prompt, max_tokens=3))[0].usage
+    assert usage.cached_tokens == 0
+
+
+def test_a_recall_policy_selects_and_misses_where_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(slot_bytes=pool_of(10), max_model_len=480, max_num_seqs=2)
+    missing = []
+    prepare = rig.engine.caches.recall.prepare
+
+    def noted(sequence: Sequence) -> None:
+        missing.append(sequence.can_miss)
+        prepare(sequence)
+
+    monkeypatch.setattr(rig.engine.caches.recall, "prepare", noted)
+    Warm(rig, monkeypatch).warm_up.run()
+    assert rig.store.segments
+    assert True in missing
+    check_unused(rig)
+
+
+def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> None:
+    info = replace(Rig().engine.info, device="cuda:0", max_num_seqs=20, max_model_len=1 << 17)
+    found = stages(info, 2048, ON_GPU)
+    assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
+    assert [each.policy for each in found if len(each.sizes) > 1] == ["pqcache", "full"]
+    alone = [each.num_prompt for each in found if each.sizes == (1,) and each.max_tokens < 10]
+    assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
+    # Shorter prompts are attended whole, or nearly so.
+    wide = stages(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
+    assert Stage("pqcache", 7892, info.max_model_len - 7892) in wide
+    assert Stage("pqcache", 300, info.max_model_len - 300) in found
+
+
+@pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
+def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
+    info = replace(Rig().engine.info, device="cuda:0", max_model_len=max_model_len)
+    found = stages(info, 2048, ON_GPU)
+    assert all(each.num_prompt + each.max_tokens <= max_model_len for each in found)
+    assert bool(found) is (max_model_len >= 20)
+    assert max((each.num_prompt for each in found), default=0) in (0, 16, 300, 4996)
+
+
+def test_a_cpu_gets_one_short_request() -> None:
+    rig = Rig()
+    assert stages(rig.engine.info, 64, rig.engine.caches.buckets) == [Stage("pqcache", 16)]
+    WarmUp(rig.engine, 64, lambda *done: None).run()
+    check_unused(rig)
+
+
+def broken_step(*args: object) -> None:
+    raise ZeroDivisionError("a kernel does not compile")
+
+
+def test_a_failure_is_logged_and_leaves_an_engine_that_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    warm = Warm(rig, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.decode, "run", broken_step)
+        warm.warm_up.run()
+    assert "a kernel does not compile" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    check_unused(rig)
+    assert len(rig.tokens(request("one", "pqcache", 0.3, max_tokens=5))) == 5
+
+
+def test_a_lost_store_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.store.failure = StoreUnreachable("the store is gone")
+    Warm(rig, monkeypatch).warm_up.run()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the store is gone" in caplog.text
+
+
+def test_what_does_not_fit_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(slot_bytes=pool_of(2), max_num_seqs=3, max_model_len=480)
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert not caplog.records
+    assert len(warm.progress) > 3
+    check_unused(rig)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_it_ends_when_time_is_up_or_the_worker_is_to_stop(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    warm = Warm(rig, monkeypatch, limit_seconds=0.0 if is_late else 120.0)
+    warm.warm_up.run(lambda: not is_late)
+    assert warm.batches == set()
+    check_unused(rig)
