@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Detokenizer
 from gateway.errors import GenerationFailed, ServiceError, WorkerUnavailable
-from gateway.exchange import ChoiceFinished, Event, Prefilling, TextDelta, TokenLogprob, Usage
+from gateway.exchange import ChoiceFinished, Event, TextDelta, TokenLogprob, Usage
 from gateway.metrics import Metrics
+from gateway.phases import Phases
+from gateway.prefill_progress import PrefillProgress
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -27,9 +28,9 @@ log = logging.getLogger(__name__)
 class Choice:
     """Iterate `events` once. `num_tokens`, `usage` and `first_token_at` are filled on the way.
 
-    `timeout_s` is the worker call's deadline; `lead` is white space that the text may begin with and that is left out
-    (see AnswerLead). `usage` stays None when a stop string ended the choice and the worker's account did not arrive in
-    time.
+    `timeout_s` is the worker call's deadline; `progress` is the request's, of all its choices; `lead` is white space
+    that the text may begin with and that is left out (see AnswerLead). `usage` stays None when a stop string ended the
+    choice and the worker's account did not arrive in time.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Choice:
         tokenizer: Tokenizer,
         worker: WorkerClient,
         metrics: Metrics,
+        progress: PrefillProgress,
     ) -> None:
         self.index = index
         self.num_tokens = 0
         self.usage: pb.Usage | None = None
-        self.first_token_at: float | None = None
         self._request = request
         self._timeout_s = timeout_s
         self._stops = StopMatcher(stops)
@@ -55,16 +56,25 @@ class Choice:
         self._tokenizer = tokenizer
         self._worker = worker
         self._metrics = metrics
-        self._last_token_at = 0.0
+        self._phases = Phases(metrics)
+        self._progress = progress
+
+    @property
+    def first_token_at(self) -> float | None:
+        return self._phases.first_token_at
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Text as it becomes certain, then one ChoiceFinished. Closing this frees the worker's room."""
+        self._phases.enter_queue()
         finish_reason: str | None = None
         async with aclosing(self._worker.generate(self._request, self._timeout_s)) as stream:
             async for event in stream:
                 match event.WhichOneof("event"):
                     case "progress":
-                        yield Prefilling(self.index, event.progress.prefilled_tokens)
+                        self._phases.begin_prefill()
+                        computed, cached = event.progress.computed_tokens, event.progress.cached_tokens
+                        if (told := self._progress.take(self.index, computed, cached)) is not None:
+                            yield told
                     case "token":
                         delta = self._take(event.token)
                         if delta.text or delta.logprobs or self.num_tokens == 1:
@@ -81,15 +91,11 @@ class Choice:
             finish_reason = "stop"
         if finish_reason is None:
             raise GenerationFailed("The model worker ended the stream too early.")
+        self._phases.end()
         yield ChoiceFinished(self.index, finish_reason)
 
     def _take(self, token: pb.Token) -> TextDelta:
-        now = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at = now
-        else:
-            self._metrics.itl.observe(now - self._last_token_at)
-        self._last_token_at = now
+        self._phases.take_token()
         self.num_tokens += 1
         self._metrics.generation_tokens.inc()
         text = self._stops.push(self._lead.push(self._detokenizer.push(token.token_id)))

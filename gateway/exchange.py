@@ -77,10 +77,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """Prompt tokens done so far; also the sign that the worker took the request."""
+    """How far a request's prompts are, all together; also the sign that the worker began with one.
 
-    index: int
-    prefilled_tokens: int
+    computed_tokens and cached_tokens, of a known prefix, are all of prompt_tokens when it is done.
+    """
+
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

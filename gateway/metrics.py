@@ -11,8 +11,12 @@ from prometheus_client.registry import Collector
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+ITL_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08),
+    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+PHASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, *E2E_BUCKETS_S)
 
 
 class Metrics:
@@ -40,7 +44,21 @@ class Metrics:
         self.ttft = self._histogram(
             "carrel_time_to_first_token_seconds", "Request in to first token.", TTFT_BUCKETS_S
         )
+        self.queue = self._histogram(
+            "carrel_request_queue_time_seconds", "In the worker, until its prompt is begun.", PHASE_BUCKETS_S
+        )
+        self.prefill = self._histogram(
+            "carrel_request_prefill_time_seconds", "Prompt begun to first token.", PHASE_BUCKETS_S
+        )
+        self.decode = self._histogram(
+            "carrel_request_decode_time_seconds", "First token to the answer's end.", PHASE_BUCKETS_S
+        )
         self.itl = self._histogram("carrel_inter_token_latency_seconds", "Between two tokens.", ITL_BUCKETS_S)
+        self.tpot = self._histogram(
+            "carrel_request_time_per_output_token_seconds",
+            "Between two tokens, mean of an answer.",
+            ITL_BUCKETS_S,
+        )
         self.e2e = self._histogram(
             "carrel_e2e_request_latency_seconds", "Request in to its end.", E2E_BUCKETS_S
         )

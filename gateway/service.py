@@ -36,6 +36,7 @@ from gateway.exchange import (
     TokenIds,
 )
 from gateway.metrics import Metrics
+from gateway.prefill_progress import PrefillProgress
 from gateway.prompts import PromptEncoder, check_text
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient, own_edition
@@ -203,12 +204,13 @@ class ChatService:
         _check(plan, info)
         prompts = await plan.encode(info.max_model_len)
         deadline = started_at + self._config.request_timeout_s
+        num_prompt_tokens = [len(prompt) for prompt in prompts]
+        progress = PrefillProgress(num_prompt_tokens, plan.options.n)
         choices = [
-            self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline)
+            self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline, progress)
             for at, prompt in enumerate(prompts)
             for index in range(plan.options.n)
         ]
-        num_prompt_tokens = [len(prompt) for prompt in prompts]
         self._metrics.prompt_tokens.inc(sum(num_prompt_tokens))
         has_token = False
         async with aclosing(merge([choice.events() for choice in choices])) as events:
@@ -227,6 +229,7 @@ class ChatService:
         seed_offset: int,
         prompt: TokenIds,
         deadline: float,
+        progress: PrefillProgress,
     ) -> Choice:
         if not prompt:
             raise InvalidRequest("The prompt is empty: give at least one token.", plan.prompt_param)
@@ -261,6 +264,7 @@ class ChatService:
             self._tokenizer,
             self._worker,
             self._metrics,
+            progress,
         )
 
     async def _encode(

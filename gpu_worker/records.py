@@ -112,9 +112,11 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """Prompt tokens prefilled so far, counted as done layers' share of the prompt."""
+    """How far a prompt is: tokens computed so far, each chunk of a layer as its share of the whole, and those that the
+    store had. Together they are all of the prompt's prefill when it is done."""
 
-    prefilled_tokens: int
+    computed_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -168,13 +170,24 @@ EventSink = Callable[[Event], None]
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads."""
+    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads.
+
+    prefilling: running requests whose prompt is in progress. prefilling_tokens, prefilling_tokens_left: of their
+    prompts, and what is neither computed nor cached of them. waiting_tokens: of the prompts that wait.
+    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half; those
+    that the store had are cached_tokens_total.
+    """
 
     running: int = 0
     waiting: int = 0
+    prefilling: int = 0
+    prefilling_tokens: int = 0
+    prefilling_tokens_left: int = 0
+    waiting_tokens: int = 0
     slot_used_tokens: float = 0.0
     slot_capacity_tokens: int = 0
     prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
     generation_tokens_total: int = 0
     requests_finished_total: int = 0
     requests_aborted_total: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from gateway.exchange import (
@@ -92,12 +92,20 @@ class ChoiceFormat(Protocol):
 
 
 class AnswerWriter:
-    """Writes one request's answer; `include_usage`: a stream's last chunk tells it."""
+    """Writes one request's answer; `include_usage`: a stream's last chunk tells it; `include_progress`: chunks before
+    the answer tell how far its prompts are."""
 
-    def __init__(self, generation: Generation, choice_format: ChoiceFormat, include_usage: bool) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        choice_format: ChoiceFormat,
+        include_usage: bool,
+        include_progress: bool = False,
+    ) -> None:
         self._generation = generation
         self._format = choice_format
         self._include_usage = include_usage
+        self._include_progress = include_progress
         self._begun: set[int] = set()
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -119,6 +127,8 @@ class AnswerWriter:
                 yield self._chunk([_choice(index, self._format.end(), reason)])
             case Completed(usage=usage) if self._include_usage:
                 yield {**self._chunk([]), "usage": usage_json(usage)}
+            case Prefilling() if self._include_progress:
+                yield {**self._chunk([]), "carrel": {"progress": asdict(event)}}
             case Completed() | Prefilling():
                 pass
 

@@ -19,7 +19,14 @@ from gateway.rest.documentation import Operation
 from gateway.rest.errors import error_response
 from gateway.rest.feed import Feed, while_connected
 from gateway.rest.formats import ChatFormat, CompletionFormat
-from gateway.rest.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from gateway.rest.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    StreamOptions,
+    TokenizeBody,
+)
 from gateway.rest.sse import EventStream
 from gateway.service import ChatService
 
@@ -129,8 +136,10 @@ class Endpoints:
     async def _answer(
         self, request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat
     ) -> Response:
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        writer = AnswerWriter(generation, choice_format, include_usage)
+        options = body.stream_options or StreamOptions()
+        writer = AnswerWriter(
+            generation, choice_format, bool(options.include_usage), bool(options.include_progress)
+        )
         if not body.stream:
             answer = await while_connected(request.receive, collect(generation.events))
             return JSONResponse(writer.whole(answer))

@@ -42,7 +42,10 @@ class CarrelBody(Body):
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = None
+    include_usage: Annotated[bool | None, Field(description="tell the usage in a last chunk")] = None
+    include_progress: Annotated[
+        bool | None, Field(description="tell in chunks of their own how far the prompts are")
+    ] = None
 
 
 class TextPart(Body):

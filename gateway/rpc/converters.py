@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from gateway.exchange import (
     ChatRequest,
     ChoiceFinished,
@@ -44,10 +46,11 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
 
 
 class ChatEvents:
-    """One request's events as messages: deltas, then one Complete."""
+    """One request's events as messages: progress if it is asked for, deltas, then one Complete."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, include_progress: bool) -> None:
         self._request_id = request_id
+        self._include_progress = include_progress
         self._finish_reason = ""
 
     def message(self, event: Event) -> pb.ChatEvent | None:
@@ -61,6 +64,8 @@ class ChatEvents:
             case Completed(usage=usage):
                 complete = pb.Complete(finish_reason=self._finish_reason, usage=_usage(usage))
                 return pb.ChatEvent(request_id=self._request_id, complete=complete)
+            case Prefilling() if self._include_progress:
+                return pb.ChatEvent(request_id=self._request_id, progress=pb.Progress(**asdict(event)))
             case TextDelta() | Prefilling():
                 return None
 

@@ -34,7 +34,7 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
             # Calls without a valid key do not come this far.
             caller = self._keys.caller(metadata.get("authorization")) or b""
             generation = self._service.chat(read_chat(request, caller))
-            events = ChatEvents(generation.request_id)
+            events = ChatEvents(generation.request_id, request.include_progress)
             async with aclosing(generation.events) as stream:
                 async for event in stream:
                     if (message := events.message(event)) is not None:

@@ -15,7 +15,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "carrel", "session_id")
+    __slots__ = ("request_id", "model", "messages", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "carrel", "session_id", "include_progress")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class ChatRequest(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     CARREL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -46,7 +47,8 @@ class ChatRequest(_message.Message):
     repetition_penalty: float
     carrel: CarrelOptions
     session_id: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., carrel: _Optional[_Union[CarrelOptions, _Mapping]] = ..., session_id: _Optional[str] = ...) -> None: ...
+    include_progress: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., carrel: _Optional[_Union[CarrelOptions, _Mapping]] = ..., session_id: _Optional[str] = ..., include_progress: bool = ...) -> None: ...
 
 class CarrelOptions(_message.Message):
     __slots__ = ("policy", "budget_share", "budget_tokens")
@@ -98,6 +100,16 @@ class CarrelUsage(_message.Message):
     bytes_moved: int
     def __init__(self, policy: _Optional[str] = ..., budget_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., offloaded_tokens: _Optional[int] = ..., attended_tokens: _Optional[float] = ..., window_tokens: _Optional[float] = ..., hit_rate: _Optional[float] = ..., bytes_moved: _Optional[int] = ...) -> None: ...
 
+class Progress(_message.Message):
+    __slots__ = ("prompt_tokens", "computed_tokens", "cached_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
 class Complete(_message.Message):
     __slots__ = ("finish_reason", "usage")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -119,16 +131,18 @@ class Error(_message.Message):
     def __init__(self, message: _Optional[str] = ..., type: _Optional[str] = ..., param: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
-    __slots__ = ("request_id", "delta", "complete", "error")
+    __slots__ = ("request_id", "delta", "complete", "error", "progress")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     delta: Delta
     complete: Complete
     error: Error
-    def __init__(self, request_id: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, request_id: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -202,6 +202,9 @@ class Engine:
             )
         except torch.OutOfMemoryError as error:
             self._fail(sequence, no_room("the prompt", error))
+            return
+        self._stats.cached_tokens_total += sequence.num_cached
+        sequence.sink(ProgressEvent(0, sequence.num_cached))
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
@@ -215,14 +218,15 @@ class Engine:
                 self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
 
     def _run_quantum(self, prefill: Prefill) -> None:
-        sequence = prefill.sequence
+        sequence, computed = prefill.sequence, prefill.computed_tokens
         try:
             prefill.advance()
+            self._stats.prompt_tokens_total += prefill.computed_tokens - computed
             self.indexing.take_early(sequence, prefill.trained)
         except WorkerError as error:
             self._fail(sequence, error)
             return
-        sequence.sink(ProgressEvent(prefill.prefilled_tokens))
+        sequence.sink(ProgressEvent(prefill.computed_tokens, sequence.num_cached))
         if prefill.is_done:
             sequence.status = Status.INDEXING
 
@@ -239,7 +243,6 @@ class Engine:
             del self.prefills[sequence]
             sequence.clock.prefilled = time.monotonic()
             self.indexing.add(sequence, prefill.trained)
-            self._stats.prompt_tokens_total += len(sequence.request.prompt_token_ids)
         self._take(drawn)
 
     def _take_indexes(self, wait: bool) -> bool:
@@ -288,6 +291,7 @@ class Engine:
             for sequence in sequences:
                 if sequence.forced:
                     sequence.next_token = sequence.forced.popleft()
+                    self._stats.prompt_tokens_total += 1
             sequences, logits = [sequences[place] for place in places], logits[places]
         if not sequences:
             return None
@@ -350,6 +354,10 @@ class Engine:
         """Counters since the start and gauges of now."""
         self._stats.running = self.scheduler.num_running
         self._stats.waiting = self.scheduler.num_waiting
+        self._stats.waiting_tokens = self.scheduler.num_waiting_tokens
+        self._stats.prefilling = len(self.prefills)
+        self._stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
+        self._stats.prefilling_tokens_left = sum(each.left_tokens for each in self.prefills.values())
         self.caches.recall.take_past_counts(self.scheduler.offloading())
         config = self._decoder.config
         self._stats.slot_used_tokens = self.pool.num_used_slots / (config.num_layers * config.num_kv_heads)

@@ -101,9 +101,15 @@ class Prefill:
         return num_whole * layer_work(config, begin, end) + last
 
     @property
-    def prefilled_tokens(self) -> int:
-        """Done layers' share of the prompt, in tokens."""
-        return self._layer * self._num_tokens // self._decoder.config.num_layers
+    def computed_tokens(self) -> int:
+        """Of those that are not cached, each chunk of a layer as its share of the whole."""
+        num_layers, num_tokens = self._decoder.config.num_layers, self._num_tokens - self._first
+        return (self._layer * num_tokens + self._begin - self._first) // num_layers
+
+    @property
+    def left_tokens(self) -> int:
+        """Neither computed nor cached."""
+        return self._num_tokens - self._first - self.computed_tokens
 
     @property
     def _is_computed(self) -> bool:

@@ -44,6 +44,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Of the prompts that wait."""
+        return sum(sequence.num_prefill for sequence in self._waiting)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

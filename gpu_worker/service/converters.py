@@ -108,7 +108,7 @@ def write_token(event: TokenEvent) -> pb.GenerateResponse:
 
 
 def write_progress(event: ProgressEvent) -> pb.GenerateResponse:
-    return pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=event.prefilled_tokens))
+    return pb.GenerateResponse(progress=pb.Progress(**dataclasses.asdict(event)))
 
 
 def write_complete(event: CompleteEvent) -> pb.GenerateResponse:

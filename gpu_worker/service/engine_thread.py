@@ -77,6 +77,7 @@ class EngineThread:
         self._live: dict[str, EventSink] = {}
         self._inbox: list[Callable[[], None]] = []
         self._num_inbox_submits = 0
+        self._num_inbox_tokens = 0
         self._is_draining = False
         self._is_stopping = False
         self._is_dead = False
@@ -118,6 +119,7 @@ class EngineThread:
                 )
             self._live[request_id] = sink
             self._num_inbox_submits += 1
+            self._num_inbox_tokens += len(request.prompt_token_ids)
             self._inbox.append(lambda: self._submit(request))
             self._condition.notify_all()
 
@@ -147,7 +149,11 @@ class EngineThread:
 
     def stats(self) -> EngineStats:
         with self._condition:
-            return replace(self._stats, waiting=self._stats.waiting + self._num_inbox_submits)
+            return replace(
+                self._stats,
+                waiting=self._stats.waiting + self._num_inbox_submits,
+                waiting_tokens=self._stats.waiting_tokens + self._num_inbox_tokens,
+            )
 
     def drain(self, timeout_seconds: float) -> bool:
         """Take no more requests and wait for those that run; False when the time was not enough."""
@@ -206,6 +212,7 @@ class EngineThread:
     def _submit(self, request: GenerationRequest) -> None:
         with self._condition:
             self._num_inbox_submits -= 1
+            self._num_inbox_tokens -= len(request.prompt_token_ids)
 
         def sink(event: Event) -> None:
             self._deliver(request.request_id, event)
@@ -241,7 +248,7 @@ class EngineThread:
         with self._condition:
             self._is_dead = True
             self._inbox.clear()
-            self._num_inbox_submits = 0
+            self._num_inbox_submits = self._num_inbox_tokens = 0
         self._fail_live(EngineStopped("The engine stopped because of an internal error."))
         self._on_death()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from carrel.process.events import ProcessEvents
@@ -11,7 +12,9 @@ from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
 from gpu_worker.service.server import WorkerServer
 
-STATUS_SECONDS = 5.0
+STATUS_SECONDS = 1.0
+# of readings, between which rates are told
+NUM_READINGS = 5
 FLUSH_SECONDS = 2.0
 
 EXIT_OK = 0
@@ -78,13 +81,14 @@ class Lifecycle:
             await asyncio.to_thread(self._engine.drain, self._shutdown_timeout_seconds)
 
     async def _report_status(self) -> None:
-        before, since = self._engine.stats(), time.monotonic()
+        readings = deque([(self._engine.stats(), time.monotonic())], maxlen=NUM_READINGS)
         while True:
             await asyncio.sleep(self._status_seconds)
             now, at = self._engine.stats(), time.monotonic()
-            if not is_idle(before, now):
+            before, since = readings[0]
+            if not is_idle(readings[-1][0], now):
                 self._events.status(status_line(before, now, at - since))
-            before, since = now, at
+            readings.append((now, at))
 
 
 def is_idle(before: EngineStats, now: EngineStats) -> bool:
@@ -100,10 +104,12 @@ def status_line(before: EngineStats, now: EngineStats, seconds: float) -> str:
     """Gauges of `now`, rates between two readings `seconds` apart."""
     prompt = (now.prompt_tokens_total - before.prompt_tokens_total) / seconds
     generation = (now.generation_tokens_total - before.generation_tokens_total) / seconds
-    parts = [
-        f"running {now.running}, waiting {now.waiting}",
-        f"prompt {prompt:.0f} tok/s, generation {generation:.0f} tok/s",
-    ]
+    parts = [f"running {now.running}, waiting {now.waiting}"]
+    if now.prefilling:
+        done = 1 - now.prefilling_tokens_left / now.prefilling_tokens
+        prompts = "1 prompt" if now.prefilling == 1 else f"{now.prefilling} prompts"
+        parts.append(f"prefill {prompts} {100 * done:.0f} %")
+    parts.append(f"prompt {prompt:.0f} tok/s, generation {generation:.0f} tok/s")
     if now.slot_capacity_tokens:
         parts.append(f"slots {100 * now.slot_used_tokens / now.slot_capacity_tokens:.0f} %")
     if selected := now.selected_rows_total - before.selected_rows_total:

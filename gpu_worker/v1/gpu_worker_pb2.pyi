@@ -158,10 +158,12 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., policy: _Optional[str] = ..., budget_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., offloaded_tokens: _Optional[int] = ..., attended_tokens: _Optional[float] = ..., window_tokens: _Optional[float] = ..., hit_rate: _Optional[float] = ..., bytes_moved: _Optional[int] = ..., attention_mass: _Optional[float] = ..., recall_rate: _Optional[float] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., index_wait_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("prefilled_tokens",)
-    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    prefilled_tokens: int
-    def __init__(self, prefilled_tokens: _Optional[int] = ...) -> None: ...
+    __slots__ = ("computed_tokens", "cached_tokens")
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    computed_tokens: int
+    cached_tokens: int
+    def __init__(self, computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ("finish_reason", "stop_token_id", "usage")
@@ -238,7 +240,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable")
+    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable", "cached_tokens_total", "prefilling", "prefilling_tokens", "prefilling_tokens_left", "waiting_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOT_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +255,11 @@ class StatsResponse(_message.Message):
     SELECTED_ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     HIT_ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STORE_REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PREFILLING_FIELD_NUMBER: _ClassVar[int]
+    PREFILLING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLING_TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     slot_used_tokens: float
@@ -267,4 +274,9 @@ class StatsResponse(_message.Message):
     selected_rows_total: int
     hit_rows_total: int
     store_reachable: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ...) -> None: ...
+    cached_tokens_total: int
+    prefilling: int
+    prefilling_tokens: int
+    prefilling_tokens_left: int
+    waiting_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...

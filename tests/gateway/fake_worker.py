@@ -25,6 +25,8 @@ class Script:
     hang_at: int | None = None
     # nothing comes while it is set
     is_silent: bool = False
+    # computed and cached tokens that are told before the first token; without any: that all is computed
+    progress: list[tuple[int, int]] = field(default_factory=list)
     # no token comes while it is set
     is_held: bool = False
     # before each token
@@ -56,9 +58,9 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     code, details, metadata = script.fail_with
                     await context.abort(code, details, trailing_metadata=metadata)
                 if at == 0:
-                    yield pb.GenerateResponse(
-                        progress=pb.Progress(prefilled_tokens=len(request.prompt_token_ids))
-                    )
+                    for computed, cached in script.progress or [(len(request.prompt_token_ids), 0)]:
+                        told = pb.Progress(computed_tokens=computed, cached_tokens=cached)
+                        yield pb.GenerateResponse(progress=told)
                 if at == script.hang_at:
                     await aborted.wait()
                 while script.is_held:
@@ -102,6 +104,9 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
     async def Stats(self, request, context):
         return pb.StatsResponse(
             running=1,
+            prefilling=1,
+            prefilling_tokens_left=90,
+            cached_tokens_total=5,
             slot_used_tokens=64.5,
             slot_capacity_tokens=4096,
             fetched_bytes_total=11,

@@ -46,6 +46,30 @@ def test_frames_of_a_stream(http: httpx.Client, stack: Stack) -> None:
     assert all("usage" not in chunk for chunk in said)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [(CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})]
+)
+def test_a_stream_tells_how_far_its_prompt_is_if_asked(
+    http: httpx.Client, stack: Stack, path: str, prompt: dict[str, Any]
+) -> None:
+    def stream(options: dict[str, Any]) -> list[dict[str, Any]]:
+        stack.say("the fox", progress=[(0, 2), (num_prompt - 2, 2)])
+        return list(chunks(http.post(path, json={**prompt, "stream": True, "stream_options": options})))
+
+    num_prompt = 5 if "prompt" in prompt else http.post("/tokenize", json=prompt).json()["count"]
+    said = stream({"include_progress": True})
+    told = [chunk for chunk in said if "carrel" in chunk]
+    assert [chunk["carrel"] for chunk in told] == [
+        {"progress": {"prompt_tokens": num_prompt, "computed_tokens": computed, "cached_tokens": 2}}
+        for computed in (0, num_prompt - 2)
+    ]
+    assert said[:2] == told
+    assert all(chunk["choices"] == [] and chunk["object"] == said[-1]["object"] for chunk in told)
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+    for options in ({}, {"include_progress": False}, {"include_usage": True}):
+        assert not any("carrel" in chunk for chunk in stream(options))
+
+
 def test_error_frame_then_done(http: httpx.Client, stack: Stack) -> None:
     stack.say("the fox", fail_at=1)
     response = http.post(CHAT, json={"messages": HELLO, "stream": True})
@@ -117,6 +141,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {"include_progress": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_progress": 1}}, "stream_options.include_progress"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -274,12 +300,35 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     assert 'carrel_e2e_request_latency_seconds_count{model_name="tiny"}' in text
     assert 'carrel_gateway_requests_running{model_name="tiny"} 0.0' in text
     assert 'carrel_worker_fetched_bytes_total{model_name="tiny"} 11.0' in text
-    for name, value in (("slot_used_tokens", 64.5), ("slot_capacity_tokens", 4096.0)):
+    assert 'carrel_worker_cached_tokens_total{model_name="tiny"} 5.0' in text
+    for name, value in (
+        ("slot_used_tokens", 64.5),
+        ("slot_capacity_tokens", 4096.0),
+        ("prefilling", 1.0),
+        ("prefilling_tokens_left", 90.0),
+    ):
         assert f"# TYPE carrel_worker_{name} gauge" in text
         assert f'carrel_worker_{name}{{model_name="tiny"}} {value}' in text
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
     assert error_of(http.get("/ready"))["code"] == "worker_unavailable"
+
+
+def test_an_answers_phases_are_observed_and_a_failed_ones_as_far_as_they_ended(
+    http: httpx.Client, stack: Stack
+) -> None:
+    def counts() -> list[int]:
+        text = http.get("/metrics").text
+        names = [f"carrel_request_{phase}_time_seconds_count" for phase in ("queue", "prefill", "decode")]
+        return [int(float(text.split(f'{name}{{model_name="tiny"}} ')[1].split()[0])) for name in names]
+
+    queue, prefill, decode = counts()
+    stack.say("the fox")
+    http.post(CHAT, json={"messages": HELLO})
+    assert counts() == [queue + 1, prefill + 1, decode + 1]
+    stack.say("the fox", fail_at=1)
+    http.post(CHAT, json={"messages": HELLO})
+    assert counts() == [queue + 2, prefill + 2, decode + 1]
 
 
 def test_a_worker_of_another_version_is_refused_until_ours_comes(http: httpx.Client, stack: Stack) -> None:

@@ -55,6 +55,18 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
     assert over_grpc == over_rest
 
 
+def test_progress_comes_first_if_asked(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
+    stack.say("the fox", progress=[(0, 3), (1, 3)])
+    request = pb.ChatRequest(messages=MESSAGES, include_progress=True)
+    first, *others = list(chat.Complete(request, timeout=PATIENCE))
+    num_prompt = others[-1].complete.usage.prompt_tokens
+    assert first.progress == pb.Progress(prompt_tokens=num_prompt, computed_tokens=0, cached_tokens=3)
+    request.include_progress = False
+    events = list(chat.Complete(request, timeout=PATIENCE))
+    assert events[0].delta.content
+    assert not any(event.HasField("progress") for event in events)
+
+
 def test_models_and_health(chat: chat_pb2_grpc.ChatStub, channel: grpc.Channel) -> None:
     models = chat.ListModels(pb.ListModelsRequest(), timeout=PATIENCE).models
     assert [(model.id, model.max_model_len) for model in models] == [("tiny", MAX_MODEL_LEN)]

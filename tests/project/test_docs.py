@@ -13,11 +13,13 @@ from carrel.commands import eval as eval_command
 from carrel.process.command_line import Parser
 from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
+from gateway.metrics import Metrics
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import TYPES
-from gateway.rest.schemas import CarrelBody, GenerationBody
+from gateway.rest.schemas import CarrelBody, GenerationBody, StreamOptions
 from gpu_worker.policies.registry import registry
+from gpu_worker.v1.gpu_worker_pb2 import StatsResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,11 +55,24 @@ def test_the_api_page_names_every_route_field_and_error() -> None:
     routes = [
         operation.path for operation in Endpoints(GatewayConfig(model="m", worker="w"), Mock()).operations()
     ]
-    fields = [*CARREL_FIELDS, *TIMING_FIELDS, *CarrelBody.model_fields, *GenerationBody.model_fields]
+    bodies = (CarrelBody, GenerationBody, StreamOptions)
+    fields = [*CARREL_FIELDS, *TIMING_FIELDS, *(name for body in bodies for name in body.model_fields)]
     rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]
     wanted = [*(path.replace("{model_id:path}", "ID") for path in routes), *fields, *rows]
     # `user` is taken and ignored
     assert [name for name in wanted if name not in page and name != "user"] == []
+
+
+def test_the_deployment_page_names_every_metric() -> None:
+    text = Metrics("tiny").render(StatsResponse()).decode()
+    page = (ROOT / "docs/deployment.md").read_text()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    told = {
+        name: kind
+        for names, kind in re.findall(r"^\| (`carrel_[^|]+) \| (\w+) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert told == {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
 
 
 def test_the_methods_page_has_the_cost_of_every_method() -> None:

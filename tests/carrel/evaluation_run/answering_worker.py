@@ -75,7 +75,7 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             self.released.wait(PATIENCE)
         answer = self._answers[tuple(request.prompt_token_ids)]
         token_ids = self._codec.encode("nonsense" if request.policy in self._wrong else answer)
-        yield pb.GenerateResponse(progress=pb.Progress(prefilled_tokens=1))
+        yield pb.GenerateResponse(progress=pb.Progress(computed_tokens=1))
         for token_id in token_ids:
             yield pb.GenerateResponse(token=pb.Token(token_id=token_id))
         usage = pb.Usage(

@@ -56,10 +56,11 @@ LEAST = HotCacheSize(tokens=1)
 def test_events_come_in_order_and_say_what_was_done(policy: str) -> None:
     rig = Rig(prefill_chunk=50)
     record = rig.run(request("one", policy, 0.5, max_tokens=5))[0]
-    progress = [event.prefilled_tokens for event in record.events if isinstance(event, ProgressEvent)]
+    progress = [event.computed_tokens for event in record.events if isinstance(event, ProgressEvent)]
     assert progress == sorted(progress)
-    assert len(progress) == 3 * NUM_LAYERS
-    assert progress[-1] == 120
+    # One when the prompt is begun, and one for each chunk of each layer.
+    assert len(progress) == 1 + 3 * NUM_LAYERS
+    assert (progress[0], progress[-1]) == (0, 120)
     kinds = [type(event) for event in record.events]
     assert kinds == [ProgressEvent] * len(progress) + [TokenEvent] * 5 + [CompleteEvent]
     usage = record.usage

@@ -135,7 +135,7 @@ def test_the_last_quantum_waits_for_the_copies_that_are_left() -> None:
     prefill, _ = make_prefill(offloader)
     layers_on(prefill, NUM_LAYERS)
     assert not prefill.is_done
-    assert prefill.prefilled_tokens == NUM_TOKENS
+    assert (prefill.computed_tokens, prefill.left_tokens) == (NUM_TOKENS, 0)
     assert prefill.sequence.num_tokens == 0
     most = NUM_LAYERS
     while not prefill.is_done:

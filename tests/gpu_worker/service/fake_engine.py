@@ -65,7 +65,7 @@ class FakeEngine:
         if self.failure is not None:
             raise self.failure
         self._running[request.request_id] = (request, sink, [])
-        sink(ProgressEvent(len(request.prompt_token_ids)))
+        sink(ProgressEvent(len(request.prompt_token_ids) - 1, cached_tokens=1))
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

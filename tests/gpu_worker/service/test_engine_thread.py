@@ -92,6 +92,23 @@ def test_seats_and_queue_bound_the_live_requests(engine, port):
     assert all(isinstance(sink.last(), CompleteEvent) for sink in sinks)
 
 
+def test_what_the_engine_has_not_taken_yet_waits_with_its_tokens(engine, port):
+    held, go = threading.Event(), threading.Event()
+
+    def hold(event):
+        held.set()
+        assert go.wait(PATIENCE)
+
+    port.submit(request("first"), hold)
+    assert held.wait(PATIENCE)
+    later = Sink()
+    port.submit(request("later"), later)
+    assert (port.stats().waiting, port.stats().waiting_tokens) == (1, 2)
+    go.set()
+    later.last()
+    assert (port.stats().waiting, port.stats().waiting_tokens) == (0, 0)
+
+
 def test_an_abort_right_after_a_submit_is_not_lost(engine, port):
     engine.endless = True
     sink = Sink()

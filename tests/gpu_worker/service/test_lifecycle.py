@@ -185,3 +185,13 @@ def test_status_line_tells_rates_between_two_readings():
     )
     assert is_idle(before, before)
     assert not is_idle(before, now)
+
+
+@pytest.mark.parametrize(
+    ("prefilling", "left", "told"), [(2, 570, "prefill 2 prompts 43 %"), (1, 1000, "prefill 1 prompt 0 %")]
+)
+def test_status_line_tells_how_far_prompts_are(prefilling, left, told):
+    now = EngineStats(
+        running=3, prefilling=prefilling, prefilling_tokens=1000, prefilling_tokens_left=left
+    )  # fmt: skip
+    assert status_line(EngineStats(), now, 1.0).split("; ")[1] == told

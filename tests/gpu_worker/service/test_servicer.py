@@ -63,7 +63,7 @@ async def assert_alive(worker):
 async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
     responses = await collect(worker.stub.Generate(request(logprobs=2), timeout=PATIENCE))
     assert [r.WhichOneof("event") for r in responses] == ["progress", *["token"] * 4, "complete"]
-    assert responses[0].progress.prefilled_tokens == 3
+    assert (responses[0].progress.computed_tokens, responses[0].progress.cached_tokens) == (2, 1)
     assert [r.token.token_id for r in responses[1:-1]] == [5, 6, 7, 5]
     assert responses[1].token.logprob == pytest.approx(-0.5)
     assert [t.token_id for t in responses[1].token.top] == [5, 9]

@@ -12,7 +12,7 @@ from offload_rig import make_sequence
 
 from gpu_worker.models import load_model
 from gpu_worker.policies.base import Family
-from gpu_worker.records import GenerationRequest
+from gpu_worker.records import GenerationRequest, ProgressEvent
 from gpu_worker.state.sequence import Status
 from gpu_worker.store.prefixes import PrefixChain, model_root
 
@@ -41,8 +41,18 @@ def test_a_second_question_about_a_document_is_answered_as_by_a_cold_engine(poli
     assert rig.run(first)[0].usage.cached_tokens == 0
     warm = rig.run(second)[0]
     # Slabs of 64 tokens, of which the common part fills four.
-    assert warm.usage.cached_tokens == (0 if policy in READS_ALL_QUERIES else 256)
+    cached = 0 if policy in READS_ALL_QUERIES else 256
+    assert warm.usage.cached_tokens == cached
     assert warm.tokens == cold
+    progress = [event for event in warm.events if isinstance(event, ProgressEvent)]
+    num_prompt = len(second.prompt_token_ids)
+    assert (progress[0], progress[-1]) == (
+        ProgressEvent(0, cached),
+        ProgressEvent(num_prompt - cached, cached),
+    )
+    stats = rig.engine.stats()
+    assert stats.cached_tokens_total == cached
+    assert stats.prompt_tokens_total == len(first.prompt_token_ids) + num_prompt - cached
     rig.check_empty()
 
 

@@ -1,0 +1,47 @@
+"""How far the prompts of a request are, told now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.exchange import Prefilling
+
+INTERVAL_S = 0.1
+
+
+class PrefillProgress:
+    """What the worker tells of each choice, as one account of the request that never falls: of several choices of a
+    prompt the one that is furthest counts, and a prompt that was done stays so, should it be computed again. The first
+    account and that of the end are always given, others once in `INTERVAL_S` at most.
+    """
+
+    def __init__(
+        self,
+        num_prompt_tokens: Sequence[int],
+        num_per_prompt: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """num_per_prompt: choices of a prompt; they lie prompt by prompt. clock: in seconds."""
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_per_prompt = num_per_prompt
+        self._clock = clock
+        # Computed and cached tokens of each prompt.
+        self._furthest = [(0, 0)] * len(num_prompt_tokens)
+        self._told: tuple[int, int] | None = None
+        self._told_at = 0.0
+
+    def take(self, index: int, computed_tokens: int, cached_tokens: int) -> Prefilling | None:
+        """What is to be told now that choice `index` is so far; None: nothing."""
+        prompt = index // self._num_per_prompt
+        if sum(self._furthest[prompt]) >= self._num_prompt_tokens[prompt]:
+            return None
+        self._furthest[prompt] = max(self._furthest[prompt], (computed_tokens, cached_tokens), key=sum)
+        computed = sum(computed for computed, _ in self._furthest)
+        cached = sum(cached for _, cached in self._furthest)
+        now, num_tokens = self._clock(), sum(self._num_prompt_tokens)
+        is_due = self._told is None or computed + cached == num_tokens
+        if self._told == (computed, cached) or not (is_due or now - self._told_at >= INTERVAL_S):
+            return None
+        self._told, self._told_at = (computed, cached), now
+        return Prefilling(num_tokens, computed, cached)
