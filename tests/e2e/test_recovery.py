@@ -73,7 +73,7 @@ def is_left(process: psutil.Process) -> bool:
 
 
 def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain() -> None:
-    with serving("--shutdown-timeout", "50") as server:
+    with serving("--shutdown-timeout", "50", "--no-warmup") as server:
         seen = server.descendants()
         before = answer(server)
         assert before.strip().rstrip(".") == QUESTION.answer

@@ -17,7 +17,10 @@ from waiting import PATIENCE, wait_until
 from carrel.sse import chunks
 
 ROOT = Path(__file__).resolve().parents[3]
-SMALL = ("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25")
+SMALL = (
+    *("--arena-bytes", "256MiB", "--slot-memory", "512MiB", "--slab-bytes", "64KiB", "--hot-cache", "0.25"),
+    "--no-warmup",
+)
 
 RECALL = {"carrel": {"policy": "pqcache", "budget": 0.25}}
 
