@@ -1,39 +1,61 @@
-"""How many requests run at once, and the end of admission when the server drains."""
+"""How many requests run at once, in all and of one key, and the end of admission when the server drains."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import Overloaded, ShuttingDown
+from gateway.errors import Overloaded, ShuttingDown, TooManyRequests
 
 
 class Admission:
-    """A bounded count of running requests. Nothing waits here: the worker has the queue."""
+    """Bounded counts of what runs: a place for each request, and one more for each choice that runs beside its first.
+    Nothing waits here: the worker has the queue."""
 
-    def __init__(self, max_concurrent: int) -> None:
+    def __init__(self, max_concurrent: int, max_per_key: int | None = None) -> None:
+        """max_per_key: places of one caller; None: as many as of all. Callers without a key are not told apart, and not
+        limited by it."""
         self._max_concurrent = max_concurrent
+        self._max_per_key = max_per_key
+        self._taken: Counter[bytes] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
         self.num_running = 0
         self.is_draining = False
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold one place. Raises Overloaded or ShuttingDown."""
+    def place(self, caller: bytes) -> Iterator[Place]:
+        """Hold a place for a request. Raises ShuttingDown, TooManyRequests or Overloaded."""
         if self.is_draining:
             raise ShuttingDown()
-        if self.num_running >= self._max_concurrent:
-            raise Overloaded(f"{self.num_running} requests are running, the most that this server takes.")
+        self.take(caller)
+        place = Place(self, caller)
         self.num_running += 1
         self._idle.clear()
         try:
-            yield
+            yield place
         finally:
+            self.give_back(caller, place.size)
             self.num_running -= 1
             if not self.num_running:
                 self._idle.set()
+
+    def take(self, caller: bytes) -> None:
+        """One place. Raises TooManyRequests or Overloaded."""
+        if caller and self._max_per_key is not None and self._taken[caller] >= self._max_per_key:
+            raise TooManyRequests(self._max_per_key)
+        if self._taken.total() >= self._max_concurrent:
+            raise Overloaded(f"{self._max_concurrent} requests are running, the most that this server takes.")
+        self._taken[caller] += 1
+
+    def give_back(self, caller: bytes, count: int) -> None:
+        """So many places of a caller."""
+        self._taken[caller] -= count
+        if not self._taken[caller]:
+            # Counts of those who are gone would pile up.
+            del self._taken[caller]
 
     async def drain(self, timeout_s: float) -> bool:
         """Admit nothing more and wait for what runs. Returns whether all of it ended in time."""
@@ -44,3 +66,26 @@ class Admission:
         except TimeoutError:
             return False
         return True
+
+
+class Place:
+    """A request's hold on the server, one place large at first."""
+
+    def __init__(self, admission: Admission, caller: bytes) -> None:
+        self._admission = admission
+        self._caller = caller
+        self.size = 1
+
+    def widen(self) -> bool:
+        """Take a place more; False where none is free now."""
+        try:
+            self._admission.take(self._caller)
+        except (Overloaded, TooManyRequests):
+            return False
+        self.size += 1
+        return True
+
+    def narrow(self) -> None:
+        """Give a place back."""
+        self._admission.give_back(self._caller, 1)
+        self.size -= 1

@@ -59,6 +59,13 @@ class GatewayOptions:
         None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"
     )
     max_concurrent: int = option(256, "requests served at once; more get 503", metavar="N", ge=1)
+    max_concurrent_per_key: int | None = option(
+        None,
+        "requests of one API key served at once; more get 429 (default: a quarter of all where there are several keys, "
+        "else no limit)",
+        metavar="N",
+        ge=1,
+    )
     max_body_bytes: int | None = option(
         None, "largest request body (default: 8 bytes a token of context)", parse=num_bytes, metavar="SIZE"
     )
@@ -120,6 +127,13 @@ class GatewayConfig(ListenOptions, GatewayOptions):
                 f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY or --api-key, "
                 "or add --allow-open to serve everyone"
             )
+
+    @property
+    def max_per_key(self) -> int | None:
+        """Requests of one key at once; None: as many as of all."""
+        if self.max_concurrent_per_key is None and len(set(self.api_keys)) > 1:
+            return max(1, self.max_concurrent // 4)
+        return self.max_concurrent_per_key
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -85,6 +85,18 @@ class Overloaded(ServiceError):
         super().__init__(message, code="overloaded", retry_after_s=retry_after_s)
 
 
+class TooManyRequests(ServiceError):
+    """One API key has as many requests here as it may have."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"This API key has {limit} requests here, the most that one key may have at once; each choice of a request "
+            "that runs counts. Wait until some end, or raise --max-concurrent-per-key.",
+            code="too_many_requests",
+            retry_after_s=1,
+        )
+
+
 class ShuttingDown(ServiceError):
     """The server is draining and admits nothing new."""
 

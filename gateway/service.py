@@ -20,8 +20,9 @@ from carrel.process.request_limits import (
     check_token_ids,
     num_output_tokens,
 )
-from gateway.admission import Admission
-from gateway.choice import Choice, merge, total_usage
+from gateway.admission import Admission, Place
+from gateway.choice import Choice
+from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
 from gateway.exchange import (
@@ -43,6 +44,8 @@ from gateway.worker_client import WorkerClient, own_edition
 from gateway.worker_status import WorkerStatus
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
+# of the worker's seats, that one request may have at once
+SEAT_SHARE = 0.5
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
 BODY_BYTES_PER_TOKEN = 8
@@ -78,6 +81,10 @@ class _Plan:
     def num_choices(self) -> int:
         return self.num_prompts * self.options.n
 
+    @property
+    def caller(self) -> bytes:
+        return self.options.draft.prefix_salt
+
 
 class ChatService:
     """Checks and tokenizes requests, runs them on the worker and turns tokens into text.
@@ -101,7 +108,7 @@ class ChatService:
         self._defaults = defaults
         self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
-        self.admission = Admission(config.max_concurrent)
+        self.admission = Admission(config.max_concurrent, config.max_per_key)
         self.status = WorkerStatus(worker, self.admission)
 
     @property
@@ -136,17 +143,17 @@ class ChatService:
             _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options, "")
         )
 
-    async def tokenize_text(self, text: str, add_special_tokens: bool) -> TokenIds:
-        with self.admission.place():
+    async def tokenize_text(self, text: str, add_special_tokens: bool, caller: bytes) -> TokenIds:
+        with self.admission.place(caller):
             max_model_len = (await self.status.info()).max_model_len
             return await self._prompts.text(text, add_special_tokens, max_model_len, 1, "prompt")
 
-    async def tokenize_chat(self, messages: tuple[Message, ...]) -> TokenIds:
-        with self.admission.place():
+    async def tokenize_chat(self, messages: tuple[Message, ...], caller: bytes) -> TokenIds:
+        with self.admission.place(caller):
             return await self._prompts.chat(messages, {}, (await self.status.info()).max_model_len, 1)
 
-    async def detokenize(self, token_ids: TokenIds) -> str:
-        with self.admission.place():
+    async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
+        with self.admission.place(caller):
             with invalid_requests():
                 check_token_ids("tokens", token_ids, (await self.status.info()).vocab_size)
             return await asyncio.to_thread(self._tokenizer.decode, token_ids)
@@ -178,8 +185,8 @@ class ChatService:
         started_at = time.monotonic()
         outcome = "cancelled"
         try:
-            with self.admission.place(), self._metrics.running.track_inprogress():
-                async with aclosing(self._run(plan, started_at)) as events:
+            with self.admission.place(plan.caller) as place, self._metrics.running.track_inprogress():
+                async with aclosing(self._run(plan, started_at, place)) as events:
                     async for event in events:
                         match event:
                             case ChoiceFinished(finish_reason=reason):
@@ -189,6 +196,10 @@ class ChatService:
             outcome = WorkerUnavailable.__name__
             self.status.forget()
             raise
+        except RequestTimeout as error:
+            outcome = RequestTimeout.__name__
+            # a choice knows only what was left of the time
+            raise RequestTimeout(self._config.request_timeout_s) from error
         except Exception as error:
             outcome = type(error).__name__
             raise
@@ -198,7 +209,7 @@ class ChatService:
             self._metrics.count_request(plan.endpoint, outcome)
             log.info("%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
-    async def _run(self, plan: _Plan, started_at: float) -> AsyncGenerator[Event, None]:
+    async def _run(self, plan: _Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
         self.check_model(plan.options.model)
         info = await self.status.info()
         _check(plan, info)
@@ -207,15 +218,18 @@ class ChatService:
         num_prompt_tokens = [len(prompt) for prompt in prompts]
         progress = PrefillProgress(num_prompt_tokens, plan.options.n)
         choices = [
-            self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline, progress)
+            [
+                self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline, progress)
+                for index in range(plan.options.n)
+            ]
             for at, prompt in enumerate(prompts)
-            for index in range(plan.options.n)
         ]
         self._metrics.prompt_tokens.inc(sum(num_prompt_tokens))
         has_token = False
-        async with aclosing(merge([choice.events() for choice in choices])) as events:
+        running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
+        async with aclosing(running.events()) as events:
             async for event in events:
-                if not has_token and any(choice.first_token_at for choice in choices):
+                if not has_token and any(each.first_token_at for of_prompt in choices for each in of_prompt):
                     has_token = True
                     self._metrics.ttft.observe(time.monotonic() - started_at)
                 yield event
@@ -233,9 +247,6 @@ class ChatService:
     ) -> Choice:
         if not prompt:
             raise InvalidRequest("The prompt is empty: give at least one token.", plan.prompt_param)
-        timeout_s = deadline - time.monotonic()
-        if timeout_s <= 0:
-            raise RequestTimeout(self._config.request_timeout_s)
         edition = own_edition()
         request = pb.GenerateRequest(
             # no client can guess another's
@@ -258,7 +269,7 @@ class ChatService:
         return Choice(
             number,
             request,
-            timeout_s,
+            deadline,
             plan.options.stop,
             plan.lead,
             self._tokenizer,

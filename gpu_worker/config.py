@@ -76,7 +76,7 @@ class WorkerOptions:
         None, "requests decoded at once (default: 8 on a CPU, 32 on a GPU)", metavar="N", ge=1, le=4096
     )
     max_queue: int = option(
-        64, "requests that may wait in the worker; more get 503", metavar="N", ge=0, le=2**20
+        256, "requests that may wait in the worker; more get 503", metavar="N", ge=0, le=2**20
     )
     prefill_chunk: int = option(
         2048,

@@ -87,10 +87,11 @@ class Endpoints:
         self._service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", "prompt")
+        caller = request.state.caller
         if body.prompt is not None:
-            tokens = await self._service.tokenize_text(body.prompt, body.add_special_tokens)
+            tokens = await self._service.tokenize_text(body.prompt, body.add_special_tokens, caller)
         else:
-            tokens = await self._service.tokenize_chat(read_messages(body.messages or []))
+            tokens = await self._service.tokenize_chat(read_messages(body.messages or []), caller)
         info = await self._service.status.info()
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len})
 
@@ -98,7 +99,9 @@ class Endpoints:
         """The text of token ids, without special tokens."""
         body = await self._body(request, DetokenizeBody)
         self._service.check_model(body.model)
-        return JSONResponse({"prompt": await self._service.detokenize(tuple(body.tokens))})
+        return JSONResponse(
+            {"prompt": await self._service.detokenize(tuple(body.tokens), request.state.caller)}
+        )
 
     async def health(self, request: Request) -> Response:
         """Liveness: 200 while the worker answers."""

@@ -11,6 +11,7 @@ from gateway.v1 import chat_pb2
 
 PARAM_KEY = "carrel-param"
 CODE_KEY = "carrel-code"
+RETRY_KEY = "carrel-retry-after"
 INTERNAL = "Internal error; the server's log has the cause."
 
 CODES: dict[type[ServiceError], grpc.StatusCode] = {
@@ -18,6 +19,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyRequests: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SlowBody: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -29,9 +31,10 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
 
 
 async def abort(context: grpc.aio.ServicerContext, error: ServiceError) -> None:
-    """End the call with the error's status; `carrel-param` and `carrel-code` go into the trailing metadata."""
-    pairs = ((PARAM_KEY, error.param), (CODE_KEY, error.code))
-    metadata = tuple((key, value) for key, value in pairs if value)
+    """End the call with the error's status; what more there is of `carrel-param`, `carrel-code` and
+    `carrel-retry-after`, in seconds, goes into the trailing metadata."""
+    pairs = ((PARAM_KEY, error.param), (CODE_KEY, error.code), (RETRY_KEY, error.retry_after_s))
+    metadata = tuple((key, str(value)) for key, value in pairs if value)
     await context.abort(CODES[type(error)], error.message, trailing_metadata=metadata)
 
 

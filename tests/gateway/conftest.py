@@ -25,7 +25,9 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> I
 @pytest.fixture(scope="session")
 def shared_locked_stack(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("locked")
-    with running_stack(folder, model_dir, api_keys=("right-key", "other-key"), max_concurrent=1) as stack:
+    # of two places each key has one
+    keys = ("right-key", "other-key", "third-key")
+    with running_stack(folder, model_dir, api_keys=keys, max_concurrent=2) as stack:
         yield stack
 
 

@@ -98,6 +98,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             model="tiny",
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
+            max_num_seqs=8,
             policies=policies,
         )
 

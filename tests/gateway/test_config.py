@@ -50,5 +50,26 @@ def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
         parse_config(["--model", "m", *arguments])
 
 
+@pytest.mark.parametrize(
+    ("keys", "asked", "limit"),
+    [
+        ((), None, None),
+        (("a",), None, None),
+        # one key, given twice
+        (("a", "a"), None, None),
+        (("a", "b"), None, 25),
+        (("a", "b"), 80, 80),
+        (("a",), 3, 3),
+    ],
+)
+def test_one_of_several_keys_has_a_quarter_of_the_places(
+    keys: tuple[str, ...], asked: int | None, limit: int | None
+) -> None:
+    config = GatewayConfig(
+        model="m", worker="w", api_keys=keys, max_concurrent=100, max_concurrent_per_key=asked
+    )
+    assert config.max_per_key == limit
+
+
 def test_a_model_is_named_by_its_folder(tmp_path: Path) -> None:
     assert GatewayConfig(model=str(tmp_path), worker="w").model_names == (tmp_path.name,)

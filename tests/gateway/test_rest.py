@@ -376,18 +376,31 @@ def test_unexpected_error_is_sanitised(
 
 
 def test_overload_is_refused_and_recovers(locked_stack: Stack) -> None:
-    headers = {"Authorization": "Bearer right-key"}
-    script = locked_stack.say("the fox", hang_at=1)
-    with httpx.Client(base_url=locked_stack.url, headers=headers, timeout=PATIENCE) as http:
-        with http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as running:
+    right, other, third = (
+        {"Authorization": f"Bearer {key}"} for key in ("right-key", "other-key", "third-key")
+    )
+    script, body = locked_stack.say("the fox", hang_at=1), {"messages": HELLO, "stream": True}
+    with httpx.Client(base_url=locked_stack.url, timeout=PATIENCE) as http:
+        with http.stream("POST", CHAT, json=body, headers=right) as running:
             assert running.status_code == 200
-            response = http.post(CHAT, json={"messages": HELLO})
-            assert response.status_code == 503
-            assert int(response.headers["retry-after"]) > 0
-            assert error_of(response)["code"] == "overloaded"
-        wait_until(lambda: script.num_cancelled == 1)
+            # a key that has its share is told so, and the others have room
+            for path, asked in ((CHAT, body), ("/tokenize", {"prompt": "a"})):
+                refused = http.post(path, json=asked, headers=right)
+                assert refused.status_code == 429
+                assert int(refused.headers["retry-after"]) > 0
+                error = error_of(refused)
+                assert (error["type"], error["code"]) == ("RateLimitError", "too_many_requests")
+                assert "has 1 requests" in error["message"]
+                assert "--max-concurrent-per-key" in error["message"]
+            with http.stream("POST", CHAT, json=body, headers=other) as second:
+                assert second.status_code == 200
+                response = http.post(CHAT, json=body, headers=third)
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) > 0
+                assert error_of(response)["code"] == "overloaded"
+        wait_until(lambda: script.num_cancelled == 2)
         locked_stack.say("the fox")
-        wait_until(lambda: http.post(CHAT, json={"messages": HELLO}).status_code == 200)
+        wait_until(lambda: http.post(CHAT, json={"messages": HELLO}, headers=right).status_code == 200)
 
 
 def routes(stack: Stack) -> list[tuple[str, str]]:

@@ -151,6 +151,22 @@ def test_cancelled_call_frees_the_worker(chat: chat_pb2_grpc.ChatStub, stack: St
     wait_until(lambda: script.num_cancelled == 1 and not stack.service.admission.num_running)
 
 
+def test_a_key_that_has_its_share_is_told_so(locked_stack: Stack) -> None:
+    locked_stack.say("the quick fox", hang_at=2)
+    metadata = (("authorization", "Bearer right-key"),)
+    with grpc.insecure_channel(locked_stack.grpc_target) as channel:
+        chat = chat_pb2_grpc.ChatStub(channel)
+        call = chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE, metadata=metadata)
+        assert next(call).delta.content
+        with pytest.raises(grpc.RpcError) as caught:
+            list(chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE, metadata=metadata))
+        call.cancel()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailing = dict(caught.value.trailing_metadata())
+    assert (trailing["carrel-code"], trailing["carrel-retry-after"]) == ("too_many_requests", "1")
+    wait_until(lambda: not locked_stack.service.admission.num_running)
+
+
 def test_unexpected_error_is_sanitised(
     chat: chat_pb2_grpc.ChatStub, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def test_defaults():
     assert config == WorkerConfig(
         model="model-dir", listen="unix:/run/w.sock", store="unix:/run/s.sock", device="cpu"
     )
-    assert (config.max_num_seqs, config.max_queue, config.prefill_chunk) == (None, 64, 2048)
+    assert (config.max_num_seqs, config.max_queue, config.prefill_chunk) == (None, 256, 2048)
     assert (config.policy, config.budget, config.transport) == ("pqcache", Budget(share=0.1), "zero_copy")
     assert config.hot_cache.is_auto
 
