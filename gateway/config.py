@@ -12,6 +12,9 @@ from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.settings import Parser, parse
 from gateway.errors import ConfigError
 
+# that the worker takes
+MAX_WEIGHT = 1e6
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
@@ -66,6 +69,12 @@ class GatewayOptions:
         metavar="N",
         ge=1,
     )
+    api_key_weights: tuple[float, ...] = option(
+        (),
+        "a number above 0 for each key, in their order, with commas between: keys share the computing of prompts by "
+        "them (default: equally)",
+        metavar="W",
+    )
     max_body_bytes: int | None = option(
         None, "largest request body (default: 8 bytes a token of context)", parse=num_bytes, metavar="SIZE"
     )
@@ -113,6 +122,13 @@ class GatewayConfig(ListenOptions, GatewayOptions):
             raise ConfigError(f"--port and --grpc-port are both {self.port}: choose two different ports")
         if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise ConfigError("--api-key holds characters that no header can carry")
+        if self.api_key_weights and len(self.api_key_weights) != len(self.api_keys):
+            raise ConfigError(
+                f"--api-key-weights has {len(self.api_key_weights)} numbers for {len(self.api_keys)} keys: "
+                "give one for each key"
+            )
+        if any(not 0 < weight <= MAX_WEIGHT for weight in self.api_key_weights):
+            raise ConfigError(f"--api-key-weights must be numbers above 0, and at most {MAX_WEIGHT:g}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both or none")
         if self.ssl_certfile is not None:

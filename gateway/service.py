@@ -21,6 +21,7 @@ from carrel.process.request_limits import (
     num_output_tokens,
 )
 from gateway.admission import Admission, Place
+from gateway.auth import KeyRing
 from gateway.choice import Choice
 from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
@@ -108,6 +109,7 @@ class ChatService:
         self._defaults = defaults
         self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
+        self._keys = KeyRing(config.api_keys, config.api_key_weights)
         self.admission = Admission(config.max_concurrent, config.max_per_key)
         self.status = WorkerStatus(worker, self.admission)
 
@@ -254,6 +256,7 @@ class ChatService:
             prompt_token_ids=prompt,
             sampling=self._defaults,
             edition=pb.Edition(version=edition.version, messages=edition.messages),
+            weight=self._keys.weight(plan.caller),
         )
         request.MergeFrom(plan.options.draft)
         sampling, room = request.sampling, info.max_model_len - len(prompt)

@@ -80,7 +80,7 @@ class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
     `prefix_salt`: requests of equal salt may share the KV of common prefixes, where `shares_prefix`. `session_id`: of
-    the conversation; "" for none.
+    the conversation; "" for none. `weight`: of the caller, beside others.
     """
 
     request_id: str
@@ -93,6 +93,7 @@ class GenerationRequest:
     prefix_salt: bytes = b""
     session_id: str = ""
     shares_prefix: bool = True
+    weight: float = 1.0
 
 
 class FinishReason(enum.Enum):

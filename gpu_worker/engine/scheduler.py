@@ -36,7 +36,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._by_id: dict[str, Sequence] = {}
-        # Seconds of prefill that each caller has had, as far as they are compared.
+        # Seconds of prefill that each caller has had, by its weight, as far as they are compared.
         self._served: dict[bytes, float] = defaultdict(float)
 
     @property
@@ -115,7 +115,7 @@ class Scheduler:
 
     def serve(self, sequence: Sequence, seconds: float) -> None:
         """Its prompt has so much of the device."""
-        self._served[sequence.caller] += seconds
+        self._served[sequence.caller] += seconds / sequence.request.weight
 
     def with_status(self, status: Status) -> list[Sequence]:
         return [sequence for sequence in self._running if sequence.status is status]

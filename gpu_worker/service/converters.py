@@ -23,6 +23,7 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
+MAX_WEIGHT = 1e6
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]+")
 _FINISH_REASONS = {
@@ -48,6 +49,8 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         raise RequestError(
             f"prefix_salt has {len(message.prefix_salt)} bytes; give at most {MAX_SALT_BYTES}", "prefix_salt"
         )
+    if not 0 <= message.weight <= MAX_WEIGHT:
+        raise RequestError(f"weight is {message.weight:g}; give one from 0 to {MAX_WEIGHT:g}", "weight")
     try:
         check_request(message, info)
         max_tokens = num_output_tokens(message.sampling, len(prompt_token_ids), info.max_model_len, "prompt")
@@ -64,6 +67,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         measure=message.measure,
         prefix_salt=message.prefix_salt,
         session_id=message.session_id,
+        weight=message.weight or 1.0,
     )
 
 

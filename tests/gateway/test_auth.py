@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import httpx
 import pytest
-from gateway_stack import Stack
+from gateway_stack import Stack, running_stack
 from waiting import PATIENCE
 
 from gateway.auth import KeyRing
@@ -34,6 +36,18 @@ def test_without_a_key_there_is_no_caller(authorization: str | None) -> None:
 
 def test_where_everyone_may_pass_all_are_one() -> None:
     assert KeyRing([]).caller(None) == KeyRing([]).caller("Bearer anything") == b""
+
+
+def test_a_keys_weight_is_found_by_its_caller_and_reaches_the_worker(tmp_path: Path, model_dir: Path) -> None:
+    ring = KeyRing(["alpha", "beta"], [2.5, 0.5])
+    assert [ring.weight(ring.caller(f"Bearer {key}") or b"") for key in ("alpha", "beta")] == [2.5, 0.5]
+    assert ring.weight(b"") == KeyRing(["alpha"]).weight(b"") == 1.0
+    with running_stack(tmp_path, model_dir, api_keys=("alpha", "beta"), api_key_weights=(3.0, 1.0)) as stack:
+        script = stack.say("the fox")
+        for key in ("alpha", "beta"):
+            headers = {"Authorization": f"Bearer {key}"}
+            httpx.post(f"{stack.url}/v1/completions", json={"prompt": "a"}, headers=headers, timeout=PATIENCE)
+        assert [each.weight for each in script.requests] == [3.0, 1.0]
 
 
 def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack) -> None:

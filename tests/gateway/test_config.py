@@ -29,6 +29,8 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
     assert config.model_names == ("some/model",)
     config = parse_config(["--worker", "w", "--api-key", "c", "d", "--served-model-name", "x", "y,z"])
     assert config.api_keys == ("c", "d")
+    assert config.api_key_weights == ()
+    assert parse_config(["--worker", "w", "--api-key-weights", "2,0.5"]).api_key_weights == (2.0, 0.5)
     assert config.model_names == ("x", "y", "z")
 
 
@@ -38,6 +40,10 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
         ([], "--worker is missing: give it, or set CARREL_WORKER"),
         (["--worker", "w", "--port", "8001"], "--grpc-port"),
         (["--worker", "w", "--api-key", "a\nb"], "--api-key"),
+        (["--worker", "w", "--api-key", "a", "b", "--api-key-weights", "2"], "1 numbers for 2 keys"),
+        (["--worker", "w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
+        (["--worker", "w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
+        (["--worker", "w", "--api-key", "a", "--api-key-weights", "x"], "--api-key-weights 'x'"),
         (["--worker", "w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
         (
             ["--worker", "w", "--ssl-keyfile", "/k.pem", "--ssl-certfile", "/none.pem"],

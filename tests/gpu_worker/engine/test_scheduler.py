@@ -29,11 +29,16 @@ def start(scheduler: Scheduler, sequence: Sequence) -> None:
 
 
 def prompt(
-    name: str, seconds: float, arrival: float = 0.0, caller: bytes = b"", tokens: int = 100
+    name: str,
+    seconds: float,
+    arrival: float = 0.0,
+    caller: bytes = b"",
+    tokens: int = 100,
+    weight: float = 1.0,
 ) -> Sequence:
     """Of a prompt that takes so long alone."""
     return Sequence(
-        request=replace(request(name, prompt=tokens), prefix_salt=caller),
+        request=replace(request(name, prompt=tokens), prefix_salt=caller, weight=weight),
         sink=lambda event: None,
         policy=Full(),
         plan=Full().plan(tokens, tokens),
@@ -54,9 +59,11 @@ class Device:
     ended: dict[str, int] = field(default_factory=dict)
     now: int = 0
 
-    def add(self, name: str, seconds: int, caller: bytes = b"", tokens: int = 100) -> None:
+    def add(
+        self, name: str, seconds: int, caller: bytes = b"", tokens: int = 100, weight: float = 1.0
+    ) -> None:
         self.left[name] = seconds
-        self.scheduler.add(prompt(name, seconds, self.now, caller, tokens))
+        self.scheduler.add(prompt(name, seconds, self.now, caller, tokens, weight))
 
     def run(self, seconds: int = 1) -> None:
         for _ in range(seconds):
@@ -117,6 +124,16 @@ def test_three_prompts_of_one_caller_leave_another_half_of_the_device() -> None:
     # Nothing of it is lost to the others.
     device.run(30)
     assert device.ended["many 2"] == 330
+
+
+def test_callers_share_by_their_weights() -> None:
+    device = Device(make())
+    device.add("light", 100, b"light")
+    device.add("heavy", 90, b"heavy", weight=3.0)
+    device.run(120)
+    assert 118 <= device.ended["heavy"] <= 120
+    device.run(70)
+    assert device.ended["light"] == 190
 
 
 def test_who_was_away_is_owed_nothing_for_that_time() -> None:

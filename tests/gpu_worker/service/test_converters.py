@@ -45,6 +45,8 @@ def test_a_bad_sampling_field_is_named(param, sampling):
         ("carrel.policy", {"policy": "nonsense"}),
         ("session_id", {"session_id": "x" * 129}),
         ("prefix_salt", {"prefix_salt": b"x" * 65}),
+        ("weight", {"weight": -1.0}),
+        ("weight", {"weight": float("nan")}),
         ("carrel.budget", {"budget": {"share": NAN}}),
         ("carrel.budget", {"budget": {"tokens": 1}}),
         ("request_id", {"request_id": ""}),
