@@ -7,6 +7,7 @@ WorkerError
 ├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
+│   └── PrefixLost         only a known prefix went with it: the prompt can be computed anew
 ├── SlowConsumer           the reader of a stream fell too far behind
 ├── InvalidLogits          the model gave NaN or infinity; names the request
 └── EngineStopped          the engine drains, or has died of an unexpected error
@@ -48,6 +49,10 @@ class CapacityError(WorkerError):
 
 class StoreUnavailable(WorkerError):
     """The KV store is gone, or came back empty, while the request needed it."""
+
+
+class PrefixLost(StoreUnavailable):
+    """Rows of a known prefix are gone, of a request that can do without the store: its prompt is computed anew."""
 
 
 class SlowConsumer(WorkerError):

@@ -121,6 +121,15 @@ class Sequence:
         """Append slabs: int32 [num_layers, added]."""
         self.table = np.concatenate([self.table, added], axis=1)
 
+    def cut_to_prefix(self) -> npt.NDArray[np.int32]:
+        """Keep the slabs that `LookupPrefix` gave only; returns the others."""
+        num_kept = self.num_prefix_tokens // self.geometry.tokens_per_slab
+        own = self.table[:, num_kept:].ravel()
+        self.table = self.table[:, :num_kept].copy()
+        np.minimum(self.sealed, self.num_prefix_tokens, out=self.sealed)
+        self.prefix_hashes = self.prefix_hashes[:num_kept]
+        return own
+
     def slab_list(self) -> npt.NDArray[np.int32]:
         return self.table.ravel()
 

@@ -231,7 +231,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
 
     @_unary
     def Release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
-        self._store.release(request.epoch, request.worker_id, request.sequence_id)
+        self._store.release(request.epoch, request.worker_id, request.sequence_id, request.keeps_prefix)
         return pb.ReleaseResponse()
 
     @_unary

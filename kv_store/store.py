@@ -150,12 +150,23 @@ class Store:
                 sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
             return sequence.num_prefix_tokens, sequence.table
 
-    def release(self, epoch: int, worker_id: str, sequence_id: str) -> None:
-        """End a sequence; releasing an unknown one is harmless, so a retry is safe."""
+    def release(self, epoch: int, worker_id: str, sequence_id: str, keeps_prefix: bool = False) -> None:
+        """End a sequence, or give up its own slabs only; releasing an unknown one is harmless, so a retry is safe.
+
+        keeps_prefix: it goes on reading what `lookup_prefix` found. Raises InvalidArgument where it has indexes.
+        """
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.find(worker_id, sequence_id)
-            if sequence is not None:
+            if sequence is None:
+                return
+            if not keeps_prefix:
                 state.drop_sequence(sequence)
+                return
+            if sequence.indexes or sequence.trainings:
+                raise InvalidArgument(
+                    f"sequence {sequence_id!r} has indexes over the slabs that it would give up"
+                )
+            state.allocator.release(sequence.cut_to_prefix())
 
     def pin_session(self, epoch: int, worker_id: str, sequence_id: str, session_id: str) -> None:
         """Keep the sequence's listed prefix slabs under this name after its release.

@@ -1,4 +1,5 @@
-"""Admits waiting sequences: gives each a seat, its policy, slots in every layer, and a place in the store."""
+"""Admits waiting sequences: gives each a seat, its policy, slots in every layer, and a place in the store: one that it
+needs, or one for a copy of its prompt."""
 
 from __future__ import annotations
 
@@ -41,8 +42,7 @@ class Admission:
             self._scheduler.unseat(sequence)
             return False
         try:
-            if sequence.offloads:
-                sequence.num_cached = self._open(sequence)
+            sequence.num_cached = self._open(sequence)
         except CapacityError:
             self._caches.release(sequence)
             if any(self._offloader.holds(other) for other in self._scheduler.offloading()):
@@ -56,11 +56,13 @@ class Admission:
         return True
 
     def _open(self, sequence: Sequence) -> int:
-        """Start the sequence in the store; returns how many of its tokens the store has already."""
-        room = sequence.num_prefill + 1
+        """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there."""
+        hashes: tuple[bytes, ...] = ()
+        num_reusable = 0
         # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
         is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
-        if self._prefixes is None or not is_shared:
-            return self._offloader.open(sequence, room)
-        hashes, num_reusable = self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)
-        return self._offloader.open(sequence, room, hashes, num_reusable)
+        if self._prefixes is not None and is_shared:
+            hashes, num_reusable = self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)
+        if sequence.offloads:
+            return self._offloader.open(sequence, sequence.num_prefill + 1, hashes, num_reusable)
+        return self._offloader.copies.open(sequence, hashes, num_reusable)

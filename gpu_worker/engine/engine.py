@@ -21,6 +21,7 @@ from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
+    PrefixLost,
     RequestError,
     StoreUnavailable,
     WorkerError,
@@ -223,12 +224,20 @@ class Engine:
             prefill.advance()
             self._stats.prompt_tokens_total += prefill.computed_tokens - computed
             self.indexing.take_early(sequence, prefill.trained)
+        except PrefixLost:
+            self._put_back(sequence)
+            return
         except WorkerError as error:
             self._fail(sequence, error)
             return
         sequence.sink(ProgressEvent(prefill.computed_tokens, sequence.num_cached))
         if prefill.is_done:
             sequence.status = Status.INDEXING
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Let a sequence wait again, whose prompt must be computed anew."""
+        self._free(sequence)
+        self.scheduler.put_back(sequence)
 
     def _finish_prefills(self) -> None:
         """First tokens of the prompts that are done now."""
@@ -341,14 +350,17 @@ class Engine:
         self._stats.selected_rows_total += sequence.meter.selected_rows
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
         self.indexing.remove(sequence)
-        if (prefill := self.prefills.pop(sequence, None)) is not None:
-            prefill.cancel()
         if sequence.status not in (Status.WAITING, Status.FINISHED):
-            self.caches.release(sequence)
-            if sequence.offloads:
-                self.offloader.release(sequence)
+            self._free(sequence)
         self.scheduler.remove(sequence)
         self._has_freed = True
+
+    def _free(self, sequence: Sequence) -> None:
+        """Free what an admitted sequence holds beside its seat."""
+        if (prefill := self.prefills.pop(sequence, None)) is not None:
+            prefill.cancel()
+        self.caches.release(sequence)
+        self.offloader.release(sequence)
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
@@ -361,7 +373,9 @@ class Engine:
         self.caches.recall.take_past_counts(self.scheduler.offloading())
         config = self._decoder.config
         self._stats.slot_used_tokens = self.pool.num_used_slots / (config.num_layers * config.num_kv_heads)
-        self._stats.offloaded_bytes_total = self.offloader.offloaded_bytes
+        self._stats.offloaded_bytes_total = (
+            self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
+        )
         self._stats.fetched_bytes_total = self.offloader.fetched_bytes
         self._stats.store_reachable = self.offloader.is_reachable
         return self._stats

@@ -63,7 +63,9 @@ class Prefill:
         self._positions = torch.arange(self._first, self._num_tokens, device=device)
         self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
         shape = (config.num_kv_heads, buffer_tokens(self._num_tokens, max_tokens), 2 * config.head_dim)
-        num_buffers = 2 if sequence.offloads and offloader.copies_aside else 1
+        # Who takes the layers to the arena, and has those of a known prefix.
+        self._keeper = offloader if sequence.offloads else offloader.copies
+        num_buffers = 2 if self._keeper.holds(sequence) and offloader.copies_aside else 1
         buffers = [torch.empty(shape, dtype=decoder.dtype, device=device) for _ in range(num_buffers)]
         self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
         self._queries = self._query_buffer()
@@ -124,8 +126,9 @@ class Prefill:
         return self._buffers[self._layer % len(self._buffers)]
 
     def advance(self) -> None:
-        """One quantum; the last may only wait for copies. Raises StoreUnavailable when rows cannot be offloaded, and
-        CapacityError when device memory runs out."""
+        """One quantum; the last may only wait for copies. Raises StoreUnavailable when rows cannot be offloaded,
+        PrefixLost when a known prefix is gone and the prompt must be computed anew, and CapacityError when device
+        memory runs out."""
         try:
             self._run_quantum()
         except torch.OutOfMemoryError as error:
@@ -143,6 +146,7 @@ class Prefill:
                 self._finish_layer()
         self._take_copied()
         if self.is_done:
+            self._offloader.copies.end(self.sequence)
             self.sequence.num_tokens = self._num_tokens
 
     def cancel(self) -> None:
@@ -158,7 +162,7 @@ class Prefill:
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer, rows = self._decoder, self._layer, self._rows
         if begin == self._first > 0:
-            self._offloader.load_layer(self.sequence, layer, rows)
+            self._keeper.load_layer(self.sequence, layer, rows)
         computed = slice(begin - self._first, end - self._first)
         query, key, value = decoder.project_qkv(layer, self._hidden[computed], self._positions[computed])
         head_dim = decoder.config.head_dim
@@ -183,8 +187,7 @@ class Prefill:
     def _finish_layer(self) -> None:
         sequence, layer, rows = self.sequence, self._layer, self._rows
         ended = Mark(self._device)
-        if sequence.offloads:
-            pending = self._offloader.put_layer(sequence, layer, rows)
+        if (pending := self._keeper.put_layer(sequence, layer, rows)) is not None:
             self._computed.append(_Computed(pending, self._begun, ended))
             self._copied[layer % len(self._buffers)] = pending.copied
         self._caches[layer].store(sequence, layer, rows, self._queries.transpose(0, 1))
@@ -198,11 +201,11 @@ class Prefill:
         copied = []
         while self._computed and self._computed[0].pending.copied.is_reached:
             copied.append(self._computed.popleft())
-        if copied:
+        if copied and self.sequence.offloads:
             layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
             self._offloader.seal_layers(self.sequence, layers, self._num_tokens)
-        for computed in copied:
-            self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
+            for computed in copied:
+                self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
         sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)

@@ -113,6 +113,13 @@ class Scheduler:
         self._running.append(sequence)
         sequence.status = Status.PREFILL
 
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a running sequence wait again, with the deadline that it has."""
+        self._running.remove(sequence)
+        self._waiting.append(sequence)
+        self.unseat(sequence)
+        sequence.status = Status.WAITING
+
     def serve(self, sequence: Sequence, seconds: float) -> None:
         """Its prompt has so much of the device."""
         self._served[sequence.caller] += seconds / sequence.request.weight

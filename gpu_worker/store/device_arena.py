@@ -86,10 +86,10 @@ class DeviceArena:
         except RegistrationFailed as error:
             self._refuse(error)
 
-    def forget(self, seat: int) -> None:
-        """Take a seat's slabs from it; nothing uses them when this returns."""
-        if self._writer is not None:
-            self._writer.wait()
+    def forget(self, seat: int, is_idle: bool = False) -> None:
+        """Take a seat's slabs from it; nothing uses them when this returns, or already if the device `is_idle`."""
+        if self._writer is not None and not is_idle:
+            self.wait_for_writes()
             self.wait()
         if self.view is not None:
             self.view.forget(seat)
@@ -104,6 +104,11 @@ class DeviceArena:
             return False
         self.view.read(seat, layer, rows, num_tokens)
         return True
+
+    def wait_for_writes(self) -> None:
+        """Let the host wait until `write` has written everything."""
+        if self._writer is not None:
+            self._writer.wait()
 
     def wait(self) -> None:
         """Let the host wait for the rows that decode steps write."""

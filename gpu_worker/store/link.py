@@ -32,7 +32,8 @@ class Extent:
     """How many tokens a sequence may write to the store, has surely written, and may read.
 
     shared: so many first tokens are in shared slabs and never written. hashes: names of the slabs that its
-    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them.
+    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them. is_copy: the sequence does without what it
+    writes (`PromptCopies`).
     """
 
     reserved: int = 0
@@ -41,6 +42,7 @@ class Extent:
     shared: int = 0
     hashes: tuple[bytes, ...] = ()
     slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    is_copy: bool = False
 
 
 class StoreLink:
@@ -72,6 +74,32 @@ class StoreLink:
                 self.is_attached = False
         self._attach_anew()
         self._client.open_sequence(sequence_id)
+
+    def share(self, sequence_id: str, hashes: tuple[bytes, ...]) -> None:
+        """Let an open sequence without slabs read the longest known prefix of these. Raises StoreUnavailable."""
+        extent = self._extents[sequence_id]
+        if hashes:
+            match = self.call(lambda: self._client.lookup_prefix(sequence_id, hashes))
+            extent.shared = extent.written = extent.sealed = extent.reserved = match.num_tokens
+            extent.slabs = match.slab_table
+
+    def reserve(self, sequence_id: str, num_tokens: int) -> None:
+        """Room for so many tokens of an open sequence in all. Raises CapacityError that names the missing bytes, and
+        StoreUnavailable."""
+        extent, per_slab = self._extents[sequence_id], self._client.tokens_per_slab
+        extent.slabs = self.call(lambda: self._client.reserve(sequence_id, num_tokens))
+        extent.reserved = -(-num_tokens // per_slab) * per_slab
+
+    def release(self, sequence_id: str, seat: int, is_idle: bool = False) -> None:
+        """Free a sequence's slabs at once; nothing is left to free in a store that is gone. is_idle: the device is done
+        with them, which else is waited for."""
+        if self._extents.pop(sequence_id, None) is None:
+            return
+        self._arena.forget(seat, is_idle)
+        try:
+            self.call(lambda: self._client.release(sequence_id))
+        except StoreUnavailable:
+            self.is_attached = False
 
     def renew(self) -> bool:
         """Attach again when a lost store answers; True if so, and then the sequences' rows are gone.

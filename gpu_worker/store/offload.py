@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.device import Mark
-from gpu_worker.errors import StoreUnavailable, WorkerError
+from gpu_worker.errors import CapacityError, WorkerError
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
-from gpu_worker.store.host_path import HostPath, host_bytes
+from gpu_worker.store.host_path import HostPath
 from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
+from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.prompt_rows import PromptRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
 
 
@@ -33,7 +34,10 @@ class TrainedLayer:
 
 
 class Offloader:
-    """Moves rows between the device and the arena. Every method may raise StoreUnavailable."""
+    """Moves rows between the device and the arena. Every method may raise StoreUnavailable.
+
+    copies: of prompts that need no store.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,6 @@ class Offloader:
         training of an index by the layer's prefill time; else results do not depend on time."""
         self._client = client
         self._num_layers = num_layers
-        self._device = device
         self._hides_training = hides_training
         # Of one token's rows in all layers.
         self.token_bytes = num_layers * client.layout.token_bytes
@@ -59,6 +62,8 @@ class Offloader:
         self._link = StoreLink(client, self._arena, self._extents)
         self._call = self._link.call
         self._host = HostPath(client, self._link, dtype, device)
+        self._rows = PromptRows(client, self._link, self._arena, self._host, device)
+        self.copies = PromptCopies(client, self._link, self._arena, self._rows, self._extents, device)
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -103,10 +108,7 @@ class Offloader:
         self._call(lambda: self._link.open(sequence.sequence_id))
         extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
         try:
-            if num_reusable:
-                wanted = hashes[:num_reusable]
-                match = self._call(lambda: self._client.lookup_prefix(sequence.sequence_id, wanted))
-                extent.shared = extent.written = extent.sealed = match.num_tokens
+            self._link.share(sequence.sequence_id, hashes[:num_reusable])
             self._ask_for_room(sequence, num_tokens)
         except WorkerError:
             self.release(sequence)
@@ -131,31 +133,22 @@ class Offloader:
             self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
 
     def _ask_for_room(self, sequence: Sequence, num_tokens: int) -> None:
-        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
-        extent.slabs = self._call(lambda: self._client.reserve(sequence.sequence_id, num_tokens))
-        extent.reserved = -(-num_tokens // per_slab) * per_slab
+        """Copies, which nobody needs, give way."""
+        try:
+            self._link.reserve(sequence.sequence_id, num_tokens)
+        except CapacityError:
+            if not self.copies.give_way():
+                raise
+            self._link.reserve(sequence.sequence_id, num_tokens)
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill the first rows of a layer [H_kv, n, 2d] with the shared ones."""
-        self.check()
-        extent = self._extents[sequence.sequence_id]
-        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
-        if not self._arena.read(sequence.seat, layer, rows, extent.shared):
-            positions = np.arange(extent.shared, dtype=np.int64)
-            items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
-            rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
+        self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
         """Start to write a prefilled layer, except the shared rows; `seal_layers` follows at the mark. rows:
         [H_kv, n, 2d], not to be changed until then."""
-        self.check()
-        extent, per_slab = self._extents[sequence.sequence_id], self._client.tokens_per_slab
-        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
-        begin = extent.shared
-        copied = self._arena.write(rows[:, begin:], extent.slabs[layer, begin // per_slab :])
-        if copied is None:
-            self._host.put(sequence.sequence_id, layer, begin, host_bytes(rows[:, begin:]))
-            copied = Mark(self._device)
+        copied = self._rows.write(sequence, self._extents[sequence.sequence_id], layer, rows)
         return PendingLayer(layer, copied)
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
@@ -299,14 +292,8 @@ class Offloader:
         self._call(self._client.check)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slabs at once; nothing is left to free in a store that is gone."""
-        if self._extents.pop(sequence.sequence_id, None) is None:
-            return
-        self._arena.forget(sequence.seat)
-        try:
-            self._call(lambda: self._client.release(sequence.sequence_id))
-        except StoreUnavailable:
-            self._link.is_attached = False
+        """Free the sequence's slabs at once, or its copy's."""
+        self._link.release(sequence.sequence_id, sequence.seat)
 
     def close(self) -> None:
         self._arena.close()

@@ -170,6 +170,7 @@ class StoreClient:
         if reply.num_tokens and not table.capacity:
             table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
             table.sealed = [reply.num_tokens] * self._layout.num_layers
+            table.num_prefix_tokens = reply.num_tokens
         return PrefixMatch(reply.num_tokens, table.table[:, : reply.slabs_per_layer])
 
     def build_index(
@@ -251,11 +252,17 @@ class StoreClient:
         positions = [part.reshape(heads, -1) for part in np.split(flat, ends)]
         return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)
 
-    def release(self, sequence_id: str) -> None:
-        """End a sequence; its private slabs and indexes are free at once. Unknown ids are harmless."""
+    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
+        """End a sequence; its private slabs and indexes are free at once. Unknown ids are harmless.
+
+        keeps_prefix: give up its private slabs only; it goes on reading what `lookup_prefix` found.
+        """
         attached = self._attached
-        self._tables.forget(sequence_id)
-        attached.ask("Release", sequence_id=sequence_id)
+        if keeps_prefix:
+            self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
+        else:
+            self._tables.forget(sequence_id)
+        attached.ask("Release", sequence_id=sequence_id, keeps_prefix=keeps_prefix)
 
     def pin_session(self, sequence_id: str, session_id: str) -> None:
         """Keep the sequence's full slabs that were sealed with hashes; call it before `release`."""

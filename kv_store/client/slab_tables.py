@@ -13,15 +13,17 @@ from kv_store.client.rows import RowsWanted
 
 
 class SlabTable:
-    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], read-only; `sealed` tokens per layer."""
+    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], read-only; `sealed` tokens per layer;
+    `num_prefix_tokens`, in slabs that others share."""
 
-    __slots__ = ("_layout", "capacity", "sealed", "table")
+    __slots__ = ("_layout", "capacity", "num_prefix_tokens", "sealed", "table")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self.table: npt.NDArray[np.int32] = np.empty((layout.num_layers, 0), np.int32)
         self.sealed = [0] * layout.num_layers
         self.capacity = 0
+        self.num_prefix_tokens = 0
 
     def adopt(self, flat: Sequence[int], slabs_per_layer: int, geometry: SlabGeometry) -> None:
         """Take over the table that the store sent."""
@@ -29,6 +31,14 @@ class SlabTable:
         table.flags.writeable = False
         self.table = table
         self.capacity = slabs_per_layer * geometry.tokens_per_slab
+
+    def cut_to_prefix(self, geometry: SlabGeometry) -> None:
+        """Keep the slabs that others share only."""
+        num_tokens = self.num_prefix_tokens
+        num_slabs = geometry.slabs_for(num_tokens)
+        self.table = self.table[:, :num_slabs]
+        self.capacity = num_slabs * geometry.tokens_per_slab
+        self.sealed = [min(sealed, num_tokens) for sealed in self.sealed]
 
     def check_put(
         self, layer: int, token_begin: int, rows: npt.NDArray[np.uint8], geometry: SlabGeometry

@@ -349,14 +349,16 @@ class PutRowsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "keeps_prefix")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_PREFIX_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+    keeps_prefix: bool
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., keeps_prefix: bool = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ()

@@ -239,6 +239,26 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
         RowWriter(state).put(state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()])
 
 
+def test_a_sequence_that_gives_up_its_own_slabs_still_holds_the_prefix(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    hashes = cache(store, state.epoch, "first", 3)
+    store.open_sequence(state.epoch, "w", "second")
+    _, shared = store.lookup_prefix(state.epoch, "w", "second", hashes[:2])
+    store.reserve(state.epoch, "w", "second", 10 * TOKENS)
+    before = store.stats().reserved_bytes
+    for _ in range(2):
+        store.release(state.epoch, "w", "second", keeps_prefix=True)
+        assert before - store.stats().reserved_bytes == 8 * LAYOUT.num_layers * SLAB_BYTES
+    assert (state.allocator.references(shared) == 2).all()
+    # It may grow again, and its end frees what is left.
+    store.reserve(state.epoch, "w", "second", 3 * TOKENS)
+    store.release(state.epoch, "w", "second")
+    assert (state.allocator.references(shared) == 1).all()
+    store.release(state.epoch, "w", "second", keeps_prefix=True)
+
+
 def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     store: Store, state: StoreState
 ) -> None:

@@ -19,6 +19,7 @@ from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.prompt_copies import PromptCopies
 
 CPU = torch.device("cpu")
 NUM_TOKENS, CHUNK, MAX_TOKENS = 50, 20, 64
@@ -44,6 +45,10 @@ class SlowMark(Mark):
         self.num_held += 1
 
 
+# Of no prompt, so that nothing behind it is asked.
+NO_COPIES = PromptCopies(None, None, None, None, {}, CPU)  # type: ignore[arg-type]
+
+
 class SlowOffloader(Offloader):
     """Copies that take until their marks are reached; notes what it is asked."""
 
@@ -55,6 +60,10 @@ class SlowOffloader(Offloader):
         self.sealed: list[int] = []
         self.seconds: list[float] = []
         self.fails_at = -1
+        self.copies = NO_COPIES
+
+    def holds(self, sequence: Sequence) -> bool:
+        return True
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
         if layer == self.fails_at:

@@ -35,6 +35,7 @@ class MemoryStore:
         # Rows [L, H, tokens_per_slab, row_bytes] by the name of their prefix.
         self.prefixes: dict[bytes, np.ndarray] = {}
         self.sealed: dict[str, int] = {}
+        self.shared: dict[str, int] = {}
         self.num_gathers = 0
         self.failure: Exception | None = None
         # What the heartbeat has learnt, known without asking.
@@ -70,7 +71,7 @@ class MemoryStore:
         known = list(itertools.takewhile(self.prefixes.__contains__, prefix_hashes))
         if known:
             self.rows[sequence_id] = np.concatenate([self.prefixes[name] for name in known], axis=2)
-            self.sealed[sequence_id] = len(known) * self.tokens_per_slab
+            self.sealed[sequence_id] = self.shared[sequence_id] = len(known) * self.tokens_per_slab
         shape = (self.layout.num_layers, len(known))
         return PrefixMatch(len(known) * self.tokens_per_slab, np.zeros(shape, np.int32))
 
@@ -133,9 +134,14 @@ class MemoryStore:
             future.set_result(IndexSegment("kmeans", arrays, 0.0, 4))
         return future
 
-    def release(self, sequence_id: str) -> None:
+    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
         self._check()
-        self.rows.pop(sequence_id, None)
+        num_shared = self.shared.get(sequence_id, 0)
+        if not keeps_prefix:
+            self.rows.pop(sequence_id, None)
+            self.shared.pop(sequence_id, None)
+        elif self.rows[sequence_id].ndim == 4:
+            self.rows[sequence_id] = self.rows[sequence_id][:, :, :num_shared]
 
     def check(self) -> None:
         if self.lost:

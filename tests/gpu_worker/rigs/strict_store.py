@@ -125,6 +125,7 @@ class StrictStore(MemoryStore):
             held.set_result(future.result())
         self.held_builds.clear()
 
-    def release(self, sequence_id: str) -> None:
-        super().release(sequence_id)
-        self.sealed_at.pop(sequence_id, None)
+    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
+        super().release(sequence_id, keeps_prefix)
+        if not keeps_prefix:
+            self.sealed_at.pop(sequence_id, None)

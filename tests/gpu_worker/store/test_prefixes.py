@@ -98,14 +98,6 @@ def test_who_has_another_key_shares_nothing() -> None:
     assert cached == [0, 0, 256]
 
 
-def test_what_lies_on_the_device_only_is_not_shared_and_needs_no_store() -> None:
-    rig = reusing()
-    for number, policy in enumerate(["full", "snapkv", "streaming_llm", "full", "snapkv"]):
-        usage = rig.run(asked(f"{number}", policy, DOCUMENT))[0].usage
-        assert usage.cached_tokens == 0
-    assert not rig.store.prefixes
-
-
 def test_a_question_after_the_context_may_share_the_context() -> None:
     prompt = DOCUMENT + random_prompt(40, seed=3)
     cold = Rig().tokens(asked("cold", "pqcache", prompt, num_prefill=300))

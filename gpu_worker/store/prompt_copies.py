@@ -1,0 +1,141 @@
+"""Prompts that need no store, kept in the arena all the same: those that begin alike find them there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+from torch import Tensor
+
+from gpu_worker.device import Mark
+from gpu_worker.errors import PrefixLost, WorkerError
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.layer_writer import PendingLayer
+from gpu_worker.store.link import Extent, StoreLink
+from gpu_worker.store.prefixes import session_name
+from gpu_worker.store.prompt_rows import PromptRows
+from kv_store.client import StoreClient
+
+
+class PromptCopies:
+    """Writes prompts through to the arena while they are computed, and reads back what is known of them.
+
+    A copy is no condition: where the store is full, away or lost, the prompt is computed and not kept, and nothing is
+    waited for. So only `load_layer` raises. A copy holds room in the arena for as long as its prompt is computed; from
+    then on it is a prefix like others, which goes when the room is needed.
+    """
+
+    def __init__(
+        self,
+        client: StoreClient,
+        link: StoreLink,
+        arena: DeviceArena,
+        rows: PromptRows,
+        extents: dict[str, Extent],
+        device: torch.device,
+    ) -> None:
+        self._client = client
+        self._link = link
+        self._arena = arena
+        self._rows = rows
+        self._extents = extents
+        self._device = device
+        self.copied_bytes = 0
+
+    @property
+    def _is_cheap(self) -> bool:
+        """Whether rows are moved beside computing, or by the processor that computes."""
+        return self._arena.copies_aside or (self._device.type == "cpu" and not self._client.selects_in_store)
+
+    def open(self, sequence: Sequence, hashes: tuple[bytes, ...], num_reusable: int) -> int:
+        """Find what is known of a prompt, and room for the rest of the slabs that it fills; returns how many of its
+        first tokens are known. hashes, num_reusable: as for `Offloader.open`."""
+        if not (hashes and self._is_cheap and self._link.is_reachable):
+            return 0
+        name = sequence.sequence_id
+        extent = Extent(hashes=hashes, is_copy=True)
+        try:
+            self._link.call(lambda: self._client.open_sequence(name))
+            self._extents[name] = extent
+            self._link.share(name, hashes[:num_reusable])
+        except WorkerError:
+            self._link.release(name, sequence.seat, is_idle=True)
+            return 0
+        num_tokens = len(hashes) * self._client.tokens_per_slab
+        with contextlib.suppress(WorkerError):
+            if num_tokens > extent.shared:
+                self._link.reserve(name, num_tokens)
+        if not extent.reserved:
+            self._link.release(name, sequence.seat, is_idle=True)
+        return extent.shared
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a copy of the sequence's prompt is read or written."""
+        return self._extent(sequence) is not None
+
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
+        """Fill the first rows of a layer [H_kv, n, 2d] with the known ones. Raises PrefixLost: compute all of them."""
+        extent = self._extent(sequence)
+        if extent is None:
+            raise PrefixLost("the KV store came back empty while a prefix was read")
+        try:
+            self._rows.read(sequence, extent, layer, rows)
+        except WorkerError as error:
+            raise PrefixLost(f"a prefix could not be read: {error}") from error
+
+    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer | None:
+        """Start to write a computed layer [H_kv, n, 2d], which must not change until the mark; None where there is no
+        copy."""
+        extent = self._extent(sequence)
+        if extent is None:
+            return None
+        if not _is_written(extent):
+            return PendingLayer(layer, Mark(self._device))
+        try:
+            copied = self._rows.write(sequence, extent, layer, rows[:, : extent.reserved])
+        except WorkerError:
+            # What is still to be read of a prefix is lost too: `load_layer` tells.
+            self._link.release(sequence.sequence_id, sequence.seat)
+            return None
+        return PendingLayer(layer, copied)
+
+    def end(self, sequence: Sequence) -> None:
+        """Let others find a prompt of which all layers are copied, and let go of it. No error without a copy."""
+        extent = self._extent(sequence)
+        if extent is None:
+            return
+        name, num_tokens = sequence.sequence_id, extent.reserved
+        with contextlib.suppress(WorkerError):
+            self._link.call(self._client.check)
+            if _is_written(extent):
+                self._link.call(lambda: self._client.seal(name, num_tokens, prefix_hashes=extent.hashes))
+                layout = self._client.layout
+                self.copied_bytes += (num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
+            if session := session_name(sequence.request):
+                self._link.call(lambda: self._client.pin_session(name, session))
+        # Behind the last layer's mark nothing uses its slabs.
+        self._link.release(name, sequence.seat, is_idle=True)
+
+    def give_way(self) -> bool:
+        """Give up the room of all copies that are being written; False where there is none. What they read they keep.
+        Raises StoreUnavailable."""
+        written = {
+            name: extent for name, extent in self._extents.items() if extent.is_copy and _is_written(extent)
+        }
+        if written:
+            self._arena.wait_for_writes()
+        for name, extent in written.items():
+            num_shared = extent.shared // self._client.tokens_per_slab
+            extent.reserved, extent.slabs = extent.shared, extent.slabs[:, :num_shared]
+            self._link.call(functools.partial(self._client.release, name, keeps_prefix=True))
+        return bool(written)
+
+    def _extent(self, sequence: Sequence) -> Extent | None:
+        extent = self._extents.get(sequence.sequence_id)
+        return extent if extent is not None and extent.is_copy else None
+
+
+def _is_written(extent: Extent) -> bool:
+    return extent.reserved > extent.shared

@@ -1,0 +1,52 @@
+"""A prompt's layers between the device and the slabs of its sequence, whoever needs them there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.device import Mark
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.host_path import HostPath, host_bytes
+from gpu_worker.store.link import Extent, StoreLink
+from kv_store.client import RowsWanted, StoreClient
+
+
+class PromptRows:
+    """By the device where it reaches the arena, else through the host. Every method may raise StoreUnavailable."""
+
+    def __init__(
+        self, client: StoreClient, link: StoreLink, arena: DeviceArena, host: HostPath, device: torch.device
+    ) -> None:
+        self._client = client
+        self._link = link
+        self._arena = arena
+        self._host = host
+        self._device = device
+
+    def read(self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor) -> None:
+        """Fill the first rows of a layer [H_kv, n, 2d] with the shared ones."""
+        self._prepare(sequence, extent, layer)
+        if not self._arena.read(sequence.seat, layer, rows, extent.shared):
+            positions = np.arange(extent.shared, dtype=np.int64)
+            items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
+            rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
+
+    def write(self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor) -> Mark:
+        """Start to write a layer's rows [H_kv, n, 2d], except the shared ones; they must not change until the mark."""
+        self._prepare(sequence, extent, layer)
+        begin = extent.shared
+        copied = self._arena.write(
+            rows[:, begin:], extent.slabs[layer, begin // self._client.tokens_per_slab :]
+        )
+        if copied is None:
+            self._host.put(sequence.sequence_id, layer, begin, host_bytes(rows[:, begin:]))
+            copied = Mark(self._device)
+        return copied
+
+    def _prepare(self, sequence: Sequence, extent: Extent, layer: int) -> None:
+        """Check that the slabs are still the sequence's, and let the device know the layer's."""
+        self._link.call(self._client.check)
+        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
