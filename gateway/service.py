@@ -299,6 +299,7 @@ def _check(plan: _Plan, info: pb.GetInfoResponse) -> None:
     with invalid_requests():
         check_request(options.draft, info)
     check_text(options.draft.session_id, "session_id")
+    check_text(options.draft.cache_salt, "cache_salt")
     if options.n not in RANGES["n"]:
         raise InvalidRequest(f"n must be in {RANGES['n']}.", "n")
     if not 0 < plan.num_choices <= MAX_CHOICES:

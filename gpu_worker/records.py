@@ -79,8 +79,8 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt may share the KV of common prefixes, where `shares_prefix`. `session_id`: of
-    the conversation; "" for none. `weight`: of the caller, beside others.
+    `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
+    `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others.
     """
 
     request_id: str
@@ -94,6 +94,7 @@ class GenerationRequest:
     session_id: str = ""
     shares_prefix: bool = True
     weight: float = 1.0
+    cache_salt: str = ""
 
 
 class FinishReason(enum.Enum):

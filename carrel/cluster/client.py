@@ -35,7 +35,7 @@ class ClusterWorkerClient:
     async def generate(
         self, request: pb.GenerateRequest, timeout_s: float
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        links = prompt_chain(request.prefix_salt, request.prompt_token_ids)
+        links = prompt_chain(request.prefix_salt, request.prompt_token_ids, request.cache_salt)
         deadline = time.monotonic() + timeout_s
         lost: tuple[str, ...] = ()
         while True:

@@ -23,10 +23,13 @@ MAX_SESSIONS = 1 << 16
 MAX_LEAD = 8
 
 
-def prompt_chain(caller: bytes, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """The links of a prompt's whole blocks. `caller` salts them: callers that may not share a cache share no link."""
+def prompt_chain(caller: bytes, token_ids: Sequence[int], cache_salt: str = "") -> tuple[bytes, ...]:
+    """The links of a prompt's whole blocks. `caller` and `cache_salt` salt them: who may not share a cache shares no
+    link."""
     ids = array("I", token_ids[: BLOCK_TOKENS * MAX_BLOCKS])
     link, links = b"", []
+    if cache_salt:
+        link = hashlib.blake2b(cache_salt.encode(), key=caller[:64], digest_size=16, person=b"salt").digest()
     for begin in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         content = ids[begin : begin + BLOCK_TOKENS].tobytes()
         link = hashlib.blake2b(content, key=link or caller[:64], digest_size=16).digest()

@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_SESSION_CHARS = 128
+MAX_CACHE_SALT_CHARS = 256
 MIN_BUDGET_TOKENS = 2
 MAX_UINT32 = 2**32 - 1
 
@@ -104,6 +105,8 @@ def check_request(request: Any, model: ModelLimits) -> None:
             )
     if len(request.session_id) > MAX_SESSION_CHARS:
         raise LimitError(f"A session_id has at most {MAX_SESSION_CHARS} characters.", "session_id")
+    if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise LimitError(f"A cache_salt has at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
     _check_sampling(request.sampling, model.vocab_size)
 
 

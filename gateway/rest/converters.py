@@ -103,7 +103,12 @@ def _read_options(
     }
     # None leaves a field absent
     sampling = pb.SamplingParams(**values)
-    draft = pb.GenerateRequest(sampling=sampling, session_id=body.session_id or "", prefix_salt=caller)
+    draft = pb.GenerateRequest(
+        sampling=sampling,
+        session_id=body.session_id or "",
+        prefix_salt=caller,
+        cache_salt=body.cache_salt or "",
+    )
     if body.carrel is not None:
         draft.policy = body.carrel.policy or ""
         if (budget := body.carrel.budget) is not None:

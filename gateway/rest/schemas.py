@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from carrel.process.request_limits import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_SESSION_CHARS,
+    MAX_UINT32,
+    MIN_BUDGET_TOKENS,
+    RANGES,
+)
 from gateway.exchange import Scalar
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
@@ -87,6 +93,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     carrel: CarrelBody | None = None
 
 

@@ -32,6 +32,7 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         policy=message.carrel.policy,
         session_id=message.session_id,
         prefix_salt=caller,
+        cache_salt=message.cache_salt,
     )
     match message.carrel.WhichOneof("budget"):
         case "budget_share":

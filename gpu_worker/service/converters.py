@@ -68,6 +68,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         prefix_salt=message.prefix_salt,
         session_id=message.session_id,
         weight=message.weight or 1.0,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -1,7 +1,7 @@
 """Names under which the store keeps prompt prefixes and sessions.
 
 A prefix has a chain of hashes, one for each slab that it fills. A hash covers everything that decides a slab's rows:
-the model, the caller, and every token up to the slab's last.
+the model, the caller, the salt that it gave, and every token up to the slab's last.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class PrefixChain:
         per_slab, request = self._tokens_per_slab, sequence.request
         token_ids = array("I", request.prompt_token_ids[: sequence.num_prefill])
         link, chain = _digest(self._root, request.prefix_salt), []
+        if request.cache_salt:
+            salt = request.cache_salt.encode("utf-8", "surrogateescape")
+            # No prompt's tokens give such a link.
+            link = hashlib.blake2b(salt, key=link, digest_size=32, person=b"salt").digest()
         for begin in range(0, len(token_ids) - per_slab + 1, per_slab):
             link = _digest(link, token_ids[begin : begin + per_slab].tobytes())
             chain.append(link)

@@ -57,7 +57,9 @@ def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack)
         assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
         assert http.post("/v1/completions", json={"prompt": ["one", "two"]}).status_code == 200
     with grpc.insecure_channel(locked_stack.grpc_target) as channel:
-        request = pb.ChatRequest(messages=[pb.Message(role="user", content="hello")], session_id="a chat")
+        request = pb.ChatRequest(
+            messages=[pb.Message(role="user", content="hello")], session_id="a chat", cache_salt="salt"
+        )
         assert list(
             chat_pb2_grpc.ChatStub(channel).Complete(
                 request, timeout=PATIENCE, metadata=(("authorization", KEY),)
@@ -65,6 +67,7 @@ def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack)
         )
     assert len(script.requests) == 4
     assert [one.session_id for one in script.requests] == ["", "", "", "a chat"]
+    assert [one.cache_salt for one in script.requests] == ["", "", "", "salt"]
     assert {one.prefix_salt for one in script.requests} == {KeyRing(["right-key"]).caller(KEY)}
 
 

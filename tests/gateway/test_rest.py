@@ -130,6 +130,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"session_id": ""}, "session_id"),
     ({"session_id": "x" * 129}, "session_id"),
     ({"session_id": "a\x00b"}, "session_id"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"cache_salt": "a\x00b"}, "cache_salt"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": "x" * 10_000}, "stop"),
@@ -255,7 +258,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     extras = {
         "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
         "stop_token_ids": [9], "logit_bias": {"11": -5}, "top_p": 0.5, "temperature": 0, "max_tokens": 8,
-        "session_id": "un café",
+        "session_id": "un café", "cache_salt": "du sel",
     }  # fmt: skip
     assert http.post(CHAT, json={"messages": HELLO, **extras}).status_code == 200
     sampling = script.requests[0].sampling
@@ -263,7 +266,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     assert (sampling.min_tokens, sampling.ignore_eos, list(sampling.stop_token_ids)) == (2, True, [9])
     assert (dict(sampling.logit_bias), sampling.top_p) == ({11: -5}, 0.5)
     assert (sampling.temperature, sampling.max_tokens) == (0, 8)
-    assert script.requests[0].session_id == "un café"
+    assert (script.requests[0].session_id, script.requests[0].cache_salt) == ("un café", "du sel")
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:

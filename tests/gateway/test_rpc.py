@@ -105,6 +105,11 @@ def test_reflection_lists_chat(channel: grpc.Channel) -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             "session_id",
         ),
+        (
+            pb.ChatRequest(messages=MESSAGES, cache_salt="x" * 257),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "cache_salt",
+        ),
         *[
             (pb.ChatRequest(messages=MESSAGES, carrel=carrel), grpc.StatusCode.INVALID_ARGUMENT, param)
             for carrel, param in [

@@ -20,8 +20,8 @@ from carrel.cluster.routing import (
 DOCUMENT = list(range(1000))
 
 
-def links_of(token_ids: Sequence[int], caller: bytes = b"") -> tuple[bytes, ...]:
-    return prompt_chain(caller, token_ids)
+def links_of(token_ids: Sequence[int], caller: bytes = b"", cache_salt: str = "") -> tuple[bytes, ...]:
+    return prompt_chain(caller, token_ids, cache_salt)
 
 
 def test_a_chain_has_a_link_for_each_whole_block_and_follows_every_token() -> None:
@@ -34,9 +34,11 @@ def test_a_chain_has_a_link_for_each_whole_block_and_follows_every_token() -> No
     assert len(links_of(range(BLOCK_TOKENS * (MAX_BLOCKS + 5)))) == MAX_BLOCKS
 
 
-def test_callers_share_no_link() -> None:
-    chains = [links_of(DOCUMENT, caller) for caller in (b"", b"a" * 32, b"b" * 32)]
-    assert len({link for chain in chains for link in chain}) == 3 * len(chains[0])
+def test_callers_and_salts_share_no_link() -> None:
+    chains = [
+        links_of(DOCUMENT, caller, salt) for caller in (b"", b"a" * 32, b"b" * 32) for salt in ("", "s")
+    ]
+    assert len({link for chain in chains for link in chain}) == 6 * len(chains[0])
 
 
 def test_the_longest_known_part_decides() -> None:

@@ -47,6 +47,7 @@ def test_a_bad_sampling_field_is_named(param, sampling):
         ("prefix_salt", {"prefix_salt": b"x" * 65}),
         ("weight", {"weight": -1.0}),
         ("weight", {"weight": float("nan")}),
+        ("cache_salt", {"cache_salt": "x" * 257}),
         ("carrel.budget", {"budget": {"share": NAN}}),
         ("carrel.budget", {"budget": {"tokens": 1}}),
         ("request_id", {"request_id": ""}),

@@ -93,7 +93,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     await collect(worker.stub.Generate(message, timeout=PATIENCE))
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
-    message.prefix_salt, message.session_id = b"salt", "a chat"
+    message.prefix_salt, message.session_id, message.cache_salt = b"salt", "a chat", "mine"
     await collect(worker.stub.Generate(message, timeout=PATIENCE))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
@@ -102,6 +102,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     assert (second.policy, second.budget.tokens, second.budget.share) == ("full", 12, None)
     assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
     assert (first.session_id, second.session_id) == ("", "a chat")
+    assert (first.cache_salt, second.cache_salt) == ("", "mine")
 
 
 async def test_a_cancelled_call_aborts_its_request(worker):

@@ -133,7 +133,8 @@ def test_a_chain_names_all_that_came_before() -> None:
     assert not set(named(other)) & set(names)
     assert named((*prompt[:16], 99, *prompt[17:]))[:1] == names[:1]
     assert not set(named((*prompt[:16], 99, *prompt[17:]))[1:]) & set(names)
-    assert not set(named(prompt, prefix_salt=b"x")) & set(names)
+    salted = [named(prompt, **salts) for salts in ({"prefix_salt": b"x"}, {"cache_salt": "x"})]
+    assert len({*names, *salted[0], *salted[1]}) == 9
     # Token ids beyond a byte are not mixed up with several small ones.
     assert named((258, *prompt[1:])) != named((2, 1, *prompt[2:]))
 

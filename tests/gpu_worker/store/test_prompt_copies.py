@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prompt, request
 
@@ -160,6 +162,25 @@ def test_a_store_that_does_not_answer_is_asked_once() -> None:
     rig.store.failure = None
     assert len(rig.run(asked("back", "full", 5))[0].tokens) == 20
     assert rig.run(asked("again", "full", 6))[0].usage.cached_tokens == KNOWN
+
+
+def test_who_has_another_key_or_salt_shares_nothing() -> None:
+    rig = rig_for("full")
+    mine = asked("mine", "full", 1)
+    cached = [
+        rig.run(replace(mine, request_id=f"{number}", **salts))[0].usage.cached_tokens  # type: ignore[arg-type]
+        for number, salts in enumerate(
+            [
+                {},
+                {"prefix_salt": b"me"},
+                {"cache_salt": "mine"},
+                {"prefix_salt": b"me", "cache_salt": "mine"},
+                {"cache_salt": "mine"},
+                {"prefix_salt": b"me", "cache_salt": "mine"},
+            ]
+        )
+    ]
+    assert cached == [0, 0, 0, 0, 320, 320]
 
 
 def test_an_aborted_prompt_leaves_no_copy() -> None:
