@@ -72,6 +72,8 @@ class Prefill:
         self._sparse = sequence.prompt_attention()
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * num_buffers
+        # Known rows of the next layer on their way.
+        self._loading: Mark | None = None
         self._layer = 0
         self._begin = self._first
         self._begun = Mark(device)
@@ -154,6 +156,8 @@ class Prefill:
         for computed in self._computed:
             computed.pending.copied.wait()
         self._computed.clear()
+        if self._loading is not None:
+            self._loading.wait()
 
     def logits(self) -> Tensor:
         """Of the token after the prompt: float32 [vocab]. Only when done."""
@@ -162,7 +166,7 @@ class Prefill:
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer, rows = self._decoder, self._layer, self._rows
         if begin == self._first > 0:
-            self._keeper.load_layer(self.sequence, layer, rows)
+            self._take_known()
         computed = slice(begin - self._first, end - self._first)
         query, key, value = decoder.project_qkv(layer, self._hidden[computed], self._positions[computed])
         head_dim = decoder.config.head_dim
@@ -183,6 +187,19 @@ class Prefill:
             attention = attend_chunk(query, rows, begin, decoder.attention_scale)
         computed = slice(begin - self._first, end - self._first)
         self._hidden[computed] = decoder.finish_layer(layer, self._hidden[computed], attention)
+
+    def _take_known(self) -> None:
+        """The rows of a known prefix, of this layer; those of the next are on their way while this one is computed."""
+        layer = self._layer
+        loading = self._loading if self._loading is not None else self._load(layer)
+        loading.hold()
+        self._loading = None
+        if len(self._buffers) > 1 and layer + 1 < self._decoder.config.num_layers:
+            self._loading = self._load(layer + 1)
+
+    def _load(self, layer: int) -> Mark:
+        place = layer % len(self._buffers)
+        return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
 
     def _finish_layer(self) -> None:
         sequence, layer, rows = self.sequence, self._layer, self._rows

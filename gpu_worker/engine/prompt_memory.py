@@ -58,13 +58,13 @@ class PromptRoom:
 
 
 def prefill_bytes(workload: Workload) -> int:
-    """Hidden states, two layers' rows and their staging buffer, of all prompts in progress; and the largest temporary
-    of one of them."""
+    """Hidden states, and two layers' rows, of all prompts in progress; staging buffers to write rows and to read them;
+    and the largest temporary of one prompt."""
     model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
     a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 2 * 8
-    kept = PromptRoom(length, workload.prefill_chunk).total * a_token + STAGE_BYTES
+    kept = PromptRoom(length, workload.prefill_chunk).total * a_token + 2 * STAGE_BYTES
     kept += workload.num_queries * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length

@@ -14,6 +14,7 @@ from gpu_worker.device import Mark
 from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.layer_reader import LayerReader
 from gpu_worker.store.layer_writer import LayerWriter
 from kv_store.client import StoreClient
 
@@ -39,6 +40,7 @@ class DeviceArena:
         self._is_refused = num_seats == 0
         self.view: ArenaView | None = None
         self._writer: LayerWriter | None = None
+        self._reader: LayerReader | None = None
         self.map()
         if self._is_refused and num_seats and (reason := too_low(client.arena.nbytes)):
             raise ConfigError(f"the arena of the KV store cannot be given to the device: {reason}")
@@ -60,6 +62,7 @@ class DeviceArena:
             return
         if self._device.type == "cuda":
             self._writer = LayerWriter(self.view, self._device)
+            self._reader = LayerReader(self.view, self._device)
 
     def _refuse(self, error: RegistrationFailed) -> None:
         reason = too_low(self._client.arena.nbytes)
@@ -75,7 +78,7 @@ class DeviceArena:
         """Release the view once the device is done with it; before the client unmaps the arena."""
         if self.view is not None:
             self.view.close()
-        self.view = self._writer = None
+        self.view = self._writer = self._reader = None
 
     def adopt(self, seat: int, slabs: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
         """See `ArenaView.adopt`; the view is dropped if CUDA does not register the memory."""
@@ -88,8 +91,9 @@ class DeviceArena:
 
     def forget(self, seat: int, is_idle: bool = False) -> None:
         """Take a seat's slabs from it; nothing uses them when this returns, or already if the device `is_idle`."""
-        if self._writer is not None and not is_idle:
-            self.wait_for_writes()
+        if self._writer is not None and self._reader is not None and not is_idle:
+            self._writer.wait()
+            self._reader.wait()
             self.wait()
         if self.view is not None:
             self.view.forget(seat)
@@ -98,12 +102,17 @@ class DeviceArena:
         """See `LayerWriter.write`; None where the host must write."""
         return None if self._writer is None else self._writer.write(rows, slabs)
 
-    def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> bool:
-        """See `ArenaView.read`; False where the host must read."""
+    def read(
+        self, seat: int, layer: int, slabs: npt.NDArray[np.int32], rows: Tensor, free: Mark | None
+    ) -> Mark | None:
+        """Start to fill rows [H_kv, n, 2d] with a seat's first tokens of a layer, which fill these slabs; None where
+        the host must read. free: from when on rows may be written."""
+        if self._reader is not None:
+            return self._reader.read(slabs, rows, free)
         if self.view is None:
-            return False
-        self.view.read(seat, layer, rows, num_tokens)
-        return True
+            return None
+        self.view.read(seat, layer, rows, rows.shape[1])
+        return Mark(self._device)
 
     def wait_for_writes(self) -> None:
         """Let the host wait until `write` has written everything."""

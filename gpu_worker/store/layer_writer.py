@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.device import Mark
 from gpu_worker.store.arena import ArenaView
+from gpu_worker.store.side_stream import SideStream
 
 # Rows in slab order that wait for their copy: enough for one copy to be long, little beside a layer.
 STAGE_BYTES = 64 << 20
@@ -38,7 +37,7 @@ class LayerWriter:
         self._device = device
         self._used_bytes = arena.num_kv_heads * layout.tokens_per_slab * layout.row_bytes
         self._most = max(1, stage_bytes // self._used_bytes)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._beside = SideStream(device)
         self._stage: Tensor | None = None
 
     def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark:
@@ -48,25 +47,14 @@ class LayerWriter:
         """
         num_slabs = -(-rows.shape[1] // self._arena.layout.tokens_per_slab)
         per_granule = self._arena.granule_bytes // self._arena.layout.slab_bytes
-        with self._aside():
+        with self._beside.queue():
             for begin, end in contiguous_runs(slabs[:num_slabs], self._most, per_granule):
                 self._write_run(rows, begin, end, int(slabs[begin]))
             return Mark(self._device)
 
     def wait(self) -> None:
         """Let the host wait until nothing is being copied any more."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Work queued within runs beside work that is queued later outside."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
+        self._beside.wait()
 
     def _write_run(self, rows: Tensor, begin: int, end: int, slab: int) -> None:
         """Slabs [begin, end) of the layer to the arena's from `slab` on."""

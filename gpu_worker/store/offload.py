@@ -16,7 +16,7 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
-from gpu_worker.store.layer_writer import PendingLayer
+from gpu_worker.store.layer_writer import Mark, PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
 from gpu_worker.store.prompt_copies import PromptCopies
@@ -141,9 +141,9 @@ class Offloader:
                 raise
             self._link.reserve(sequence.sequence_id, num_tokens)
 
-    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Fill the first rows of a layer [H_kv, n, 2d] with the shared ones."""
-        self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows)
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
+        """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `PromptRows.read`."""
+        return self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows, free)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
         """Start to write a prefilled layer, except the shared rows; `seal_layers` follows at the mark. rows:

@@ -75,13 +75,14 @@ class PromptCopies:
         """Whether a copy of the sequence's prompt is read or written."""
         return self._extent(sequence) is not None
 
-    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Fill the first rows of a layer [H_kv, n, 2d] with the known ones. Raises PrefixLost: compute all of them."""
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
+        """Start to fill the first rows of a layer [H_kv, n, 2d] with the known ones, as `PromptRows.read` does. Raises
+        PrefixLost: compute all of them."""
         extent = self._extent(sequence)
         if extent is None:
             raise PrefixLost("the KV store came back empty while a prefix was read")
         try:
-            self._rows.read(sequence, extent, layer, rows)
+            return self._rows.read(sequence, extent, layer, rows, free)
         except WorkerError as error:
             raise PrefixLost(f"a prefix could not be read: {error}") from error
 

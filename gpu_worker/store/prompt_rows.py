@@ -26,13 +26,22 @@ class PromptRows:
         self._host = host
         self._device = device
 
-    def read(self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor) -> None:
-        """Fill the first rows of a layer [H_kv, n, 2d] with the shared ones."""
+    def read(
+        self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor, free: Mark | None = None
+    ) -> Mark:
+        """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones; they are there at the mark, and
+        nothing else may use them until then. free: from when on they may be written; None: now."""
         self._prepare(sequence, extent, layer)
-        if not self._arena.read(sequence.seat, layer, rows, extent.shared):
+        num_slabs, shared = extent.shared // self._client.tokens_per_slab, rows[:, : extent.shared]
+        read = self._arena.read(sequence.seat, layer, extent.slabs[layer, :num_slabs], shared, free)
+        if read is None:
+            if free is not None:
+                free.hold()
             positions = np.arange(extent.shared, dtype=np.int64)
             items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(rows.shape[0])]
-            rows[:, : extent.shared] = self._host.gather(layer, items).view(rows.shape[0], extent.shared, -1)
+            shared.copy_(self._host.gather(layer, items).view(shared.shape))
+            read = Mark(self._device)
+        return read
 
     def write(self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor) -> Mark:
         """Start to write a layer's rows [H_kv, n, 2d], except the shared ones; they must not change until the mark."""

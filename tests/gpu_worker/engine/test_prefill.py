@@ -61,9 +61,20 @@ class SlowOffloader(Offloader):
         self.seconds: list[float] = []
         self.fails_at = -1
         self.copies = NO_COPIES
+        # Layers whose known rows were asked for, each with those computed by then.
+        self.loaded: list[tuple[int, int]] = []
+        self.loading: list[SlowMark] = []
 
     def holds(self, sequence: Sequence) -> bool:
         return True
+
+    def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
+        # The layer before the last one had the same rows.
+        assert free is (self.marks[layer - 2] if layer >= 2 else None)
+        rows[:, : sequence.num_cached] = layer
+        self.loaded.append((layer, len(self.marks)))
+        self.loading.append(SlowMark())
+        return self.loading[-1]
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
         if layer == self.fails_at:
@@ -97,8 +108,9 @@ class NoCache:
         return prompt_job(sequence)
 
 
-def make_prefill(offloader: Offloader, offloads: bool = True) -> tuple[Prefill, NoCache]:
+def make_prefill(offloader: Offloader, offloads: bool = True, num_cached: int = 0) -> tuple[Prefill, NoCache]:
     sequence, cache = make_sequence("a", 0, NUM_TOKENS), NoCache()
+    sequence.num_cached = num_cached
     sequence.offloads = offloads
     caches = cast(list[Cache], [cache] * NUM_LAYERS)
     return Prefill(sequence, make_model().decoder, caches, offloader, CHUNK, MAX_TOKENS), cache
@@ -198,3 +210,23 @@ def test_a_cancelled_prefill_leaves_no_copy_behind(fails: bool) -> None:
     assert [mark.reached for mark in offloader.marks] == [True, True]
     assert offloader.sealed == []
     prefill.cancel()
+
+
+@torch.inference_mode()
+def test_known_rows_of_the_next_layer_are_on_their_way_while_one_is_computed() -> None:
+    offloader = SlowOffloader()
+    prefill, cache = make_prefill(offloader, num_cached=32)
+    prefill.advance()
+    # Two layers of 18 tokens would be more than a chunk.
+    assert offloader.loaded == [(0, 0), (1, 0)]
+    assert [mark.num_held for mark in offloader.loading] == [1, 0]
+    prefill.advance()
+    assert offloader.loaded[2:] == [(2, 1)]
+    prefill.advance()
+    assert [layer for layer, _ in offloader.loaded] == list(range(NUM_LAYERS))
+    assert [mark.num_held for mark in offloader.loading] == [1] * NUM_LAYERS
+    assert [int(rows[0, 0, 0]) for rows in cache.stored] == list(range(NUM_LAYERS))
+    prefill, _ = make_prefill(offloader, num_cached=32)
+    prefill.advance()
+    prefill.cancel()
+    assert offloader.loading[-1].reached

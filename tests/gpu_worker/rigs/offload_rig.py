@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.engine.intake import Intake
+from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.arena import ArenaView
+from gpu_worker.store.host_registration import register_with_cuda
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore
 
@@ -41,6 +44,22 @@ def attached(
             yield store, client
         finally:
             client.close()
+
+
+def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_slabs: int = 16) -> ArenaView:
+    """A client's arena, registered so many slabs at a time."""
+    layout = client.layout
+    registration = None
+    if device.type == "cuda":
+        registration = register_with_cuda(client.arena, granule_slabs * SLAB_BYTES, device)
+    return ArenaView(
+        client.arena,
+        ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_bytes),
+        layout.num_kv_heads,
+        (1, layout.num_layers, max_slabs),
+        device,
+        registration,
+    )
 
 
 def make_sequence(name: str, seat: int, num_tokens: int) -> Sequence:

@@ -5,30 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows
+from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows, view_of
 
-from gpu_worker.kernels.rows import ArenaLayout
-from gpu_worker.store.arena import ArenaView
-from gpu_worker.store.host_registration import register_with_cuda
 from gpu_worker.store.layer_writer import LayerWriter, contiguous_runs
-from kv_store.client import Layout, RowsWanted, StoreClient
+from kv_store.client import Layout, RowsWanted
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
-
-
-def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_slabs: int = 16) -> ArenaView:
-    layout = client.layout
-    registration = None
-    if device.type == "cuda":
-        registration = register_with_cuda(client.arena, granule_slabs * SLAB_BYTES, device)
-    return ArenaView(
-        client.arena,
-        ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_bytes),
-        layout.num_kv_heads,
-        (1, layout.num_layers, max_slabs),
-        device,
-        registration,
-    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
