@@ -120,7 +120,9 @@ class Engine:
             raise RequestError(
                 f"request_id {request.request_id!r} belongs to a running request", "request_id"
             )
-        self.scheduler.add(self._intake.sequence(request, sink))
+        sequence = self._intake.sequence(request, sink)
+        self._admission.expect(sequence)
+        self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds, at once. An unknown id is no error."""
@@ -172,7 +174,8 @@ class Engine:
 
     def _prefill_seconds(self, sequence: Sequence) -> float:
         """That its prompt takes alone, but for what is cached; 0 while nothing was measured."""
-        work = prompt_work(self._decoder.config, sequence.num_cached, sequence.num_prefill)
+        num_known = sequence.num_expected if sequence.status is Status.WAITING else sequence.num_cached
+        work = prompt_work(self._decoder.config, num_known, sequence.num_prefill)
         return self._pace.seconds(work) or 0.0
 
     def _admit(self, sequence: Sequence) -> bool:

@@ -66,7 +66,8 @@ class KeptLayer:
 class Sequence:
     """One request in the engine. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. num_cached: tokens of the prompt that the store had already. next_token:
+    hashes: names of the slabs that its prompt fills, as far as they may be shared. num_tokens: tokens whose KV is
+    computed. num_cached: tokens of the prompt that the store had already; num_expected: a guess at them. next_token:
     the input of the next decode step. forced: prompt tokens that go through decode steps before anything is sampled
     (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
     selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
@@ -86,7 +87,9 @@ class Sequence:
     status: Status = Status.WAITING
     seat: int = -1
     num_tokens: int = 0
+    hashes: tuple[bytes, ...] = ()
     num_cached: int = 0
+    num_expected: int = 0
     next_token: int = -1
     forced: deque[int] = field(default_factory=deque)
     num_output: int = 0

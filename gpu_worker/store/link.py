@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gpu_worker.errors import CapacityError, StoreUnavailable
 from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.prefixes import KnownPrefixes
 from kv_store.client import (
     HandoffRefused,
     StaleEpoch,
@@ -46,15 +47,18 @@ class Extent:
 
 
 class StoreLink:
-    """Calls the store; `extents` is emptied when the rows it describes are lost.
+    """Calls the store; `extents` and `known` are emptied when the rows that they describe are lost.
 
     is_attached: whether the next sequence can be opened without attaching again.
     """
 
-    def __init__(self, client: StoreClient, arena: DeviceArena, extents: dict[str, Extent]) -> None:
+    def __init__(
+        self, client: StoreClient, arena: DeviceArena, extents: dict[str, Extent], known: KnownPrefixes
+    ) -> None:
         self._client = client
         self._arena = arena
         self._extents = extents
+        self._known = known
         self._is_mapped = True
         self.is_attached = True
 
@@ -101,6 +105,19 @@ class StoreLink:
         except StoreUnavailable:
             self.is_attached = False
 
+    def seal(self, sequence_id: str, num_tokens: int, layers: range, hashes: tuple[bytes, ...] = ()) -> None:
+        """Make written layers readable; by hashes others find them. Raises StoreUnavailable."""
+        self.call(
+            lambda: self._client.seal(
+                sequence_id,
+                num_tokens,
+                layer_begin=layers.start,
+                layer_end=layers.stop,
+                prefix_hashes=hashes,
+            )
+        )
+        self._known.add(hashes)
+
     def renew(self) -> bool:
         """Attach again when a lost store answers; True if so, and then the sequences' rows are gone.
 
@@ -135,6 +152,7 @@ class StoreLink:
     def _attach_anew(self) -> None:
         # From here on nothing of before is held, also if the store is not there.
         self._extents.clear()
+        self._known.clear()
         self._let_go()
         if not self._client.is_answering:
             raise StoreUnreachable("the KV store does not answer")

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.device import Mark
 from gpu_worker.errors import CapacityError, WorkerError
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
-from gpu_worker.store.layer_writer import Mark, PendingLayer
+from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
-from gpu_worker.store.prefixes import session_name
+from gpu_worker.store.prefixes import KnownPrefixes, session_name
 from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.prompt_rows import PromptRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
@@ -36,7 +37,7 @@ class TrainedLayer:
 class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable.
 
-    copies: of prompts that need no store.
+    copies: of prompts that need no store. known: what of prompts the store likely has.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Offloader:
         self.token_bytes = num_layers * client.layout.token_bytes
         self._extents: dict[str, Extent] = {}
         self._arena = DeviceArena(client, num_seats, max_model_len, device)
-        self._link = StoreLink(client, self._arena, self._extents)
+        self.known = KnownPrefixes()
+        self._link = StoreLink(client, self._arena, self._extents, self.known)
         self._call = self._link.call
         self._host = HostPath(client, self._link, dtype, device)
         self._rows = PromptRows(client, self._link, self._arena, self._host, device)
@@ -156,15 +158,7 @@ class Offloader:
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
         hashes = extent.hashes if layers.stop == self._num_layers else ()
-        self._call(
-            lambda: self._client.seal(
-                sequence.sequence_id,
-                num_tokens,
-                layer_begin=layers.start,
-                layer_end=layers.stop,
-                prefix_hashes=hashes,
-            )
-        )
+        self._link.seal(sequence.sequence_id, num_tokens, layers, hashes)
         if hashes and (name := session_name(sequence.request)):
             self._call(lambda: self._client.pin_session(sequence.sequence_id, name))
         extent.written = extent.sealed = num_tokens

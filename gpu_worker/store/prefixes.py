@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 from gpu_worker.models import LoadedModel
@@ -17,6 +20,8 @@ from gpu_worker.state.sequence import Sequence
 
 # The hub's cache names a large file by the SHA-256 of what is in it.
 _CONTENT_NAME = re.compile("[0-9a-f]{64}")
+# Names that are remembered: some 100 bytes each.
+MAX_KNOWN = 1 << 16
 
 
 class PrefixChain:
@@ -24,11 +29,11 @@ class PrefixChain:
 
     def __init__(self, root: bytes, tokens_per_slab: int) -> None:
         self._root = root
-        self._tokens_per_slab = tokens_per_slab
+        self.tokens_per_slab = tokens_per_slab
 
     def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
         """Of the slabs that the prefilled part of the prompt fills."""
-        per_slab, request = self._tokens_per_slab, sequence.request
+        per_slab, request = self.tokens_per_slab, sequence.request
         token_ids = array("I", request.prompt_token_ids[: sequence.num_prefill])
         link, chain = _digest(self._root, request.prefix_salt), []
         if request.cache_salt:
@@ -45,7 +50,30 @@ class PrefixChain:
         queries the policy reads."""
         plan, policy = sequence.plan, sequence.policy
         num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
-        return max(0, sequence.num_prefill - num_computed) // self._tokens_per_slab
+        return max(0, sequence.num_prefill - num_computed) // self.tokens_per_slab
+
+
+class KnownPrefixes:
+    """Names of slabs that this worker has listed in the store, the last `capacity` of them: a guess at what is there,
+    without asking."""
+
+    def __init__(self, capacity: int = MAX_KNOWN) -> None:
+        self._capacity = capacity
+        self._names: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        for name in hashes:
+            self._names[name] = None
+            self._names.move_to_end(name)
+        while len(self._names) > self._capacity:
+            self._names.popitem(last=False)
+
+    def count(self, hashes: Iterable[bytes]) -> int:
+        """How many of a chain's first names are among them."""
+        return sum(1 for _ in takewhile(self._names.__contains__, hashes))
+
+    def clear(self) -> None:
+        self._names.clear()
 
 
 def model_root(model: LoadedModel) -> bytes:

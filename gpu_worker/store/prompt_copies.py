@@ -111,8 +111,8 @@ class PromptCopies:
         with contextlib.suppress(WorkerError):
             self._link.call(self._client.check)
             if _is_written(extent):
-                self._link.call(lambda: self._client.seal(name, num_tokens, prefix_hashes=extent.hashes))
                 layout = self._client.layout
+                self._link.seal(name, num_tokens, range(layout.num_layers), extent.hashes)
                 self.copied_bytes += (num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
             if session := session_name(sequence.request):
                 self._link.call(lambda: self._client.pin_session(name, session))

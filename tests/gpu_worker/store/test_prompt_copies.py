@@ -90,6 +90,23 @@ def test_what_is_copied_is_counted_once() -> None:
     assert rig.engine.stats().offloaded_bytes_total == (320 + 64) * TOKEN_BYTES
 
 
+def test_a_known_prompt_overtakes_a_shorter_unknown_one() -> None:
+    rig = rig_for("full", prefill_chunk=16, stretch=1000.0)
+    rig.run(asked("first", "full", 1))
+    rig.submit(request("unknown", prompt=random_prompt(200, seed=7)), asked("known", "full", 2))
+    rig.step_to("known", Status.DECODE)
+    assert not rig.records["unknown"].tokens
+    # What was known is forgotten with the store.
+    rig.drain()
+    rig.store.failure = StaleEpoch("restarted")
+    rig.run(asked("lost", "full", 3))
+    rig.store.failure = None
+    rig.run(request("attaches", "oracle", 0.25))
+    rig.submit(asked("long", "full", 4), request("short", prompt=random_prompt(200, seed=7)))
+    rig.step_to("short", Status.DECODE)
+    assert not rig.records["long"].tokens
+
+
 @pytest.mark.parametrize("capacity_tokens", [64, 300])
 def test_where_the_arena_is_full_a_prompt_is_computed_and_not_kept(capacity_tokens: int) -> None:
     rig = rig_for("full", capacity_tokens=capacity_tokens)
