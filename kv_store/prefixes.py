@@ -55,13 +55,16 @@ class PrefixDirectory:
         self._touch(hashes[: len(found)])
         return found
 
-    def num_evictable_slabs(self, waived: npt.NDArray[np.int32] | None = None) -> int:
-        """Slabs without another holder. waived: int32 [num_slabs], references of each slab that do not count."""
-        entries = self._entries.values()
-        if waived is None:
-            return sum(slabs.size for slabs in entries if self._is_unleased(slabs))
-        references = self._allocator.references
-        return sum(slabs.size for slabs in entries if (references(slabs) - waived[slabs]).max() == 1)
+    def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
+        """Slabs without another holder, counted from the least recently used on until there are enough. waived: int32
+        [num_slabs], references of each slab that do not count."""
+        references, found = self._allocator.references, 0
+        for slabs in self._entries.values():
+            if found >= enough:
+                break
+            if (references(slabs) - waived[slabs]).max() == 1:
+                found += slabs.size
+        return found
 
     def evict_one(self) -> bool:
         """Drop the least recently used entry without a lease; False when there is none."""

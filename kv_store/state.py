@@ -80,7 +80,8 @@ class StoreState:
         allocator = self.allocator
         if num_slabs <= allocator.num_free:
             return
-        missing = num_slabs - allocator.num_free - self.prefixes.num_evictable_slabs(self.sessions.counts)
+        missing = num_slabs - allocator.num_free
+        missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
             raise OutOfSpace(what, missing * self.slab_bytes)
         while num_slabs > allocator.num_free and self._evict():

@@ -31,14 +31,11 @@ class Admission:
         self._prefixes = prefixes
 
     def expect(self, sequence: Sequence) -> None:
-        """Name what a waiting sequence's prompt fills, and guess how much of it is known. Asks nobody."""
-        # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
-        is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
-        if self._prefixes is None or not is_shared:
-            return
-        sequence.hashes = self._prefixes.hashes(sequence)
-        num_known = self._offloader.known.count(sequence.hashes[: self._num_reusable(sequence)])
-        sequence.num_expected = num_known * self._prefixes.tokens_per_slab
+        """Guess how much of a waiting sequence's prompt is known. Asks nobody."""
+        if self._prefixes is not None:
+            hashes, num_reusable = self._names(sequence)
+            num_known = self._offloader.known.count(hashes[:num_reusable])
+            sequence.num_expected = num_known * self._prefixes.tokens_per_slab
 
     def admit(self, sequence: Sequence) -> bool:
         """Whether the sequence, for which there is a seat, runs now; False if it must wait until others end.
@@ -67,11 +64,15 @@ class Admission:
 
     def _open(self, sequence: Sequence) -> int:
         """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there."""
-        hashes, num_reusable = sequence.hashes, self._num_reusable(sequence)
+        hashes, num_reusable = self._names(sequence)
         if sequence.offloads:
             return self._offloader.open(sequence, sequence.num_prefill + 1, hashes, num_reusable)
         return self._offloader.copies.open(sequence, hashes, num_reusable)
 
-    def _num_reusable(self, sequence: Sequence) -> int:
-        """How many of the slabs that its prompt fills a sequence may have from others."""
-        return 0 if self._prefixes is None else self._prefixes.num_reusable(sequence)
+    def _names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
+        """Of the slabs that its prompt fills, and how many of them it may have from others."""
+        # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
+        is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
+        if self._prefixes is None or not is_shared:
+            return (), 0
+        return self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)

@@ -21,7 +21,7 @@ from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes, session_name
 from gpu_worker.store.prompt_copies import PromptCopies
-from gpu_worker.store.prompt_rows import PromptRows
+from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
 
 
@@ -64,7 +64,7 @@ class Offloader:
         self._link = StoreLink(client, self._arena, self._extents, self.known)
         self._call = self._link.call
         self._host = HostPath(client, self._link, dtype, device)
-        self._rows = PromptRows(client, self._link, self._arena, self._host, device)
+        self._rows = SlabRows(client, self._link, self._arena, self._host, device)
         self.copies = PromptCopies(client, self._link, self._arena, self._rows, self._extents, device)
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
@@ -144,7 +144,7 @@ class Offloader:
             self._link.reserve(sequence.sequence_id, num_tokens)
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
-        """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `PromptRows.read`."""
+        """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `SlabRows.read`."""
         return self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows, free)
 
     def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:

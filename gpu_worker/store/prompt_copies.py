@@ -15,7 +15,7 @@ from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
-from gpu_worker.store.prompt_rows import PromptRows
+from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import StoreClient
 
 
@@ -32,7 +32,7 @@ class PromptCopies:
         client: StoreClient,
         link: StoreLink,
         arena: DeviceArena,
-        rows: PromptRows,
+        rows: SlabRows,
         extents: dict[str, Extent],
         device: torch.device,
     ) -> None:
@@ -76,7 +76,7 @@ class PromptCopies:
         return self._extent(sequence) is not None
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
-        """Start to fill the first rows of a layer [H_kv, n, 2d] with the known ones, as `PromptRows.read` does. Raises
+        """Start to fill the first rows of a layer [H_kv, n, 2d] with the known ones, as `SlabRows.read` does. Raises
         PrefixLost: compute all of them."""
         extent = self._extent(sequence)
         if extent is None:

@@ -14,7 +14,7 @@ from gpu_worker.store.link import Extent, StoreLink
 from kv_store.client import RowsWanted, StoreClient
 
 
-class PromptRows:
+class SlabRows:
     """By the device where it reaches the arena, else through the host. Every method may raise StoreUnavailable."""
 
     def __init__(
