@@ -66,13 +66,13 @@ class KeptLayer:
 class Sequence:
     """One request in the engine. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. num_cached: tokens of the prompt that the store had already; num_expected: a
-    guess at them while it waits. next_token: the input of the next decode step. forced: prompt tokens that go through
-    decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens and the new one, at most, where it
-    selects. leaving: the position that leaves the window at the next step, -1 for none. offloads: its rows go to the
-    store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept,
-    num_kept: the rows of the head that kept most then, and of all heads and layers together; kept_layers: more of
-    each layer. mark: its policy's number for the next step.
+    num_tokens: tokens whose KV is computed. num_cached: tokens of the prompt that the store had already; num_expected:
+    a guess at them while it waits. next_token: the input of the next decode step. forced: prompt tokens that go through
+    decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens
+    and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1 for
+    none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens`
+    when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads and layers
+    together; kept_layers: more of each layer. mark: its policy's number for the next step.
     """
 
     request: GenerationRequest

@@ -49,6 +49,7 @@ def running(
     slot_bytes: int = 512 << 20,
     window_size: int = 24,
     captures_graphs: bool = True,
+    reuses_prefixes: bool = False,
 ) -> Iterator[Engine]:
     """carrel-nano in float32, over a store of its own."""
     model = load_model(str(NANO), device=torch.device(device), dtype=torch.float32)
@@ -63,6 +64,7 @@ def running(
         policies=registry(PQCache(max_iterations=4), ClusterKV(window_size=window_size, max_iterations=4)),
         trains_indexes=trains_indexes,
         captures_graphs=captures_graphs,
+        reuses_prefixes=reuses_prefixes,
     )
     with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
         client = StoreClient.connect(store.target, layout, worker_id="test", transport=transport)
@@ -249,3 +251,23 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
         assert engine.pool.num_free_blocks == engine.pool.num_blocks
         assert engine.offloader.num_sequences == 0
         assert bool((engine.offloader.arena.slab_tables == -1).all())
+
+
+@pytest.mark.parametrize("policy", ["full", "snapkv", "pqcache"])
+@pytest.mark.parametrize("trains_indexes", [False, True])
+def test_what_is_known_of_a_prompt_is_read_while_it_is_computed(policy: str, trains_indexes: bool) -> None:
+    page, *ends = prompts([3000, 100, 300, 600])
+    first, *others = (request(f"{n}", policy, page + end) for n, end in enumerate(ends))
+    with running("cuda", trains_indexes=trains_indexes) as engine:
+        expected = answers(engine, [first, *others])
+    with running("cuda", trains_indexes=trains_indexes, reuses_prefixes=True) as engine:
+        assert answers(engine, [first])["0"] == expected["0"]
+        records = {one.request_id: Record() for one in others}
+        for one in others:
+            engine.submit(one, records[one.request_id].events.append)
+        step_until(engine, lambda: not engine.has_work, most=50_000)
+        # Slabs of 256 tokens.
+        assert [record.usage.cached_tokens for record in records.values()] == [2816, 2816]
+        assert {name: record.tokens for name, record in records.items()} == {
+            name: expected[name] for name in records
+        }
