@@ -47,16 +47,22 @@ COLUMNS: tuple[Column[ServeRow], ...] = (
 CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("requests", lambda row: row.traffic.name, False),
     Column("policy", lambda row: row.policy or "the server's", False),
+    Column(
+        "shared", lambda row: tables.tokens(row.traffic.shared_tokens) if row.traffic.shared_tokens else "-"
+    ),
     Column("prompt", lambda row: tables.tokens(row.traffic.prompt_tokens)),
     Column("output", lambda row: str(row.traffic.max_tokens)),
+    Column("turns", lambda row: str(row.traffic.turns)),
     Column("done", lambda row: f"{row.num_done}/{row.num_done + row.num_failed}"),
     Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
+    Column("of later turns", lambda row: _percentiles(row.later_ttft_ms, 0)),
     Column("gap p50/p95/p99, ms", lambda row: _percentiles(row.gap_ms, 1)),
     Column("gap p99.9, ms", lambda row: tables.number(row.gap_p999_ms, 0)),
     Column("TPOT p50/p95/p99, ms", lambda row: _percentiles(row.tpot_ms, 1)),
     Column("latency p50/p95/p99, ms", lambda row: _percentiles(row.latency_ms, 0)),
     Column("tokens/s", lambda row: f"{row.output_tokens_per_s:.1f}"),
     Column("prompt tokens/s", lambda row: f"{row.prompt_tokens_per_s:.0f}"),
+    Column("cached tokens", lambda row: str(row.cached_tokens)),
     Column("goodput, requests/s", lambda row: f"{row.goodput:.2f}"),
 )
 
@@ -120,7 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="CLASS",
         help="NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "
-        "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE] comes at the start, such as documents=100K+64x3 batch=16K+128x16/8",
+        "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE] comes at the start, such as documents=100K+64x3 batch=16K+128x16/8; "
+        "agents=8K~512+64*4@1: after 8,000 tokens that all share, in four turns",
     )
     traffic.add_argument(
         "--duration", type=float, default=12.0, metavar="S", help="of arrivals (default: %(default)s)"
@@ -164,7 +171,7 @@ async def _serve_classes(options: argparse.Namespace) -> tuple[list[ClassRow], d
         model = options.model or await client.model()
         served = {"url": options.url, "model": model, "server": await client.about()}
         counts = [
-            len(each.arrivals(options.duration, Random(f"{options.seed}:{each.name}")))
+            each.turns * len(each.arrivals(options.duration, Random(f"{options.seed}:{each.name}")))
             for each in options.traffic
         ]
         with RunProgress(len(options.policies) * sum(counts)) as progress:

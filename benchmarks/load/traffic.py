@@ -13,15 +13,19 @@ from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.levels import Level, Percentiles, RequestResult
 
 _SPEC = re.compile(
-    r"(?P<name>[\w-]+)=(?P<prompt>\d+K?)\+(?P<output>\d+)"
+    r"(?P<name>[\w-]+)=(?:(?P<shared>\d+K?)~)?(?P<prompt>\d+K?)\+(?P<output>\d+)(?:\*(?P<turns>\d+))?"
     r"(?:@(?P<rate>\d+(?:\.\d+)?)|x(?P<count>\d+)(?:/(?P<at_once>\d+))?)"
 )
 
 
 @dataclass(frozen=True)
 class TrafficClass:
-    """Requests of one kind. rate: they arrive at random, so many a second in the mean (Poisson), while the traffic
-    lasts. count: so many in all, `at_once` of them at a time, from the start."""
+    """Conversations of one kind. rate: they arrive at random, so many a second in the mean (Poisson), while the traffic
+    lasts. count: so many in all, `at_once` of them at a time, from the start.
+
+    turns: requests of a conversation, one after the other; each prompt has all of the one before, as many tokens in
+    place of its answer, and `prompt_tokens` more. shared_tokens: with which all prompts of the class begin.
+    """
 
     name: str
     prompt_tokens: int
@@ -29,29 +33,37 @@ class TrafficClass:
     rate: float | None = None
     count: int | None = None
     at_once: int | None = None
+    shared_tokens: int = 0
+    turns: int = 1
 
     @classmethod
     def parse(cls, text: str) -> TrafficClass:
         """`chats=512+64@3`: 512 tokens and 64 to answer, 3 a second. `documents=100K+64x3`: three at once.
-        `batch=16K+128x16/8`: 16, 8 at a time. Raises ValueError."""
+        `batch=16K+128x16/8`: 16, 8 at a time. `agents=8K~512+64*4@1`: after 8,000 tokens that all share, four turns.
+        Raises ValueError."""
         if (found := _SPEC.fullmatch(text)) is None:
             raise ValueError(
-                f"{text!r} is no class of requests; write NAME=PROMPT+OUTPUT@RATE, such as chats=512+64@3, or "
-                "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE], such as documents=100K+64x3"
+                f"{text!r} is no class of requests; write NAME=[SHARED~]PROMPT+OUTPUT[*TURNS]@RATE, such as "
+                "chats=512+64@3, or NAME=[SHARED~]PROMPT+OUTPUT[*TURNS]xCOUNT[/AT_ONCE], such as documents=100K+64x3"
             )
-        prompt = found["prompt"]
         rate, count, at_once = found["rate"], found["count"], found["at_once"]
         made = cls(
             found["name"],
-            int(prompt[:-1]) * 1000 if prompt.endswith("K") else int(prompt),
+            _tokens(found["prompt"]),
             int(found["output"]),
             float(rate) if rate else None,
             int(count) if count else None,
             int(at_once or count) if count else None,
+            _tokens(found["shared"] or "0"),
+            int(found["turns"] or 1),
         )
-        if not made.prompt_tokens or not made.max_tokens or 0 in (made.rate, made.count, made.at_once):
+        if 0 in (made.prompt_tokens, made.max_tokens, made.rate, made.count, made.at_once, made.turns):
             raise ValueError(f"{text!r}: no number may be 0")
         return made
+
+    def num_tokens(self, turn: int) -> int:
+        """Of the prompt of a conversation's turn, which are counted from 0."""
+        return self.shared_tokens + (turn + 1) * self.prompt_tokens + turn * self.max_tokens
 
     def arrivals(self, seconds: float, rng: Random) -> list[float]:
         """When its requests come, in seconds from the start."""
@@ -63,6 +75,10 @@ class TrafficClass:
             times.append(now)
             now += rng.expovariate(self.rate)
         return times
+
+
+def _tokens(text: str) -> int:
+    return int(text[:-1]) * 1000 if text.endswith("K") else int(text)
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,8 @@ class Slo:
 @dataclass(frozen=True)
 class ClassRow:
     """What came of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
+    later_ttft_ms: of the turns after the first, which `ttft_ms` counts too. cached_tokens: of the prompts, as the
+    server tells.
 
     Throughputs and goodput, requests a second that kept the SLO, are over the whole traffic's duration. error: of the
     first that failed.
@@ -101,6 +119,8 @@ class ClassRow:
     output_tokens_per_s: float
     prompt_tokens_per_s: float
     goodput: float
+    later_ttft_ms: Percentiles | None = None
+    cached_tokens: int = 0
 
 
 async def run_traffic(
@@ -118,43 +138,60 @@ async def run_traffic(
 
     Raises BenchmarkError when the server cannot make them; a request that fails is counted.
     """
-    results: dict[str, list[RequestResult]] = {each.name: [] for each in classes}
+    results: dict[str, list[list[RequestResult]]] = {
+        each.name: [[] for _ in range(each.turns)] for each in classes
+    }
     errors: dict[str, list[str]] = {each.name: [] for each in classes}
 
-    async def ask(each: TrafficClass, prompt: list[int] | str, at: float, limit: asyncio.Semaphore) -> None:
+    async def converse(
+        each: TrafficClass, prompts: list[list[int] | str], at: float, limit: asyncio.Semaphore
+    ) -> None:
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         async with limit:
-            try:
-                asked = replace(level, prompt_tokens=each.prompt_tokens, max_tokens=each.max_tokens)
-                results[each.name].append(await client.complete(model, prompt, asked))
-            except RequestFailed as exc:
-                errors[each.name].append(str(exc))
-        answered()
+            for turn, prompt in enumerate(prompts):
+                asked = replace(level, prompt_tokens=each.num_tokens(turn), max_tokens=each.max_tokens)
+                try:
+                    results[each.name][turn].append(await client.complete(model, prompt, asked))
+                except RequestFailed as exc:
+                    errors[each.name].append(str(exc))
+                    break
+                answered()
 
     plan = []
     for each in classes:
         limit = asyncio.Semaphore(each.at_once or 1 << 20)
+        shared = await client.prompt(each.shared_tokens, f"{seed}:{each.name}")
         for index, at in enumerate(each.arrivals(seconds, Random(f"{seed}:{each.name}"))):
-            prompt = await client.prompt(each.prompt_tokens, f"{seed}:{each.name}:{index}")
-            plan.append((each, prompt, at, limit))
+            own = await client.prompt(each.num_tokens(each.turns - 1), f"{seed}:{each.name}:{index}")
+            plan.append((each, [_prompt(each, turn, shared, own) for turn in range(each.turns)], at, limit))
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for arrival in plan:
-            group.create_task(ask(*arrival))
+            group.create_task(converse(*arrival))
     duration = time.perf_counter() - begin
     return [
         _row(each, level.policy, results[each.name], errors[each.name], duration, slo) for each in classes
     ]
 
 
+def _prompt(each: TrafficClass, turn: int, shared: list[int] | str, own: list[int] | str) -> list[int] | str:
+    """A turn's: what the class shares, and the conversation's own up to there, in tokens or in words."""
+    count = each.num_tokens(turn) - each.shared_tokens
+    if isinstance(shared, str) or isinstance(own, str):
+        return " ".join([*str(shared).split(), *str(own).split()[:count]])
+    return shared + own[:count]
+
+
 def _row(
     each: TrafficClass,
     policy: str | None,
-    results: Sequence[RequestResult],
+    turns: Sequence[Sequence[RequestResult]],
     errors: Sequence[str],
     duration_s: float,
     slo: Slo,
 ) -> ClassRow:
+    results = [result for turn in turns for result in turn]
+    later = [result for turn in turns[1:] for result in turn]
     gaps = sorted(1e3 * gap for result in results for gap in result.gaps_s)
     return ClassRow(
         traffic=each,
@@ -171,6 +208,8 @@ def _row(
         output_tokens_per_s=sum(result.completion_tokens for result in results) / duration_s,
         prompt_tokens_per_s=sum(result.prompt_tokens for result in results) / duration_s,
         goodput=sum(slo.holds(result) for result in results) / duration_s,
+        later_ttft_ms=Percentiles.of(1e3 * result.ttft_s for result in later),
+        cached_tokens=sum(result.cached_tokens for result in results),
     )
 
 

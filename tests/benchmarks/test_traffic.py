@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ("chats=512+64@0.5", TrafficClass("chats", 512, 64, rate=0.5)),
         ("documents=100K+64x3", TrafficClass("documents", 100_000, 64, count=3, at_once=3)),
         ("batch=16K+128x16/8", TrafficClass("batch", 16_000, 128, count=16, at_once=8)),
+        ("agents=8K~512+64*4@1", TrafficClass("agents", 512, 64, rate=1.0, shared_tokens=8000, turns=4)),
     ],
 )
 def test_a_class_is_read_from_one_word(text: str, expected: TrafficClass) -> None:
@@ -37,10 +39,10 @@ def test_a_class_is_read_from_one_word(text: str, expected: TrafficClass) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["chats", "chats=512@3", "a=1+1", "a=0+1x1", "a=1+0x1", "a=1+1x0", "a=1+1@0"]
+    "text", ["chats", "chats=512@3", "a=1+1", "a=0+1x1", "a=1+0x1", "a=1+1x0", "a=1+1@0", "a=1+1*0x1"]
 )
 def test_another_word_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match=text.replace("+", r"\+")):
+    with pytest.raises(ValueError, match=re.escape(text)):
         TrafficClass.parse(text)
 
 
@@ -81,6 +83,25 @@ def test_classes_share_a_server_and_are_told_apart(stack: Stack, tmp_path: Path)
     ]
     assert set(asked) == {(20, 4, "pqcache"), (60, 2, "pqcache"), (30, 3, "pqcache")}
     assert "chats" in render(path)
+
+
+@pytest.mark.parametrize("api", ["carrel", "openai"])
+def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str) -> None:
+    """Each prompt begins with one before."""
+    stack.say("the quick brown fox", token_s=0.001)
+    before, path = len(stack.script.requests), tmp_path / "turns.json"
+    options = ["--api", api, "--traffic", "agents=12~6+2*3x2", "--json", str(path)]
+    assert main(["serve", "--url", stack.url, *options]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["num_done"] == 6
+    assert row["later_ttft_ms"]
+    asked = [one.prompt_token_ids for one in stack.script.requests[before:]]
+    for turn in range(2, 6):
+        assert any(asked[turn][: len(prompt)] == prompt for prompt in asked[:turn])
+    if api == "carrel":
+        assert [len(prompt) for prompt in asked] == [18, 18, 26, 26, 34, 34]
+        assert asked[0][:12] == asked[1][:12]
+        assert asked[0] != asked[1]
 
 
 def test_any_openai_server_will_do(stack: Stack, tmp_path: Path) -> None:
