@@ -9,7 +9,6 @@ COMMANDS = {
     "gather": "random rows from host memory to the GPU, beside the copy engine and the CPU",
     "kernels": "every GPU kernel against its bytes, the copy ceiling and PyTorch",
     "gateway": "processor time of the gateway for a request, a prompt token and a generated token",
-    "cluster": "a model of 1 to 512 GPUs from measured figures: tokens/s, memory, what saturates",
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server: latencies and throughput by policy and concurrency",
 }

@@ -32,7 +32,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": others.kernels,
     "gateway": others.gateway,
     "nodes": others.nodes,
-    "cluster": others.cluster,
     "cpu": others.cpu_rivals,
     "compose-faults": others.faults,
     "compose-images": others.images,

@@ -1,4 +1,4 @@
-"""Tables of the hot cache, single kernels, the gateway, the cluster, and the rivals on a CPU."""
+"""Tables of the hot cache, single kernels, the gateway, two nodes, and the rivals on a CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from fractions import Fraction
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.cluster_model.figures import ClusterRow
-from benchmarks.commands.cluster import BASE_ROUTING
 from benchmarks.commands.nodes import NodesRow
 from benchmarks.figures import revive
 from benchmarks.hitrate.paper_caches import CLUSTERS, PaperCacheRow
@@ -119,32 +117,6 @@ def nodes() -> str:
         Column("of known tokens found", lambda row: tables.number(row.cached_share, 2)),
     )
     return tables.markdown(columns, rows(NodesRow, "nodes_cpu"))
-
-
-def cluster() -> str:
-    """What the model says of each mix, by affinity, with gateways enough, `pqcache`."""
-    by_mix: dict[str, dict[int, ClusterRow]] = {}
-    for row in rows(ClusterRow, "cluster_model"):
-        case = row.case
-        is_base = case.routing == BASE_ROUTING and case.policy == "pqcache" and case.num_gateways > 1
-        if is_base and case.load is None:
-            by_mix.setdefault(case.mix.name, {})[case.num_gpus] = row
-    columns: list[Column[dict[int, ClusterRow]]] = [Column("mix", lambda of: of[1].case.mix.name, False)]
-    for gpus in (1, 8, 64, 512):
-        columns.append(
-            Column(
-                f"tokens/s of {gpus} GPU{'s' * (gpus > 1)}",
-                lambda of, gpus=gpus: f"{of[gpus].tokens_per_s:,.0f}",
-            )
-        )
-    columns += [
-        Column("seats in use", lambda of: f"{of[512].used.seats:.2f}"),
-        Column("GPU slots in use", lambda of: f"{of[512].used.gpu_memory:.2f}"),
-        Column("arena, GiB a GPU", lambda of: f"{of[512].host_gib_per_gpu:.0f}"),
-        Column("gateway cores at 512", lambda of: f"{of[512].gateways_needed:.0f}"),
-        Column("saturates first", lambda of: of[512].saturates, False),
-    ]
-    return tables.markdown(columns, list(by_mix.values()))
 
 
 def cpu_rivals() -> str:

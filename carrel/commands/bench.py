@@ -22,7 +22,6 @@ BENCHMARKS = {
     "gather": "random rows from host memory to the GPU",
     "kernels": "every GPU kernel against its bytes and PyTorch",
     "gateway": "processor time that the gateway takes for requests and tokens",
-    "cluster": "measures nothing: many GPUs, simulated from the figures of one",
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server",
 }
@@ -31,7 +30,6 @@ LIBRARIES = {
     "serve": ("httpx",),
     "hitrate": ("torch", "tokenizers"),
     "gateway": ("httpx", "psutil", "tokenizers"),
-    "cluster": ("torch",),
     "nodes": ("ray", "httpx", "psutil"),
 }
 OTHER_LIBRARIES = ("torch",)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.cluster_model.measured import model_config
 from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
 from gpu_worker.engine.workload import Workload
+from gpu_worker.models import ModelConfig
+from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 
@@ -21,6 +22,23 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
 GIB = 2**30
 DEFAULTS = WorkerConfig(model="m", listen="unix:/a", store="unix:/b")
 NAMES = {"Llama-3.1-8B": "llama-3.1-8b", "carrel-nano": "nano"}
+
+
+def model_config(shape: ModelShape) -> ModelConfig:
+    return ModelConfig(
+        model_type="llama",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope=RopeConfig("default", shape.rope_theta, shape.head_dim),
+        max_position_embeddings=shape.max_len,
+        tie_word_embeddings=shape.tie_word_embeddings,
+    )
 
 
 @dataclass(frozen=True)
