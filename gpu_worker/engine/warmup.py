@@ -144,6 +144,8 @@ class WarmUp:
             for number, stage in enumerate(self._stages):
                 self._report(number, len(self._stages))
                 self._run(stage, is_over)
+            while not (is_over() or self._engine.offloader.is_settled):
+                time.sleep(PAUSE_SECONDS)
         except WorkerError as error:
             logger.warning("the warm-up failed, first requests may take longer: %s", error)
         except Exception:

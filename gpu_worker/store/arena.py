@@ -55,6 +55,11 @@ class ArenaView:
     def granule_bytes(self) -> int:
         return self._registration.granule_bytes if self._registration else self.host.numel()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a slab that comes into use is registered already, or is refused."""
+        return self._registration is None or self._registration.is_settled
+
     def adopt(self, seat: int, table: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
         """Give a seat its slabs, int32 [n layers from `layer_begin`, n slabs]. Raises RegistrationFailed."""
         if self._registration:

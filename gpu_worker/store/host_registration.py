@@ -52,6 +52,11 @@ class HostRegistration:
         self._ahead = threading.Thread(target=self._register_all, name="register arena", daemon=True)
         self._ahead.start()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being registered ahead any more."""
+        return self._ahead is None or not self._ahead.is_alive()
+
     def _register_all(self) -> None:
         for granule in range(-(-self._mapping.nbytes // self.granule_bytes)):
             populate(*self._extent(granule))

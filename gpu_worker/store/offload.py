@@ -78,6 +78,11 @@ class Offloader:
         return self._arena.view
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the device can reach all of the arena that it ever will."""
+        return self.arena is None or self.arena.is_settled
+
+    @property
     def selects_in_store(self) -> bool:
         """Whether indexes stay in the store, which then selects (`select`)."""
         return self._client.selects_in_store

@@ -157,3 +157,13 @@ def test_it_ends_when_time_is_up_or_the_worker_is_to_stop(
     warm.warm_up.run(lambda: not is_late)
     assert warm.batches == set()
     check_unused(rig)
+
+
+def test_it_waits_for_the_arena_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    looks = iter([False, False, True])
+    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", property(lambda self: next(looks)))
+    Warm(rig, monkeypatch).warm_up.run()
+    assert next(looks, None) is None
+    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", False)
+    Warm(rig, monkeypatch, limit_seconds=0.0).warm_up.run()

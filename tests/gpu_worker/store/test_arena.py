@@ -139,7 +139,8 @@ def test_all_is_registered_ahead_but_what_is_refused_which_ends_who_needs_it() -
     mapping = np.zeros(12 * 64, np.uint8)
     ledger = Ledger(mapping, 256, refused=1)
     ledger.registration.start()
-    wait_until(lambda: set(ledger.sizes) == {0, 2})
+    wait_until(lambda: ledger.registration.is_settled)
+    assert set(ledger.sizes) == {0, 2}
     with pytest.raises(RegistrationFailed, match="no more"):
         ledger.registration.cover(np.array([300]))
     ledger.registration.close()
