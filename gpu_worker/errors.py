@@ -6,6 +6,8 @@ WorkerError
 ├── RequestError           the caller's fault: `param` names the field
 ├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
+│   ├── ArenaFull          the store's arena is full: others may give way
+│   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
 │   └── PrefixLost         only a known prefix went with it: the prompt can be computed anew
 ├── SlowConsumer           the reader of a stream fell too far behind
@@ -14,6 +16,8 @@ WorkerError
 """
 
 from __future__ import annotations
+
+import re
 
 from carrel.process.options import OptionError
 
@@ -47,6 +51,18 @@ class CapacityError(WorkerError):
     """No room for the request; the message says how much is missing and which option gives more."""
 
 
+class ArenaFull(CapacityError):
+    """The store's arena has no room by `missing_bytes`; another request may give way."""
+
+    def __init__(self, message: str, missing_bytes: int) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+
+
+class NeverFits(CapacityError):
+    """A request that does not fit even alone; it is refused before it starts."""
+
+
 class StoreUnavailable(WorkerError):
     """The KV store is gone, or came back empty, while the request needed it."""
 
@@ -71,9 +87,11 @@ class EngineStopped(WorkerError):
 
 
 def no_room(what: str, error: Exception) -> CapacityError:
-    """The error for a prompt, a step, or one request's part of a step; PyTorch's error says how much was requested."""
-    reason = str(error).partition("\n")[0]
-    return CapacityError(f"{what} does not fit beside what is there: {reason} Leave more with --slot-memory")
+    """The error for a prompt, a step, or one request's part of a step. Of PyTorch's error only the size that was asked
+    for is told: the rest names devices and processes."""
+    size = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
+    asked = f": {size[1]} more were asked for than the device has free" if size else ""
+    return CapacityError(f"{what} does not fit beside what is there{asked}; leave more with --slot-memory")
 
 
 def no_room_for_policy(policy: str, work: str, num_tokens: int) -> CapacityError:

@@ -6,14 +6,13 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-from kv_store.client.indexes import ArrayRef, IndexParams
+from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex
 from kv_store.state import StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
 
-_ALIGNMENT = 256
 _MAX_ITERATIONS = 10_000
 
 
@@ -105,7 +104,7 @@ class IndexBuilder:
         starts, end = [], 0
         for spec in specs:
             starts.append(end)
-            end += -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
+            end += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
         if end > self._state.arena.handle.num_bytes:
             raise OutOfSpace("an index", end - self._state.arena.handle.num_bytes)
         segment = self._state.allocate_segment(end, "an index")

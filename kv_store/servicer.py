@@ -17,6 +17,7 @@ from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
+from kv_store.client.rpc import MISSING_BYTES_KEY
 from kv_store.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -50,6 +51,9 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
 
 def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
     """End the call with the error's status; of an unexpected error the caller learns nothing, and the log all."""
+    match error:
+        case OutOfSpace(missing_bytes=missing):
+            context.set_trailing_metadata(((MISSING_BYTES_KEY, str(missing)),))
     if (status := _STATUSES.get(type(error))) is not None:
         context.abort(status, str(error))
     _log.error("%s failed", method, exc_info=error)

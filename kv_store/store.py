@@ -77,7 +77,7 @@ class Store:
             added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
             if added > 0:
                 num_layers = state.geometry.layout.num_layers
-                state.make_room(added * num_layers, f"{num_tokens} tokens of sequence {sequence_id!r}")
+                state.make_room(added * num_layers, f"{num_tokens} tokens")
                 rows = []
                 for layer in range(num_layers):
                     after = int(sequence.table[layer, -1]) if sequence.slabs_per_layer else None

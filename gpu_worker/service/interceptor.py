@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from gpu_worker.errors import (
     CapacityError,
     EngineStopped,
+    NeverFits,
     RequestError,
     SlowConsumer,
     StoreUnavailable,
@@ -26,6 +27,7 @@ CODE_KEY = "carrel-code"
 
 _CODES: dict[type[WorkerError], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    NeverFits: grpc.StatusCode.INVALID_ARGUMENT,
     CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -86,6 +88,9 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
     match error:
         case RequestError(param=param, code=code):
             metadata = ((PARAM_KEY, param), *([(CODE_KEY, code)] if code else []))
+        case NeverFits():
+            # Another try would fail too, and a shorter prompt would not.
+            metadata = ((CODE_KEY, "context_length_exceeded"),)
     for kind in type(error).__mro__:
         if kind in _CODES:
             await context.abort(_CODES[kind], str(error), metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.errors import ArenaFull, CapacityError, StoreUnavailable
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
 from kv_store.client import (
@@ -21,6 +22,8 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -139,15 +142,26 @@ class StoreLink:
         return True
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises CapacityError or StoreUnavailable where the store's client raises."""
+        """Its result. Raises ArenaFull, CapacityError or StoreUnavailable where the store's client raises.
+
+        Their texts are for users: what names sockets and sequences goes to the log.
+        """
         try:
             return operation()
         except StoreFull as error:
-            raise CapacityError(f"the KV store is full: {error}") from error
+            text = f"the KV store is full: {error.text}"
+            if not error.missing_bytes:
+                raise CapacityError(text) from error
+            raise ArenaFull(text, error.missing_bytes) from error
+        except LOST as error:
+            self.is_attached = False
+            logger.warning("the KV store is lost: %s", error)
+            raise StoreUnavailable("the KV store does not answer, or has lost the request's rows") from error
         except StoreError as error:
-            if isinstance(error, LOST):
-                self.is_attached = False
-            raise StoreUnavailable(f"the KV store failed while the request ran: {error}") from error
+            logger.warning("the KV store failed: %s", error)
+            raise StoreUnavailable(
+                "the KV store failed while the request ran; the log has the cause"
+            ) from error
 
     def _attach_anew(self) -> None:
         # From here on nothing of before is held, also if the store is not there.

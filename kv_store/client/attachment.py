@@ -24,11 +24,14 @@ _BUILD_TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped."""
+    """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped.
+
+    num_slabs: of the arena, those left out that answers lie in."""
 
     epoch: int
     worker_id: str
     geometry: SlabGeometry
+    num_slabs: int
     rpc: StoreRpc
     transport: Transport
     lease: Lease
@@ -96,7 +99,8 @@ def attach(
         raise
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
-    return Attachment(reply.epoch, worker_id, geometry, rpc, mapped, lease)
+    num_slabs = reply.arena_bytes // reply.slab_bytes - -(-reply.response_bytes // reply.slab_bytes)
+    return Attachment(reply.epoch, worker_id, geometry, num_slabs, rpc, mapped, lease)
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:

@@ -121,6 +121,15 @@ class StoreClient:
         table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
         return table.table
 
+    def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:
+        """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
+        nothing else lay in the arena; 0 where it fits. Makes no call."""
+        geometry = self._attached.geometry
+        sizes = [params.num_bytes(self._layout, count) for params, count in indexes]
+        wanted = self._layout.num_layers * geometry.slabs_for(num_tokens)
+        wanted += sum(-(-size // geometry.slab_bytes) for size in sizes)
+        return max(0, wanted - self._attached.num_slabs) * geometry.slab_bytes
+
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:
         """Write rows uint8 [num_kv_heads, num_tokens, row_bytes] (any strides); invisible until sealed.
 

@@ -18,7 +18,11 @@ from collections.abc import Iterator
 
 
 class StoreError(Exception):
-    """Base of all; the text is fit to be shown to an operator."""
+    """Base of all; shown as a string it is fit for an operator. `text`: without the store's address."""
+
+    def __init__(self, text: str, target: str = "") -> None:
+        super().__init__(f"KV store at {target}: {text}" if target else text)
+        self.text = text
 
 
 class VersionMismatch(StoreError):
@@ -38,7 +42,12 @@ class StaleEpoch(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store has no room even after eviction; the text names the missing bytes."""
+    """The store has no room even after eviction; the text names the missing bytes, and `missing_bytes` is 0 where it
+    is not the arena that is full."""
+
+    def __init__(self, text: str, target: str = "", missing_bytes: int = 0) -> None:
+        super().__init__(text, target)
+        self.missing_bytes = missing_bytes
 
 
 class InvalidStoreRequest(StoreError):

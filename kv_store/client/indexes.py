@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy.typing as npt
 
+from kv_store.client.layout import Layout
+
 PQ_METRICS = ("l2", "ip")
 KMEANS_METRICS = ("cosine", "l2", "ip")
+# Of the arrays of an index, within its segment.
+ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,14 @@ class PQParams:
     metric: str = "l2"
     codebooks_only: bool = False
 
+    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
+        """What one layer's index over so many tokens takes in the arena."""
+        width = layout.head_dim // self.num_subvectors + (self.metric == "ip")
+        books = layout.num_kv_heads * self.num_subvectors * 2**self.num_bits * width * 4
+        codes = 0 if self.codebooks_only else layout.num_kv_heads * num_tokens * self.num_subvectors
+        norms = layout.num_kv_heads * self.num_subvectors * 4 if self.metric == "ip" else 0
+        return _aligned(books) + _aligned(codes) + _aligned(norms)
+
 
 @dataclass(frozen=True, slots=True)
 class KMeansParams:
@@ -38,8 +50,17 @@ class KMeansParams:
     metric: str = "cosine"
     max_iterations: int = 0
 
+    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
+        """What one layer's index over so many tokens takes in the arena."""
+        centroids = layout.num_kv_heads * self.num_clusters * layout.head_dim * 4
+        return _aligned(centroids) + _aligned(layout.num_kv_heads * num_tokens * 4)
+
 
 IndexParams = PQParams | KMeansParams
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def check_metric(metric: str, known: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ Reply = TypeVar("Reply")
 
 MAX_MESSAGE_BYTES = 16 << 20
 TOKEN_KEY = "authorization"
+# In the trailing metadata of a store that is full.
+MISSING_BYTES_KEY = "carrel-missing-bytes"
 # gRPC's own words for a method that the other side does not have.
 _UNKNOWN_METHOD = "Method not found!"
 _OPTIONS = (
@@ -67,11 +69,14 @@ def translated(target: str) -> Iterator[None]:
         status, details = exc.code(), exc.details()
         if status is grpc.StatusCode.UNIMPLEMENTED and details == _UNKNOWN_METHOD:
             details = refusal(Edition("", ""))
-        kind = _ERRORS.get(status, StoreError)
-        raise kind(f"KV store at {target}: {details or status.name}") from exc
+        kind, text = _ERRORS.get(status, StoreError), details or status.name
+        if kind is StoreFull:
+            trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
+            raise StoreFull(text, target, int(trailing.get(MISSING_BYTES_KEY, 0))) from exc
+        raise kind(text, target) from exc
     except ValueError as exc:
         # gRPC's way to say that the channel was closed by our own `close` or `reattach`.
-        raise StoreUnreachable(f"KV store at {target}: {exc}") from exc
+        raise StoreUnreachable(str(exc), target) from exc
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
@@ -99,7 +104,7 @@ class StoreRpc:
     def check(self, edition: pb.Edition) -> None:
         """Raises VersionMismatch for another edition than ours."""
         if reason := refusal(wire.edition_from_message(edition)):
-            raise VersionMismatch(f"KV store at {self.target}: {reason}")
+            raise VersionMismatch(reason, self.target)
 
     def attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
         """Waits for the store to come up. A layout that the store does not hold is InvalidStoreRequest; raises
@@ -110,7 +115,7 @@ class StoreRpc:
                     request, timeout=self.timeout_seconds, wait_for_ready=True, metadata=self._metadata
                 )
         except StaleEpoch as exc:
-            raise InvalidStoreRequest(str(exc)) from exc
+            raise InvalidStoreRequest(exc.text, self.target) from exc
         self.check(reply.edition)
         return reply
 
@@ -127,9 +132,7 @@ class StoreRpc:
             for chunk in method(request, timeout=self.timeout_seconds, metadata=self._metadata):
                 num_bytes += len(chunk.data)
                 if num_bytes > most_bytes:
-                    raise StoreError(
-                        f"KV store at {self.target}: more than the {most_bytes} bytes asked for came"
-                    )
+                    raise StoreError(f"more than the {most_bytes} bytes asked for came", self.target)
                 chunks.append(chunk.data)
         return b"".join(chunks)
 

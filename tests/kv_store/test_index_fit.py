@@ -290,3 +290,18 @@ def test_keys_that_are_not_finite_are_refused() -> None:
     for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5)):
         with pytest.raises(InvalidArgument, match="infinity"):
             make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PQParams(2, 6),
+        PQParams(4, 3, metric="ip"),
+        PQParams(2, 5, codebooks_only=True),
+        KMeansParams(9),
+    ],
+)
+def test_a_worker_knows_what_an_index_takes(params: PQParams | KMeansParams) -> None:
+    layout = Layout(2, 3, 24, "bf16")
+    specs = make_index(params).specs(layout, 101)
+    assert params.num_bytes(layout, 101) == sum(-(-spec.num_bytes // 256) * 256 for spec in specs)

@@ -194,11 +194,32 @@ def test_a_full_store_says_so_and_release_gives_all_back(connect: Connect) -> No
     filled(client, 40)
     client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE)
     client.open_sequence("b")
-    with pytest.raises(StoreFull, match=r"\d+ bytes are missing"):
+    with pytest.raises(StoreFull, match=r"\d+ bytes are missing") as full:
         client.reserve("b", 32 * 256)
+    assert f"{full.value.missing_bytes} bytes" in full.value.text
+    # Fit for a user: neither where the store is nor what a sequence is called.
+    assert "unix:" in str(full.value)
+    assert "unix:" not in full.value.text
+    assert "'b'" not in str(full.value)
     assert client.stats().index_bytes > 0
     client.release("a")
     assert (client.stats().reserved_bytes, client.stats().index_bytes) == (base, 0)
+
+
+def test_what_fits_alone_is_known_without_asking(connect: Connect, local_store: LocalStore) -> None:
+    client = connect(transport="zero_copy")
+    client.open_sequence("a")
+    most = 256 // LAYOUT.num_layers * client.tokens_per_slab
+    assert client.missing_alone(most) == 0
+    assert client.missing_alone(most + 1) == LAYOUT.num_layers * client.slab_bytes
+    client.reserve("a", most)
+    client.release("a")
+    client.open_sequence("a")
+    with pytest.raises(StoreFull) as full:
+        client.reserve("a", most + 1)
+    assert full.value.missing_bytes == client.missing_alone(most + 1)
+    # An index of one byte takes a slab.
+    assert client.missing_alone(most, [(PQParams(1, 1), 1)]) == client.slab_bytes
 
 
 def test_a_prefix_comes_back_with_its_bytes(connect: Connect) -> None:
