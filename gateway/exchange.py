@@ -21,7 +21,7 @@ class Message:
 class GenerationOptions:
     """What a request may say besides its prompt.
 
-    `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, and
+    `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
     `prefix_salt` (see `KeyRing.caller`).
     """
 

@@ -80,7 +80,8 @@ class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
     `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
-    `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others.
+    `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
+    who is served first, the least; and who gives way last where room runs out.
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class GenerationRequest:
     shares_prefix: bool = True
     weight: float = 1.0
     cache_salt: str = ""
+    priority: int = 0
 
 
 class FinishReason(enum.Enum):
@@ -199,6 +201,7 @@ class EngineStats:
     selected_rows_total: int = 0
     hit_rows_total: int = 0
     store_reachable: bool = True
+    preemptions_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

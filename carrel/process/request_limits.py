@@ -70,6 +70,8 @@ RANGES: Mapping[str, Range] = {
     "seed": Range(ge=-(2**63), lt=2**63),
     "logprobs": Range(ge=0, le=MAX_LOGPROBS),
     "logit_bias": Range(ge=-100, le=100),
+    # of every message
+    "priority": Range(ge=-(2**31), le=2**31 - 1),
     "budget_share": Range(gt=0, le=1),
 }
 

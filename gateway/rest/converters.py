@@ -108,6 +108,7 @@ def _read_options(
         session_id=body.session_id or "",
         prefix_salt=caller,
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
     )
     if body.carrel is not None:
         draft.policy = body.carrel.policy or ""

@@ -92,6 +92,7 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
+    priority: Annotated[int, within("priority")] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     carrel: CarrelBody | None = None

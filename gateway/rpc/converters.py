@@ -31,6 +31,7 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         ),
         policy=message.carrel.policy,
         session_id=message.session_id,
+        priority=message.priority,
         prefix_salt=caller,
         cache_salt=message.cache_salt,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.caches.slot_sharing import SlotSharing
-from gpu_worker.errors import CapacityError
+from gpu_worker.errors import NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
 from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
@@ -78,8 +79,14 @@ class CacheSet:
         """Free slots of each layer and KV head, if all were shared evenly."""
         return self._pool.num_free_blocks // (self._shape.num_layers * self._shape.num_kv_heads) * BLOCK_SIZE
 
+    def fits_without(self, sequence: Sequence, leaving: Collection[Sequence]) -> bool:
+        """Whether a waiting sequence would find slots if these gave up all of theirs."""
+        free = self._pool.num_free_blocks + self._sharing.num_spare_blocks(leaving)
+        free += sum(self.block_tables.num_held(other.seat) for other in leaving)
+        return self._size(sequence, 0) <= free
+
     def admit(self, sequence: Sequence) -> bool:
-        """Take slots in every layer; False if the sequence must wait. Raises CapacityError if it never fits.
+        """Take slots in every layer; False if the sequence must wait. Raises NeverFits if it never fits.
 
         Where slots are missing, running sequences give up what they hold beyond their least.
         """
@@ -88,7 +95,7 @@ class CacheSet:
             most = self._size(sequence, self._pool.num_blocks)
             if most > self._pool.num_blocks:
                 missing = (most - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
-                raise CapacityError(
+                raise NeverFits(
                     f"the request needs {missing} bytes of slots more than the pool has; give more with "
                     "--slot-memory, or ask for fewer tokens"
                 )

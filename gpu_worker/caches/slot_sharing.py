@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
@@ -30,8 +32,7 @@ class SlotSharing:
 
         False if the holders' least slots leave fewer; then none gives up anything.
         """
-        spare = sum(self._spare_blocks(sequence) for sequence in self._layers)
-        if self._pool.num_free_blocks + spare < num_free_blocks:
+        if self._pool.num_free_blocks + self.num_spare_blocks() < num_free_blocks:
             return False
         while self._pool.num_free_blocks < num_free_blocks:
             holders = [sequence for sequence in self._layers if self._spare_blocks(sequence)]
@@ -40,6 +41,10 @@ class SlotSharing:
             # A part of a block would free nothing.
             self._recall.shrink(largest, self._layers[largest], num_blocks(target) * BLOCK_SIZE)
         return True
+
+    def num_spare_blocks(self, leaving: Collection[Sequence] = ()) -> int:
+        """Blocks that those who stay can do without."""
+        return sum(self._spare_blocks(sequence) for sequence in self._layers if sequence not in leaving)
 
     def spread(self) -> None:
         """Give free slots to sequences that may miss, the smallest first: each takes half of what is free, so that the

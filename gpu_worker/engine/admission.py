@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.errors import ArenaFull, NeverFits, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
@@ -22,6 +23,7 @@ class Admission:
         caches: CacheSet,
         offloader: Offloader,
         prefixes: PrefixChain | None,
+        preemption: Preemption,
     ) -> None:
         """prefixes: names the prefixes that requests may share; None: nothing is shared."""
         self._scheduler = scheduler
@@ -29,6 +31,9 @@ class Admission:
         self._caches = caches
         self._offloader = offloader
         self._prefixes = prefixes
+        self._preemption = preemption
+        # What the sequence that was refused last missed in the arena.
+        self._missing_bytes = 0
 
     def expect(self, sequence: Sequence) -> None:
         """Guess how much of a waiting sequence's prompt is known. Asks nobody."""
@@ -38,36 +43,76 @@ class Admission:
             sequence.num_expected = num_known * self._prefixes.tokens_per_slab
 
     def admit(self, sequence: Sequence) -> bool:
-        """Whether the sequence, for which there is a seat, runs now; False if it must wait until others end.
+        """Whether the sequence runs now, others having given way perhaps; False if it must wait until others end. If it
+        `offloads` then it waits for room in the arena.
 
-        Raises CapacityError, RequestError or StoreUnavailable where it never can. This may attach to the store again:
+        Raises NeverFits, RequestError or StoreUnavailable where it never can. This may attach to the store again:
         see `Offloader.holds`.
         """
+        while not self._try(sequence):
+            if not self._preemption.make_way(sequence, self._missing_bytes):
+                return False
+        return True
+
+    def _try(self, sequence: Sequence) -> bool:
+        self._missing_bytes = 0
+        if sequence.offloads and self._preemption.must_wait(sequence):
+            return False
+        sequence.offloads = False
+        if not self._scheduler.num_free_seats:
+            return False
         self._scheduler.seat(sequence)
         self._intake.choose(sequence, self._caches.num_free_slots)
         if not self._caches.admit(sequence):
             self._scheduler.unseat(sequence)
             return False
         try:
-            sequence.num_cached = self._open(sequence)
-        except CapacityError:
-            self._caches.release(sequence)
-            if any(self._offloader.holds(other) for other in self._scheduler.offloading()):
-                self._scheduler.unseat(sequence)
-                return False
-            raise
-        except StoreUnavailable:
+            is_open = self._finds_room(sequence)
+        except WorkerError:
             self._caches.release(sequence)
             raise
+        if not is_open:
+            self._caches.release(sequence)
+            self._scheduler.unseat(sequence)
+            return False
         self._scheduler.admit(sequence)
         return True
 
+    def _finds_room(self, sequence: Sequence) -> bool:
+        """Start the sequence in the store; False where it must wait for room there."""
+        if sequence.offloads and (missing := self._missing_alone(sequence)):
+            raise NeverFits(
+                f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV store "
+                "has; send a shorter prompt, or start with a larger --arena-bytes"
+            )
+        if sequence.offloads and self._preemption.must_wait(sequence):
+            return False
+        try:
+            sequence.num_cached = self._open(sequence)
+        except ArenaFull as error:
+            self._missing_bytes = error.missing_bytes
+            self._preemption.refused()
+            return False
+        if not sequence.has_given_way:
+            sequence.num_reused = sequence.num_cached
+        return True
+
+    def _missing_alone(self, sequence: Sequence) -> int:
+        """Bytes that it would miss in an empty arena, for its prompt and the next token."""
+        caches = self._caches.of(sequence)
+        jobs = [cache.prompt_job(sequence, layer) for layer, cache in enumerate(caches)]
+        return self._offloader.missing_alone(
+            sequence.known_tokens + 1, [job for job in jobs if job is not None]
+        )
+
     def _open(self, sequence: Sequence) -> int:
-        """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there."""
+        """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there. There is
+        room for all that it had when it gave way."""
         hashes, num_reusable = self._names(sequence)
-        if sequence.offloads:
-            return self._offloader.open(sequence, sequence.num_prefill + 1, hashes, num_reusable)
-        return self._offloader.copies.open(sequence, hashes, num_reusable)
+        if not sequence.offloads:
+            return self._offloader.copies.open(sequence, hashes, num_reusable)
+        room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
+        return self._offloader.open(sequence, room, hashes, num_reusable)
 
     def _names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
         """Of the slabs that its prompt fills, and how many of them it may have from others."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
 from gpu_worker.engine.graphs import StepGraphs
-from gpu_worker.errors import WorkerError, no_room
+from gpu_worker.errors import ArenaFull, WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
@@ -22,17 +23,21 @@ from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
 from gpu_worker.store.offload import Offloader
 
+Error = TypeVar("Error", bound=WorkerError)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not.
 
-    The logits are valid until the next step.
+    The logits are valid until the next step. short: sequences for which the arena had no room; nothing of them changed,
+    and they may take part in the next step.
     """
 
     sequences: list[Sequence]
     logits: Tensor
     failed: list[tuple[Sequence, WorkerError]]
+    short: list[tuple[Sequence, ArenaFull]]
 
 
 class DecodeStep:
@@ -61,11 +66,12 @@ class DecodeStep:
     def run(self, sequences: list[Sequence]) -> StepResult:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
         failed: list[tuple[Sequence, WorkerError]] = []
-        sequences = _each(sequences, self.advance, failed)
+        short: list[tuple[Sequence, ArenaFull]] = []
+        sequences = _each(sequences, self.advance, failed, short)
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
-            return StepResult([], torch.empty(0), failed)
+            return StepResult([], torch.empty(0), failed, short)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
             logits = self.graphs.run(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
@@ -78,14 +84,14 @@ class DecodeStep:
         for sequence in sequences:
             sequence.num_tokens += 1
         logits = batch.without_padding(logits)
-        kept = _each(sequences, self._offload(batch, new_rows), failed)
+        kept = _each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
-        return StepResult(kept, logits, failed)
+        return StepResult(kept, logits, failed, short)
 
     def advance(self, sequence: Sequence) -> None:
-        """Make room for the next token; tokens that leave the window may be trained. Raises CapacityError and
-        StoreUnavailable, which end this sequence alone."""
+        """Make room for the next token; tokens that leave the window may be trained. Raises ArenaFull, after which this
+        may be tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             self._offloader.reserve(sequence, sequence.num_tokens + 1)
         try:
@@ -184,15 +190,22 @@ def _each(
     sequences: list[Sequence],
     operation: Callable[[Sequence], None],
     failed: list[tuple[Sequence, WorkerError]],
+    short: list[tuple[Sequence, ArenaFull]],
 ) -> list[Sequence]:
-    """The sequences whose operation succeeded; the others go to `failed` with their error."""
+    """The sequences whose operation succeeded; the others go to `failed` or `short` with their error."""
     kept = []
     for sequence in sequences:
         try:
             operation(sequence)
             kept.append(sequence)
+        except ArenaFull as error:
+            short.append((sequence, _bare(error)))
         except WorkerError as error:
-            # Tracebacks would keep tensors alive that the other sequences need.
-            error.__cause__ = error.__context__ = None
-            failed.append((sequence, error.with_traceback(None)))
+            failed.append((sequence, _bare(error)))
     return kept
+
+
+def _bare(error: Error) -> Error:
+    """Without tracebacks, which would keep tensors alive that the other sequences need."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,15 +12,20 @@ from gpu_worker.caches import Cache, CacheSet
 from gpu_worker.device import Mark
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.drawing import Drawn, draw
+from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.pace import Pace, prompt_work
+from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import (
+    ArenaFull,
     CapacityError,
     InvalidLogits,
+    NeverFits,
     PrefixLost,
     RequestError,
     StoreUnavailable,
@@ -36,10 +41,9 @@ from gpu_worker.records import (
     EventSink,
     FinishReason,
     GenerationRequest,
-    ProgressEvent,
     TokenEvent,
 )
-from gpu_worker.sampling import Choice, Sampler
+from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
@@ -47,20 +51,14 @@ from gpu_worker.store.prefixes import PrefixChain
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Tokens that are being sampled, one for each sequence."""
-
-    sequences: list[Sequence]
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
 class _Decoding:
-    """A decode step between two marks; `drawn` is None where nothing is sampled."""
+    """A decode step between two marks. has_run: whether anybody took part. short: those for which the arena had no
+    room."""
 
     begun: Mark
     ended: Mark
-    drawn: _Drawn | None
+    has_run: bool = True
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
 
 
 MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
@@ -106,12 +104,21 @@ class Engine:
         self.scheduler = Scheduler(
             info.max_num_seqs, PromptRoom(info.max_model_len, prefill_chunk), self._prefill_seconds, stretch
         )
-        self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes)
+        self._preemption = Preemption(
+            self.scheduler, caches, offloader, self._take, self._free, self._end_full
+        )
+        self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes, self._preemption)
         self.prefills: dict[Sequence, Prefill] = {}
-        self.indexing = Indexing(caches.recall)
+        self.indexing = Indexing(caches.recall, offloader)
+        # Tokens that are on their way.
+        self._drawn: Drawn | None = None
         # Since freed slots were last given to running sequences.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
+        layer_heads = decoder.config.num_layers * decoder.config.num_kv_heads
+        self._gauges = Gauges(
+            self.scheduler, self._preemption, self.prefills, caches, pool, offloader, layer_heads
+        )
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         """Queue a checked request; `sink` gets its events from within `step`. Raises RequestError if its id is
@@ -141,8 +148,8 @@ class Engine:
         if decoding is not None:
             self._end_decode(decoding)
         self._finish_prefills()
-        indexed = self._take_indexes(wait=not (decoding or prefilled))
-        return bool(decoding or prefilled or indexed)
+        worked = prefilled or (decoding is not None and decoding.has_run)
+        return self._take_indexes(wait=not worked) or worked
 
     def _prefill_prompts(self, is_decoding: bool) -> bool:
         """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
@@ -163,12 +170,13 @@ class Engine:
 
     def _next_prefill(self) -> Prefill | None:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
-        room that comes, and those in progress go on."""
-        may_admit = True
-        while (sequence := self.scheduler.next_prompt(may_admit)) is not None:
+        room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
+        may_admit = may_offload = True
+        while (sequence := self.scheduler.next_prompt(may_admit, may_offload)) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
-            may_admit = self._admit(sequence)
+            if not self._admit(sequence):
+                may_admit, may_offload = sequence.offloads, False
         self._spread_freed()
         return None
 
@@ -182,6 +190,10 @@ class Engine:
         """Start a waiting sequence's prompt, or end it with an error; False where it must wait."""
         try:
             is_admitted = self._admission.admit(sequence)
+        except NeverFits as error:
+            self._end_lost()
+            self._end_full(sequence, error)
+            return True
         except (CapacityError, RequestError, StoreUnavailable) as error:
             self._end_lost()
             self._fail(sequence, error)
@@ -198,7 +210,7 @@ class Engine:
             self._has_freed = False
 
     def _begin_prefill(self, sequence: Sequence) -> None:
-        sequence.clock.admitted = time.monotonic()
+        sequence.clock.admitted = sequence.clock.admitted or time.monotonic()
         caches = self.caches.of(sequence)
         try:
             self.prefills[sequence] = self._make_prefill(
@@ -208,7 +220,7 @@ class Engine:
             self._fail(sequence, no_room("the prompt", error))
             return
         self._stats.cached_tokens_total += sequence.num_cached
-        sequence.sink(ProgressEvent(0, sequence.num_cached))
+        sequence.tell_progress(0)
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
@@ -228,19 +240,21 @@ class Engine:
             self._stats.prompt_tokens_total += prefill.computed_tokens - computed
             self.indexing.take_early(sequence, prefill.trained)
         except PrefixLost:
-            self._put_back(sequence)
+            # It waits again: its prompt must be computed anew.
+            self._free(sequence)
+            self.scheduler.wait_again(sequence)
             return
+        except ArenaFull as error:
+            self._preemption.make_room([(sequence, error)])
+            if sequence not in self.prefills:
+                return
+            self.indexing.ask_again_for(sequence, prefill.trained)
         except WorkerError as error:
             self._fail(sequence, error)
             return
-        sequence.sink(ProgressEvent(prefill.computed_tokens, sequence.num_cached))
+        sequence.tell_progress(prefill.computed_tokens)
         if prefill.is_done:
             sequence.status = Status.INDEXING
-
-    def _put_back(self, sequence: Sequence) -> None:
-        """Let a sequence wait again, whose prompt must be computed anew."""
-        self._free(sequence)
-        self.scheduler.put_back(sequence)
 
     def _finish_prefills(self) -> None:
         """First tokens of the prompts that are done now."""
@@ -248,24 +262,27 @@ class Engine:
         if not done:
             return
         sequences = [prefill.sequence for prefill in done]
-        drawn = self._draw(sequences, torch.stack([prefill.logits() for prefill in done]))
-        if drawn is not None:
-            drawn.choice.wait()
+        logits = torch.stack([prefill.logits() for prefill in done])
+        self._drawn = draw(self._sampler, sequences, logits, self._stats)
+        if self._drawn is not None:
+            self._drawn.choice.wait()
         for prefill, sequence in zip(done, sequences, strict=True):
             del self.prefills[sequence]
-            sequence.clock.prefilled = time.monotonic()
+            sequence.clock.prefilled = sequence.clock.prefilled or time.monotonic()
             self.indexing.add(sequence, prefill.trained)
-        self._take(drawn)
+        self._take()
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
-        ready, failed = self.indexing.take(wait)
-        for sequence in ready:
+        taken = self.indexing.take(wait)
+        for sequence in taken.ready:
             sequence.status = Status.DECODE
-            sequence.clock.indexed = time.monotonic()
-        for sequence, error in failed:
+            sequence.clock.indexed = sequence.clock.indexed or time.monotonic()
+        for sequence, error in taken.failed:
             self._fail(sequence, error)
-        return bool(ready)
+        self._preemption.make_room(taken.short)
+        self.indexing.ask_again(taken.short)
+        return bool(taken.ready)
 
     def _begin_decode(self) -> _Decoding | None:
         """A decode step on its way; None where nobody decodes."""
@@ -281,48 +298,37 @@ class Engine:
             for sequence in sequences:
                 if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)
-            return _Decoding(begun, self._pace.mark(), None)
+            return _Decoding(begun, self._pace.mark())
         except torch.OutOfMemoryError as error:
             for sequence in sequences:
                 self._fail(sequence, no_room("the step", error))
-            return _Decoding(begun, self._pace.mark(), None)
+            return _Decoding(begun, self._pace.mark())
         ended = self._pace.mark()
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
-        return _Decoding(begun, ended, self._draw(result.sequences, result.logits))
+        self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
+        has_run = bool(result.sequences or result.failed)
+        return _Decoding(begun, ended, has_run, result.short)
 
     def _end_decode(self, decoding: _Decoding) -> None:
-        self._take(decoding.drawn)
-        if decoding.ended.is_reached:
+        self._take()
+        # Where all tokens were forced none was waited for.
+        decoding.ended.wait()
+        self._preemption.make_room(decoding.short)
+        if decoding.has_run:
             self._pace.decoded(decoding.begun, decoding.ended)
 
-    def _draw(self, sequences: list[Sequence], logits: torch.Tensor) -> _Drawn | None:
-        """The next token of each: the forced one if there is one, else one that is sampled now and taken later."""
-        places = [place for place, sequence in enumerate(sequences) if not sequence.forced]
-        if len(places) < len(sequences):
-            for sequence in sequences:
-                if sequence.forced:
-                    sequence.next_token = sequence.forced.popleft()
-                    self._stats.prompt_tokens_total += 1
-            sequences, logits = [sequences[place] for place in places], logits[places]
-        if not sequences:
-            return None
-        return _Drawn(sequences, self._sampler.begin(logits, [sequence.sampler for sequence in sequences]))
-
-    def _take(self, drawn: _Drawn | None) -> None:
-        """Wait for sampled tokens. Whoever ended since then takes none."""
-        if drawn is None:
-            return
-        for sequence, event in zip(drawn.sequences, drawn.choice.take(), strict=True):
-            if sequence.status not in (Status.INDEXING, Status.DECODE):
-                continue
+    def _take(self) -> None:
+        """Wait for the tokens that are on their way."""
+        drawn, self._drawn = self._drawn, None
+        for sequence, event in drawn.take() if drawn is not None else ():
             if event is None:
                 self._fail(sequence, InvalidLogits(sequence.sequence_id))
             else:
                 self._accept(sequence, event)
 
     def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
-        sequence.num_output += 1
+        sequence.generated.append(event.token_id)
         self._stats.generation_tokens_total += 1
         sequence.sampler.append(event.token_id)
         sequence.next_token = event.token_id
@@ -349,43 +355,40 @@ class Engine:
         self._stats.requests_failed_total += 1
         sequence.sink(ErrorEvent(error))
 
+    def _end_full(self, sequence: Sequence, error: CapacityError) -> None:
+        """End one that alone fills the arena: in mid-answer it has reached its length."""
+        if sequence.clock.indexed and sequence.generated:
+            self._finish(sequence, FinishReason.LENGTH)
+        else:
+            self._fail(sequence, error)
+
     def _release(self, sequence: Sequence) -> None:
         self._stats.selected_rows_total += sequence.meter.selected_rows
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
-        self.indexing.remove(sequence)
         if sequence.status not in (Status.WAITING, Status.FINISHED):
             self._free(sequence)
         self.scheduler.remove(sequence)
-        self._has_freed = True
 
     def _free(self, sequence: Sequence) -> None:
-        """Free what an admitted sequence holds beside its seat."""
+        """Free what a running sequence holds, but for its seat."""
+        trained = self.indexing.remove(sequence)
         if (prefill := self.prefills.pop(sequence, None)) is not None:
             prefill.cancel()
+            trained = prefill.trained
         self.caches.release(sequence)
         self.offloader.release(sequence)
+        self._preemption.left(sequence, trained)
+        self._has_freed = True
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
-        self._stats.running = self.scheduler.num_running
-        self._stats.waiting = self.scheduler.num_waiting
-        self._stats.waiting_tokens = self.scheduler.num_waiting_tokens
-        self._stats.prefilling = len(self.prefills)
-        self._stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
-        self._stats.prefilling_tokens_left = sum(each.left_tokens for each in self.prefills.values())
-        self.caches.recall.take_past_counts(self.scheduler.offloading())
-        config = self._decoder.config
-        self._stats.slot_used_tokens = self.pool.num_used_slots / (config.num_layers * config.num_kv_heads)
-        self._stats.offloaded_bytes_total = (
-            self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
-        )
-        self._stats.fetched_bytes_total = self.offloader.fetched_bytes
-        self._stats.store_reachable = self.offloader.is_reachable
+        self._gauges.read_into(self._stats)
         return self._stats
 
     def reset_counts(self) -> None:
         """Count from zero again."""
         self._stats = EngineStats(slot_capacity_tokens=self.info.slot_capacity_tokens)
+        self._preemption.num_preempted = 0
         self.offloader.reset_counts()
 
     def close(self) -> None:

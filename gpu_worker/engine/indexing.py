@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
-from gpu_worker.errors import WorkerError
+from gpu_worker.errors import ArenaFull, WorkerError
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import TrainedLayer
+from gpu_worker.store.offload import Offloader, TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
 POLL_SECONDS = 0.005
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sequences whose indexes are all loaded now; those for an index of which the arena has no room, which are kept;
+    and those of which one failed."""
+
+    ready: list[Sequence] = field(default_factory=list)
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    failed: list[tuple[Sequence, WorkerError]] = field(default_factory=list)
+
+
 class Indexing:
     """Loads indexes as they become ready, layer by layer."""
 
-    def __init__(self, recall: RecallCache) -> None:
+    def __init__(self, recall: RecallCache, offloader: Offloader) -> None:
         self._recall = recall
+        self._offloader = offloader
         self._trained: dict[Sequence, deque[TrainedLayer]] = {}
 
     def __len__(self) -> int:
@@ -27,7 +39,7 @@ class Indexing:
         """Load the ready indexes of a sequence, also while it is being prefilled: the first of `trained`, removed
         there.
 
-        Raises StoreUnavailable and CapacityError.
+        Raises StoreUnavailable, CapacityError, and ArenaFull where the first failed for want of room.
         """
         while trained and self._recall.load(sequence, trained[0], 0.0):
             trained.popleft()
@@ -36,23 +48,38 @@ class Indexing:
         """Add a prefilled sequence with the indexes that it still needs before it decodes; maybe none."""
         self._trained[sequence] = trained
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; an unknown one is no error."""
-        self._trained.pop(sequence, None)
+    def remove(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Forget a sequence; returns the indexes that it still needed, of an unknown one none."""
+        return self._trained.pop(sequence, deque())
 
-    def take(self, wait: bool) -> tuple[list[Sequence], list[tuple[Sequence, WorkerError]]]:
-        """The sequences whose indexes are all loaded now, and those with a failed index, with its error."""
-        ready, failed = [], []
+    def ask_again(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
+        """Have those indexes trained again that failed, of sequences that are still here."""
+        for sequence, _ in short:
+            if (trained := self._trained.get(sequence)) is not None:
+                self.ask_again_for(sequence, trained)
+
+    def ask_again_for(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        """Have those of a sequence's indexes trained again that failed."""
+        for place, each in enumerate(trained):
+            if each.has_failed:
+                trained[place] = self._offloader.build(sequence, each.layer, each.job)
+
+    def take(self, wait: bool) -> Taken:
+        """Load what is ready; of those that are short of room `ask_again`."""
+        taken = Taken()
         for sequence, trained in self._trained.items():
             try:
                 if wait and trained and self._recall.load(sequence, trained[0], POLL_SECONDS):
                     trained.popleft()
                 self.take_early(sequence, trained)
+            except ArenaFull as error:
+                taken.short.append((sequence, error))
+                continue
             except WorkerError as error:
-                failed.append((sequence, error))
+                taken.failed.append((sequence, error))
                 continue
             if not trained:
-                ready.append(sequence)
-        for sequence in [*ready, *(sequence for sequence, _ in failed)]:
+                taken.ready.append(sequence)
+        for sequence in [*taken.ready, *(sequence for sequence, _ in taken.failed)]:
             del self._trained[sequence]
-        return ready, failed
+        return taken

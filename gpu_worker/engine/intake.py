@@ -70,9 +70,10 @@ class Intake:
     def choose(self, sequence: Sequence, num_free_slots: int) -> None:
         """Choose the policy of a waiting sequence that has `auto`; call it right before admission.
 
-        It is `full` if the context is short and fits in the free slots of each layer and KV head.
+        It is `full` if the context is short and fits in the free slots of each layer and KV head. Who gave way keeps
+        what was chosen.
         """
-        if sequence.request.policy != AUTO:
+        if sequence.request.policy != AUTO or sequence.has_given_way:
             return
         is_short = sequence.capacity <= min(self._max_full_tokens, num_free_slots)
         policy = self._policies[SHORT if is_short else LONG]

@@ -59,7 +59,7 @@ class Prefill:
         self._device = device
         # The first token that is computed, and the number of all.
         self._first, self._num_tokens = sequence.num_cached, sequence.num_prefill
-        token_ids = sequence.request.prompt_token_ids[self._first : self._num_tokens]
+        token_ids = sequence.prefill_token_ids[self._first :]
         self._positions = torch.arange(self._first, self._num_tokens, device=device)
         self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
         shape = (config.num_kv_heads, buffer_tokens(self._num_tokens, max_tokens), 2 * config.head_dim)

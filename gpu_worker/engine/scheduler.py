@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.state.sequence import Sequence, Status
@@ -14,10 +14,10 @@ STRETCH = 4.0
 class Scheduler:
     """Every decoding sequence takes part in every step. Prompts share the rest, some of them in progress at once.
 
-    The next quantum goes to the caller whose prompts have had least of the device, and of that caller's prompts to the
-    one with the earliest deadline: its arrival, and a multiple of the time that it takes alone. So short prompts
-    overtake long ones, but not for ever, as a later one has a later deadline; and many prompts of one caller hold up
-    nobody else.
+    The least `priority` comes first. Within it the next quantum goes to the caller whose prompts have had least of the
+    device, and of that caller's prompts to the one with the earliest deadline: its arrival, and a multiple of the time
+    that it takes alone. So short prompts overtake long ones, but not for ever, as a later one has a later deadline; and
+    many prompts of one caller hold up nobody else.
     """
 
     def __init__(
@@ -71,36 +71,44 @@ class Scheduler:
     def find(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
 
-    def next_prompt(self, may_admit: bool) -> Sequence | None:
-        """The sequence whose prompt is next; a waiting one only if it may be admitted, and there are a seat and room
-        for it."""
+    def next_prompt(self, may_admit: bool, may_offload: bool = True) -> Sequence | None:
+        """The sequence whose prompt is next; a waiting one only if it may be admitted, and there are room for it and a
+        seat, or one of lower priority that gives way. may_offload: also those that were refused by a full arena."""
         prompts = self.with_status(Status.PREFILL)
-        if may_admit and self._free_seats:
-            prompts += self._next_waiting(prompts)
+        if may_admit:
+            prompts += self._next_waiting(prompts, may_offload)
         return min(prompts, key=self._urgency, default=None)
 
-    def _next_waiting(self, prefilling: list[Sequence]) -> list[Sequence]:
+    def _next_waiting(self, prefilling: list[Sequence], may_offload: bool) -> list[Sequence]:
         """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
         overtakes them to the room that comes."""
         lengths = [sequence.num_prefill for sequence in prefilling]
+        waiting = [each for each in self._waiting if may_offload or not each.offloads]
         found = []
         for is_short in True, False:
-            alike = [each for each in self._waiting if self._room.is_short(each.num_prefill) is is_short]
+            alike = [each for each in waiting if self._room.is_short(each.num_prefill) is is_short]
             first = min(alike, key=self._urgency, default=None)
-            if first is not None and self._room.fits(first.num_prefill, lengths):
+            if first is None or not self._room.fits(first.num_prefill, lengths):
+                continue
+            if self._free_seats or self.lower(first):
                 found.append(first)
         return found
 
     def _prompts(self) -> list[Sequence]:
         return [*self.with_status(Status.PREFILL), *self._waiting]
 
-    def _urgency(self, sequence: Sequence) -> tuple[float, float]:
+    def _urgency(self, sequence: Sequence) -> tuple[int, float, float]:
         deadline = sequence.clock.submitted + self._stretch * self._estimate(sequence)
-        return self._served[sequence.caller], deadline
+        return sequence.request.priority, self._served[sequence.caller], deadline
 
     def seat(self, sequence: Sequence) -> None:
         """Give a waiting sequence a free seat."""
         sequence.seat = self._free_seats.pop()
+
+    def fits_without(self, sequence: Sequence, leaving: Collection[Sequence]) -> bool:
+        """Whether a waiting sequence would get a seat, and room for its prompt, if these running ones left."""
+        prompts = [each.num_prefill for each in self.with_status(Status.PREFILL) if each not in leaving]
+        return bool(self._free_seats or leaving) and self._room.fits(sequence.num_prefill, prompts)
 
     def unseat(self, sequence: Sequence) -> None:
         """Take the seat back: the sequence waits on."""
@@ -113,16 +121,23 @@ class Scheduler:
         self._running.append(sequence)
         sequence.status = Status.PREFILL
 
-    def put_back(self, sequence: Sequence) -> None:
-        """Let a running sequence wait again, with the deadline that it has."""
-        self._running.remove(sequence)
-        self._waiting.append(sequence)
-        self.unseat(sequence)
-        sequence.status = Status.WAITING
-
     def serve(self, sequence: Sequence, seconds: float) -> None:
         """Its prompt has so much of the device."""
         self._served[sequence.caller] += seconds / sequence.request.weight
+
+    def wait_again(self, sequence: Sequence) -> None:
+        """Move a running sequence back to the waiting ones, to its place by arrival, and free its seat."""
+        self._running.remove(sequence)
+        self.unseat(sequence)
+        sequence.status = Status.WAITING
+        waiting = [*self._waiting, sequence]
+        self._waiting = deque(sorted(waiting, key=lambda each: each.clock.submitted))
+
+    def lower(self, sequence: Sequence) -> list[Sequence]:
+        """The running sequences of lower priority than this one; first who gives way first."""
+        priority = sequence.request.priority
+        lower = [other for other in self._running if other.request.priority > priority]
+        return sorted(lower, key=lambda other: other.rank, reverse=True)
 
     def with_status(self, status: Status) -> list[Sequence]:
         return [sequence for sequence in self._running if sequence.status is status]

@@ -69,6 +69,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         session_id=message.session_id,
         weight=message.weight or 1.0,
         cache_salt=message.cache_salt,
+        priority=message.priority,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
-from gpu_worker.records import EventSink, GenerationRequest, Usage
+from gpu_worker.records import EventSink, GenerationRequest, ProgressEvent, Usage
 from gpu_worker.sampling import SamplerState
 
 
@@ -66,13 +66,15 @@ class KeptLayer:
 class Sequence:
     """One request in the engine. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. num_cached: tokens of the prompt that the store had already; num_expected:
-    a guess at them while it waits. next_token: the input of the next decode step. forced: prompt tokens that go through
-    decode steps before anything is sampled (protocol P2). capacity: tokens it may ever hold. ring_size: window tokens
-    and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1 for
-    none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens`
-    when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads and layers
-    together; kept_layers: more of each layer. mark: its policy's number for the next step.
+    num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_expected: a
+    guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
+    next decode step. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
+    P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
+    hold. ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the
+    window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
+    compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
+    then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for the next
+    step.
     """
 
     request: GenerationRequest
@@ -90,7 +92,9 @@ class Sequence:
     num_expected: int = 0
     next_token: int = -1
     forced: deque[int] = field(default_factory=deque)
-    num_output: int = 0
+    generated: list[int] = field(default_factory=list)
+    num_reused: int = 0
+    has_given_way: bool = False
     num_slots: int = 0
     window_begin: int = 0
     offloads: bool = False
@@ -110,6 +114,25 @@ class Sequence:
         return self.request.request_id
 
     @property
+    def num_output(self) -> int:
+        return len(self.generated)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The least comes first, the greatest gives way: by priority, then by arrival."""
+        return self.request.priority, self.clock.submitted
+
+    @property
+    def prefill_token_ids(self) -> tuple[int, ...]:
+        """The tokens to prefill: of the prompt, and of its answer so far where that is attended like a prompt."""
+        return (*self.request.prompt_token_ids, *self.generated)[: self.num_prefill]
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of prompt and answer that it holds before the next one is sampled."""
+        return len(self.request.prompt_token_ids) + len(self.generated)
+
+    @property
     def caller(self) -> bytes:
         """Whose request it is, as far as callers are told apart."""
         return self.request.prefix_salt
@@ -117,6 +140,32 @@ class Sequence:
     def prompt_attention(self) -> PromptAttention | None:
         """How its prompt is attended; None: densely."""
         return self.policy.prompt_attention(self.plan) if self.plan.selects else None
+
+    def tell_progress(self, computed_tokens: int) -> None:
+        """How much of its prompt is computed. Of one that gave way nothing is told twice."""
+        if not self.has_given_way:
+            self.sink(ProgressEvent(computed_tokens, self.num_cached))
+
+    def give_way(self) -> None:
+        """Wait again, with all tokens and nothing that was computed of them; its seat, slots and slabs are freed.
+
+        Where everything is attended the answer so far is prefilled with the prompt. Else its rows and what was kept
+        follow from what each step chose: the same steps are made again, and give the same tokens.
+        """
+        first = self.request.num_prefill_tokens or len(self.request.prompt_token_ids)
+        if self.plan.selects:
+            self.forced = deque((*self.request.prompt_token_ids[first:], *self.generated))
+        else:
+            self.num_prefill = self.known_tokens
+            self.forced.clear()
+        self.has_given_way = True
+        self.next_token = -1
+        self.num_tokens = self.num_cached = self.num_slots = 0
+        self.window_begin = self.policy.window_begin(self.plan, first)
+        self.leaving = -1
+        self.offloads = False
+        self.kept_at = self.longest_kept = self.num_kept = self.mark = 0
+        self.kept_layers.clear()
 
     @property
     def can_miss(self) -> bool:
@@ -150,7 +199,7 @@ class Sequence:
         return Usage(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=self.num_output,
-            cached_tokens=self.num_cached,
+            cached_tokens=self.num_reused,
             policy=self.policy.name,
             budget_tokens=self.plan.budget_tokens,
             context_tokens=len(self.request.prompt_token_ids) + self.num_output,

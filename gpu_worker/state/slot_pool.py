@@ -101,10 +101,13 @@ class BlockTables:
         self._held[seat, layer] = [block for blocks in heads for block in blocks[:num_kept]]
         self._pool.free([block for blocks in heads for block in blocks[num_kept:]])
 
+    def num_held(self, seat: int) -> int:
+        """Blocks that a seat holds in all layers; 0 for none."""
+        return sum(len(blocks) for (holder, _), blocks in self._held.items() if holder == seat)
+
     def held_bytes(self, seat: int) -> int:
         """Of the slots that a seat holds in all layers; 0 for none."""
-        num_held = sum(len(blocks) for (holder, _), blocks in self._held.items() if holder == seat)
-        return num_held * BLOCK_SIZE * self._pool.row_bytes
+        return self.num_held(seat) * BLOCK_SIZE * self._pool.row_bytes
 
     def extend(self, seat: int, layer: int, num_slots: int) -> None:
         """Give every KV head of a layer blocks for `num_slots` slots, with those that it has. Raises CapacityError."""

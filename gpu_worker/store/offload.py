@@ -33,6 +33,11 @@ class TrainedLayer:
     job: IndexJob
     future: Future[IndexSegment]
 
+    @property
+    def has_failed(self) -> bool:
+        future = self.future
+        return future.done() and not future.cancelled() and future.exception() is not None
+
 
 class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable.
@@ -106,7 +111,7 @@ class Offloader:
         self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
     ) -> int:
         """Start a sequence with room for `num_tokens`; returns how many of its first tokens the store has. Raises
-        CapacityError that names the missing bytes.
+        ArenaFull that names the missing bytes.
 
         hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
         `num_reusable` it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a
@@ -122,6 +127,16 @@ class Offloader:
             raise
         return extent.shared
 
+    def missing_alone(self, num_tokens: int, jobs: list[IndexJob]) -> int:
+        """Bytes that a sequence of so many tokens, with the indexes of these jobs, would miss in an empty arena."""
+        indexes = [(job.params, job.end - job.begin) for job in jobs]
+        return self._client.missing_alone(num_tokens, indexes)
+
+    def own_bytes(self, sequence: Sequence) -> int:
+        """Of the arena, that only this sequence holds: free once it is released."""
+        extent = self._extents.get(sequence.sequence_id)
+        return 0 if extent is None else (extent.reserved - extent.shared) * self.token_bytes
+
     def renew(self) -> bool:
         """Check the store without waiting for it; true when this attached again (`holds`)."""
         return self._link.renew()
@@ -133,7 +148,7 @@ class Offloader:
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
         """Reserve room for `num_tokens` in all, in `arena` too. Asks the store only for missing slabs.
 
-        Raises CapacityError.
+        Raises ArenaFull.
         """
         if num_tokens > self._extents[sequence.sequence_id].reserved:
             self._ask_for_room(sequence, num_tokens)

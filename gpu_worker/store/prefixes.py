@@ -34,7 +34,7 @@ class PrefixChain:
     def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
         """Of the slabs that the prefilled part of the prompt fills."""
         per_slab, request = self.tokens_per_slab, sequence.request
-        token_ids = array("I", request.prompt_token_ids[: sequence.num_prefill])
+        token_ids = array("I", sequence.prefill_token_ids)
         link, chain = _digest(self._root, request.prefix_salt), []
         if request.cache_salt:
             salt = request.cache_salt.encode("utf-8", "surrogateescape")

@@ -258,7 +258,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     extras = {
         "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
         "stop_token_ids": [9], "logit_bias": {"11": -5}, "top_p": 0.5, "temperature": 0, "max_tokens": 8,
-        "session_id": "un café", "cache_salt": "du sel",
+        "session_id": "un café", "cache_salt": "du sel", "priority": -7,
     }  # fmt: skip
     assert http.post(CHAT, json={"messages": HELLO, **extras}).status_code == 200
     sampling = script.requests[0].sampling
@@ -267,6 +267,7 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     assert (dict(sampling.logit_bias), sampling.top_p) == ({11: -5}, 0.5)
     assert (sampling.temperature, sampling.max_tokens) == (0, 8)
     assert (script.requests[0].session_id, script.requests[0].cache_salt) == ("un café", "du sel")
+    assert script.requests[0].priority == -7
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:

@@ -31,7 +31,7 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
     script = stack.say("the fox 🦊 你好 xw tail")
     carrel = pb.CarrelOptions(policy="pqcache", budget_tokens=64)
     request = pb.ChatRequest(
-        request_id="my-id", messages=MESSAGES, seed=4, top_k=3, stop=[" xw"], carrel=carrel
+        request_id="my-id", messages=MESSAGES, seed=4, top_k=3, stop=[" xw"], carrel=carrel, priority=9
     )
     events = list(chat.Complete(request, timeout=PATIENCE))
     body = {
@@ -39,6 +39,7 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
         "seed": 4,
         "top_k": 3,
         "stop": " xw",
+        "priority": 9,
         "carrel": {"policy": "pqcache", "budget": 64},
     }
     rest = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
@@ -51,6 +52,7 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
     assert complete.usage.carrel.policy == rest["usage"]["carrel"]["policy"] == "pqcache"
     assert complete.usage.carrel.budget_tokens == 64
     over_grpc, over_rest = script.requests
+    assert over_grpc.priority == 9
     over_grpc.request_id = over_rest.request_id = ""
     assert over_grpc == over_rest
 

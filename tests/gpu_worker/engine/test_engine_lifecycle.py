@@ -510,7 +510,7 @@ def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DenseCache, "store", failing)
     big, following = rig.run(request("big"), request("next"))
-    assert "CUDA out of memory" in str(big.error)
+    assert "does not fit beside what is there" in str(big.error)
     assert following.tokens
     rig.check_empty()
 
@@ -549,7 +549,7 @@ def test_a_window_that_cannot_be_clustered_for_want_of_memory_ends_its_own_reque
     own, *others = rig.run(*requests)
     assert isinstance(own.error, CapacityError)
     assert "'clusterkv'" in str(own.error)
-    assert "CUDA out of memory Leave more with --slot-memory" in str(own.error)
+    assert "leave more with --slot-memory" in str(own.error)
     # A traceback would keep the tensors of what did not fit.
     assert own.error.__context__ is None
     # The prompt's token, and those of the window that was not clustered.
@@ -578,7 +578,7 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
     rig.drain()
     for name in "abc":
         assert isinstance(rig.records[name].error, CapacityError)
-        assert "CUDA out of memory" in str(rig.records[name].error)
+        assert "does not fit beside what is there" in str(rig.records[name].error)
     rig.check_empty()
     assert rig.tokens(request("next", "pqcache", 0.3)) == Rig().tokens(request("next", "pqcache", 0.3))
     rig.check_empty()

@@ -18,7 +18,9 @@ LEAST = HotCacheSize(tokens=1)
 
 @pytest.mark.parametrize("policy", SELECTING)
 @pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
-def test_a_lost_store_ends_those_that_offload_and_nobody_else(stage: Status, policy: str) -> None:
+def test_a_lost_store_ends_those_that_offload_and_nobody_else(
+    stage: Status, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = Rig(prefill_chunk=20, hot_cache=LEAST)
     full = request("full", max_tokens=60)
     rig.submit(full)
@@ -35,7 +37,9 @@ def test_a_lost_store_ends_those_that_offload_and_nobody_else(stage: Status, pol
     rig.drain()
     error = rig.records["victim"].error
     assert isinstance(error, StoreUnavailable)
-    assert "the store is gone" in str(error)
+    # What the client says may name sockets: it is for the log.
+    assert "the store is gone" not in str(error)
+    assert "the store is gone" in caplog.text
     assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 60)[0]
     stats = rig.engine.stats()
     assert not stats.store_reachable
@@ -144,22 +148,6 @@ def test_a_request_that_waits_for_the_store_can_be_aborted() -> None:
     rig.engine.abort("waits")
     rig.drain()
     assert len(rig.records["holds"].tokens) == 20
-    rig.check_empty()
-
-
-def test_a_store_that_fills_up_while_decoding_ends_only_the_one_that_grows() -> None:
-    rig = Rig(capacity_tokens=256)
-    # Both hold two slabs; the first to need a third finds none.
-    early = request("early", "pqcache", 0.3, prompt=120, max_tokens=40)
-    late = request("late", "oracle", 0.3, prompt=100, max_tokens=25)
-    rig.submit(early, late)
-    rig.drain()
-    error = rig.records["early"].error
-    assert isinstance(error, CapacityError)
-    assert "bytes are missing" in str(error)
-    assert 5 <= len(rig.records["early"].tokens) < 40
-    assert rig.records["late"].tokens == Rig().tokens(late)
-    assert rig.engine.stats().store_reachable
     rig.check_empty()
 
 

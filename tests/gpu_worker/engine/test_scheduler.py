@@ -35,10 +35,11 @@ def prompt(
     caller: bytes = b"",
     tokens: int = 100,
     weight: float = 1.0,
+    priority: int = 0,
 ) -> Sequence:
     """Of a prompt that takes so long alone."""
     return Sequence(
-        request=replace(request(name, prompt=tokens), prefix_salt=caller, weight=weight),
+        request=replace(request(name, prompt=tokens), prefix_salt=caller, weight=weight, priority=priority),
         sink=lambda event: None,
         policy=Full(),
         plan=Full().plan(tokens, tokens),
@@ -182,3 +183,51 @@ def test_a_seat_that_was_of_no_use_is_given_back() -> None:
     scheduler.remove(first)
     assert scheduler.num_free_seats == 1
     assert not scheduler.has_work
+
+
+def test_priority_comes_before_a_callers_share_and_any_deadline() -> None:
+    scheduler = make()
+    usual, late, low = (
+        prompt("usual", 1),
+        prompt("late", 100, 50.0, b"greedy", priority=-1),
+        prompt("low", 1, priority=3),
+    )
+    scheduler.add(low)
+    start(scheduler, low)
+    scheduler.add(usual)
+    assert scheduler.next_prompt(may_admit=True) is usual
+    scheduler.add(late)
+    scheduler.serve(late, 1000.0)
+    assert scheduler.next_prompt(may_admit=True) is late
+    start(scheduler, late)
+    assert scheduler.next_prompt(may_admit=True) is late
+    scheduler.remove(late)
+    assert scheduler.next_prompt(may_admit=False) is low
+
+
+def test_without_a_seat_only_who_is_more_important_than_a_running_one_is_next() -> None:
+    scheduler = make(max_num_seqs=1)
+    running, alike, high = prompt("running", 9), prompt("alike", 1), prompt("high", 9, 5.0, priority=-1)
+    scheduler.add(running)
+    start(scheduler, running)
+    running.status = Status.DECODE
+    scheduler.add(alike)
+    assert scheduler.next_prompt(may_admit=True) is None
+    scheduler.add(high)
+    assert scheduler.next_prompt(may_admit=True) is high
+    assert scheduler.lower(high) == [running]
+
+
+def test_who_waits_again_has_its_old_place_and_gives_its_seat_back() -> None:
+    scheduler = make(max_num_seqs=2)
+    first, second = prompt("first", 1, 1.0), prompt("second", 1, 2.0)
+    for sequence in (first, second):
+        scheduler.add(sequence)
+    for sequence in (first, second):
+        start(scheduler, sequence)
+    for sequence in (second, first):
+        scheduler.wait_again(sequence)
+        sequence.give_way()
+    assert (scheduler.num_waiting, scheduler.num_free_seats) == (2, 2)
+    assert scheduler.all() == [first, second]
+    assert scheduler.next_prompt(may_admit=True) is first

@@ -56,15 +56,19 @@ class MemoryStore:
         )
         padded = -(-num_tokens // self.tokens_per_slab) * self.tokens_per_slab
         if others + padded > self.capacity_tokens:
-            raise StoreFull(
-                f"{(others + padded - self.capacity_tokens) * self.layout.token_bytes} bytes are missing"
-            )
+            missing = (others + padded - self.capacity_tokens) * self.layout.token_bytes
+            raise StoreFull(f"{missing} bytes are missing", missing_bytes=missing)
         layout, old = self.layout, self.rows[sequence_id]
         grown = np.full((layout.num_layers, layout.num_kv_heads, padded, layout.row_bytes), 255, np.uint8)
         if old.ndim == 4:
             grown[:, :, : old.shape[2]] = old
         self.rows[sequence_id] = grown
         return np.zeros((layout.num_layers, padded // self.tokens_per_slab), np.int32)
+
+    def missing_alone(self, num_tokens: int, indexes: Sequence[object] = ()) -> int:
+        """Indexes take no room here."""
+        padded = -(-num_tokens // self.tokens_per_slab) * self.tokens_per_slab
+        return max(0, padded - self.capacity_tokens) * self.layout.token_bytes
 
     def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
         self._check()

@@ -122,7 +122,8 @@ class StrictStore(MemoryStore):
     def finish_builds(self) -> None:
         """Give out the indexes kept back while `holds_builds` was set."""
         for held, future in self.held_builds:
-            held.set_result(future.result())
+            if held.set_running_or_notify_cancel():
+                held.set_result(future.result())
         self.held_builds.clear()
 
     def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:

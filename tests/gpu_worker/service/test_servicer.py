@@ -13,6 +13,7 @@ from waiting import PATIENCE, eventually
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
+    NeverFits,
     RequestError,
     SlowConsumer,
     StoreUnavailable,
@@ -94,6 +95,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     message = request("b")
     message.policy, message.budget.tokens, message.num_prefill_tokens, message.measure = "full", 12, 2, True
     message.prefix_salt, message.session_id, message.cache_salt = b"salt", "a chat", "mine"
+    message.priority = -3
     await collect(worker.stub.Generate(message, timeout=PATIENCE))
     first, second = worker.engine.requests
     assert first.sampling.max_tokens == 61
@@ -103,6 +105,7 @@ async def test_request_fields_and_defaults_reach_the_engine(worker):
     assert (second.num_prefill_tokens, second.measure, second.prefix_salt) == (2, True, b"salt")
     assert (first.session_id, second.session_id) == ("", "a chat")
     assert (first.cache_salt, second.cache_salt) == ("", "mine")
+    assert (first.priority, second.priority) == (0, -3)
 
 
 async def test_a_cancelled_call_aborts_its_request(worker):
@@ -171,6 +174,11 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
             {"carrel-param": "prompt", "carrel-code": "context_length_exceeded"},
         ),
         (CapacityError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, {}),
+        (
+            NeverFits("too long"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            {"carrel-code": "context_length_exceeded"},
+        ),
         (StoreUnavailable("gone"), grpc.StatusCode.UNAVAILABLE, {}),
         (SlowConsumer("slow"), grpc.StatusCode.ABORTED, {}),
         (InvalidLogits("r"), grpc.StatusCode.INTERNAL, {}),

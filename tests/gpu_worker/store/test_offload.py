@@ -19,7 +19,7 @@ from offload_rig import (
     random_rows,
 )
 
-from gpu_worker.errors import CapacityError, StoreUnavailable
+from gpu_worker.errors import ArenaFull, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.host_registration import RegistrationFailed
@@ -150,10 +150,13 @@ def test_no_room_says_how_much_is_missing_and_leaves_the_table_alone() -> None:
         sequence = make_sequence("a", 0, 100)
         prefill(offloader, sequence)
         before = tables(offloader).copy()
-        with pytest.raises(CapacityError, match="bytes"):
+        with pytest.raises(ArenaFull, match="bytes") as full:
             offloader.reserve(sequence, 129)
+        assert full.value.missing_bytes == FULL.num_layers * client.slab_bytes
+        assert "unix:" not in str(full.value)
+        assert "'a'" not in str(full.value)
         assert (tables(offloader) == before).all()
-        with pytest.raises(CapacityError, match="bytes"):
+        with pytest.raises(ArenaFull, match="bytes"):
             offloader.open(make_sequence("b", 1, 30), 31)
         assert (tables(offloader) == before).all()
         offloader.close()

@@ -1,0 +1,42 @@
+"""What an engine's statistics say of now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_worker.caches import CacheSet
+from gpu_worker.engine.preemption import Preemption
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.scheduler import Scheduler
+from gpu_worker.records import EngineStats
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.offload import Offloader
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Read from the engine's parts. num_layer_heads: KV heads of all layers."""
+
+    scheduler: Scheduler
+    preemption: Preemption
+    prefills: Mapping[Sequence, Prefill]
+    caches: CacheSet
+    pool: SlotPool
+    offloader: Offloader
+    num_layer_heads: int
+
+    def read_into(self, stats: EngineStats) -> None:
+        stats.running = self.scheduler.num_running
+        stats.waiting = self.scheduler.num_waiting
+        stats.waiting_tokens = self.scheduler.num_waiting_tokens
+        stats.prefilling = len(self.prefills)
+        stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
+        stats.prefilling_tokens_left = sum(each.left_tokens for each in self.prefills.values())
+        stats.preemptions_total = self.preemption.num_preempted
+        self.caches.recall.take_past_counts(self.scheduler.offloading())
+        stats.slot_used_tokens = self.pool.num_used_slots / self.num_layer_heads
+        stats.offloaded_bytes_total = self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
+        stats.fetched_bytes_total = self.offloader.fetched_bytes
+        stats.store_reachable = self.offloader.is_reachable
