@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any
 
 from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
@@ -18,7 +16,6 @@ from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
-Reply = TypeVar("Reply")
 _BUILD_TIMEOUT_SECONDS = 600.0
 
 
@@ -36,18 +33,13 @@ class Attachment:
     transport: Transport
     lease: Lease
 
-    def call(
-        self, method: Callable[..., Reply], request: Message, timeout_seconds: float | None = None
-    ) -> Reply:
-        """Call the store. Raises StoreError; a StaleEpoch ends the lease too."""
-        with self.noting_loss():
-            return self.rpc.call(method, request, timeout_seconds)
-
-    def ask(self, method: str, *, call_seconds: float | None = None, **fields: Any) -> Any:
-        """The reply to a method of this name, asked with these fields by this worker. Raises StoreError."""
+    def ask(self, method: str, **fields: Any) -> Any:
+        """The reply to a method of this name, asked with these fields by this worker. Raises StoreError; a StaleEpoch
+        ends the lease too."""
         with refusing_odd_fields():
             request = getattr(pb, f"{method}Request")(epoch=self.epoch, worker_id=self.worker_id, **fields)
-        return self.call(getattr(self.rpc.stub, method), request, call_seconds)
+        with self.noting_loss():
+            return self.rpc.call(getattr(self.rpc.stub, method), request)
 
     @contextlib.contextmanager
     def noting_loss(self) -> Iterator[None]:
@@ -74,10 +66,12 @@ def attach(
     transport: type[Transport],
     max_gather_rows: int,
     timeout_seconds: float,
+    call_seconds: float,
     token: str,
 ) -> Attachment:
-    """Attach, map and start the heartbeat. Raises StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, timeout_seconds, token)
+    """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
+    StoreError; nothing is left open then."""
+    rpc = StoreRpc(target, call_seconds, token)
     try:
         with refusing_odd_fields():
             request = pb.AttachRequest(
@@ -86,26 +80,27 @@ def attach(
                 max_gather_rows=transport.response_rows(max_gather_rows),
                 edition=wire.edition_to_message(wire.own_edition()),
             )
-        reply = rpc.attach(request)
+        reply = rpc.attach(request, timeout_seconds)
         geometry = SlabGeometry(layout, reply.slab_bytes)
         if geometry.tokens_per_slab != reply.tokens_per_slab:
             raise InvalidStoreRequest(
                 f"the store cuts slabs into {reply.tokens_per_slab} tokens, this client into "
                 f"{geometry.tokens_per_slab}: run the same version on both sides"
             )
-        mapped = transport(rpc, layout, worker_id, reply)
+        mapped = transport(rpc, layout, worker_id, reply, timeout_seconds)
     except BaseException:
         rpc.close()
         raise
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
-    lease = Lease(reply.lease_seconds, lambda: rpc.call(rpc.stub.Heartbeat, beat))
+    lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
     num_slabs = reply.arena_bytes // reply.slab_bytes - -(-reply.response_bytes // reply.slab_bytes)
     return Attachment(reply.epoch, worker_id, geometry, num_slabs, rpc, mapped, lease)
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
     """Wait for the trainers, then get at the arrays. Raises StoreError."""
-    reply = attached.call(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
+    with attached.noting_loss():
+        reply = attached.rpc.wait(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
     refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)

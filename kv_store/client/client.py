@@ -29,12 +29,19 @@ Positions = npt.NDArray[np.int64]
 class StoreClient:
     """One worker's attachment. Thread-safe; gathers take turns, since their results share one segment.
 
-    Every method raises StoreUnreachable when the store does not answer in time and StaleEpoch when it was
-    restarted or dropped this worker: `reattach` then starts over with no sequence. Made by `connect`.
+    Every method raises StoreSilent when the store does not answer in time, and from then on at once until it does;
+    StoreUnreachable when it is gone, and StaleEpoch when it was restarted or dropped this worker: `reattach` then
+    starts over with no sequence. Made by `connect`.
     """
 
     def __init__(
-        self, layout: Layout, worker_id: str, max_gather_rows: int, connect: Callable[[], Attachment]
+        self,
+        layout: Layout,
+        worker_id: str,
+        max_gather_rows: int,
+        connect: Callable[[float], Attachment],
+        timeout_seconds: float,
+        call_seconds: float,
     ):
         self._layout = layout
         self._worker_id = worker_id
@@ -42,7 +49,8 @@ class StoreClient:
         self._connect = connect
         self._tables = SlabTables(layout)
         self._gather_lock = threading.Lock()
-        self._attached = connect()
+        self._call_seconds = call_seconds
+        self._attached = connect(timeout_seconds)
         self._builds = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="index-build")
 
     @classmethod
@@ -55,19 +63,21 @@ class StoreClient:
         transport: str = "zero_copy",
         max_gather_rows: int = 65536,
         timeout_seconds: float = 10.0,
+        call_seconds: float | None = None,
         token: str = "",
     ) -> StoreClient:
         """Attach to the store at `target` ("unix:PATH" or "HOST:PORT"), waiting up to the timeout for it.
 
-        token: the store's, where it asks for one. Raises InvalidStoreRequest when the store holds another layout,
-        StoreFull, HandoffRefused, TokenRefused.
+        call_seconds: what each call may take from then on, beside the time that rows take to move, and `reattach` too;
+        None: as long. token: the store's, where it asks for one. Raises InvalidStoreRequest when the store holds
+        another layout, StoreFull, HandoffRefused, TokenRefused.
         """
-        kind = transport_class(transport)
+        kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
 
-        def connect() -> Attachment:
-            return attach(target, layout, worker_id, kind, max_gather_rows, timeout_seconds, token)
+        def connect(seconds: float) -> Attachment:
+            return attach(target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, token)
 
-        return cls(layout, worker_id, max_gather_rows, connect)
+        return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
 
     @property
     def epoch(self) -> int:
@@ -287,6 +297,11 @@ class StoreClient:
         """Whether a store was there when last asked, by the heartbeat or otherwise; it may be another start."""
         return self._attached.lease.is_answered
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long the store has not answered, although its connection is there; 0 while it answers, or is gone."""
+        return self._attached.rpc.silent_seconds
+
     def check(self) -> None:
         """Raises StaleEpoch or StoreUnreachable when what this client holds is known to be lost."""
         self._attached.lease.check()
@@ -297,7 +312,7 @@ class StoreClient:
         Raises as `connect` does; the client may then try again, and its heartbeat goes on.
         """
         self._tables.clear()
-        attached = self._connect()
+        attached = self._connect(self._call_seconds)
         self._detach()
         self._attached = attached
 

@@ -4,6 +4,7 @@ StoreError
 ├── VersionMismatch       store and client are not of one edition
 ├── TokenRefused          the store asks for another token
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
+│   └── StoreSilent       no answer within the deadline: the call may be repeated
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
 ├── StoreFull             no room; the text names the missing bytes
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
@@ -35,6 +36,11 @@ class TokenRefused(StoreError):
 
 class StoreUnreachable(StoreError):
     """The store did not answer within the deadline, or its process is gone."""
+
+
+class StoreSilent(StoreUnreachable):
+    """The store does not answer, although its connection is there. What was asked may have been done or not: every
+    short call may be repeated."""
 
 
 class StaleEpoch(StoreError):

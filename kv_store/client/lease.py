@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kv_store.client.errors import StaleEpoch, StoreError, StoreUnreachable
 
 _BEATS_PER_LEASE = 3
-_BEAT_SECONDS = 1.0
+_BEAT_SECONDS = 0.5
 
 
 class Lease:

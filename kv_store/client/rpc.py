@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from kv_store.client.errors import (
     StaleEpoch,
     StoreError,
     StoreFull,
+    StoreSilent,
     StoreUnreachable,
     TokenRefused,
     VersionMismatch,
@@ -26,6 +28,8 @@ from kv_store.v1 import kv_store_pb2_grpc
 Reply = TypeVar("Reply")
 
 MAX_MESSAGE_BYTES = 16 << 20
+# Rows come at least so fast from a store that works, over the slowest network that is of use.
+LEAST_BYTES_PER_SECOND = 32 << 20
 TOKEN_KEY = "authorization"
 # In the trailing metadata of a store that is full.
 MISSING_BYTES_KEY = "carrel-missing-bytes"
@@ -44,7 +48,7 @@ _OPTIONS = (
 )
 _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.UNAVAILABLE: StoreUnreachable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: StoreUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: StoreSilent,
     grpc.StatusCode.CANCELLED: StoreUnreachable,
     grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
@@ -85,14 +89,26 @@ def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 class StoreRpc:
-    """One channel. Every call has a deadline of `timeout_seconds`, shows the token and raises StoreError only."""
+    """One channel. Every call has a deadline, shows the token and raises StoreError only.
+
+    After a deadline that passed the store is silent: each `call` and `read_stream` raises StoreSilent at once, so that
+    nobody waits twice, until it answers a `beat`.
+    """
 
     def __init__(self, target: str, timeout_seconds: float, token: str = "") -> None:
+        """timeout_seconds: the deadline of a call, beside the time that its rows take."""
         self.target = target
         self._metadata = token_metadata(token)
-        self.timeout_seconds = timeout_seconds
+        self._timeout_seconds = timeout_seconds
+        self._is_silent = False
+        self._answered_at = time.monotonic()
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self.stub = kv_store_pb2_grpc.KVStoreStub(self._channel)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last beat that was answered, while the store is silent; else 0."""
+        return time.monotonic() - self._answered_at if self._is_silent else 0.0
 
     def hello(self) -> None:
         """Compare editions with the store. Raises VersionMismatch."""
@@ -106,35 +122,72 @@ class StoreRpc:
         if reason := refusal(wire.edition_from_message(edition)):
             raise VersionMismatch(reason, self.target)
 
-    def attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
-        """Waits for the store to come up. A layout that the store does not hold is InvalidStoreRequest; raises
+    def attach(self, request: pb.AttachRequest, timeout_seconds: float) -> pb.AttachResponse:
+        """Waits so long for the store to come up. A layout that the store does not hold is InvalidStoreRequest; raises
         VersionMismatch."""
         try:
             with translated(self.target):
                 reply = self.stub.Attach(
-                    request, timeout=self.timeout_seconds, wait_for_ready=True, metadata=self._metadata
+                    request, timeout=timeout_seconds, wait_for_ready=True, metadata=self._metadata
                 )
         except StaleEpoch as exc:
             raise InvalidStoreRequest(exc.text, self.target) from exc
         self.check(reply.edition)
         return reply
 
-    def call(self, method: Callable[..., Reply], request: Any, timeout_seconds: float | None = None) -> Reply:
-        with translated(self.target):
-            return method(request, timeout=timeout_seconds or self.timeout_seconds, metadata=self._metadata)
+    def call(self, method: Callable[..., Reply], request: Any, num_bytes: int = 0) -> Reply:
+        """The reply. num_bytes: of rows that are moved until it comes."""
+        with self._in_time():
+            return method(request, timeout=self._deadline(num_bytes), metadata=self._metadata)
+
+    def wait(self, method: Callable[..., Reply], request: Any, timeout_seconds: float) -> Reply:
+        """The reply to a call that may take long, for a thread that may wait; also of a store that is silent now."""
+        try:
+            with translated(self.target):
+                return method(request, timeout=timeout_seconds, metadata=self._metadata)
+        except StoreSilent as exc:
+            raise StoreUnreachable(str(exc)) from exc
+
+    def beat(self, request: pb.HeartbeatRequest) -> None:
+        """Ask whether the store is there, whatever was known of it."""
+        try:
+            with translated(self.target):
+                self.stub.Heartbeat(request, timeout=self._timeout_seconds, metadata=self._metadata)
+        except StoreSilent:
+            self._is_silent = True
+            raise
+        except StoreError:
+            self._is_silent = False
+            raise
+        self._answered_at = time.monotonic()
+        self._is_silent = False
 
     def read_stream(
         self, method: Callable[..., Iterable[pb.RowsChunk]], request: Any, most_bytes: int
     ) -> bytes:
         """The stream's bytes. Raises StoreError once there are more than `most_bytes`."""
         chunks, num_bytes = [], 0
-        with translated(self.target):
-            for chunk in method(request, timeout=self.timeout_seconds, metadata=self._metadata):
+        with self._in_time():
+            for chunk in method(request, timeout=self._deadline(most_bytes), metadata=self._metadata):
                 num_bytes += len(chunk.data)
                 if num_bytes > most_bytes:
                     raise StoreError(f"more than the {most_bytes} bytes asked for came", self.target)
                 chunks.append(chunk.data)
         return b"".join(chunks)
+
+    def _deadline(self, num_bytes: int) -> float:
+        return self._timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        if self._is_silent:
+            raise StoreSilent(f"KV store at {self.target}: it does not answer")
+        try:
+            with translated(self.target):
+                yield
+        except StoreSilent:
+            self._is_silent = True
+            raise
 
     def close(self) -> None:
         self._channel.close()

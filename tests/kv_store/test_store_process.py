@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from store_samples import LAYOUT, random_rows
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
-from kv_store.client import PQParams, RowsWanted, StoreClient, StoreUnreachable
+from kv_store.client import PQParams, RowsWanted, StoreClient, StoreSilent, StoreUnreachable
 from kv_store.config import LEAST_ARENA_BYTES, idle_cores, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +53,15 @@ def start(folder: Path, runtime: str) -> subprocess.Popen[str]:
     raise AssertionError(f"the store ended with {process.wait(PATIENCE)} before it was ready")
 
 
-def connect(folder: Path) -> StoreClient:
-    target = f"unix:{folder}/kv_store.sock"
-    return StoreClient.connect(target, LAYOUT, worker_id="w", max_gather_rows=64, timeout_seconds=PATIENCE)
+def connect(folder: Path, call_seconds: float = PATIENCE) -> StoreClient:
+    return StoreClient.connect(
+        f"unix:{folder}/kv_store.sock",
+        LAYOUT,
+        worker_id="w",
+        max_gather_rows=64,
+        timeout_seconds=PATIENCE,
+        call_seconds=call_seconds,
+    )
 
 
 def fill(client: StoreClient) -> np.ndarray:
@@ -130,6 +136,33 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
         assert shared_memory() <= before
         with pytest.raises(StoreUnreachable):
             client.stats()
+        client.close()
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+
+
+def test_a_stopped_store_is_waited_for_once_and_known_to_be_silent_until_it_goes_on(folder: Path) -> None:
+    process = start(folder, "process")
+    try:
+        client = connect(folder, call_seconds=1.0)
+        rows = fill(client)
+        index = client.build_index("a", 0, 0, 12, PQParams(1, 4))
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreSilent):
+            client.reserve("a", 200)
+        assert client.silent_seconds > 0
+        assert not client.is_answering
+        # What is known to be silent is not asked: this is no deadline's error.
+        with pytest.raises(StoreSilent, match="does not answer"):
+            client.seal("a", 100)
+        # Rows need no call, and an index that is being trained waits.
+        assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
+        client.check()
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: client.is_answering and not client.silent_seconds)
+        assert client.reserve("a", 200).shape[1] == 7
+        assert index.result(PATIENCE).arrays["codebooks"].shape[0] == 2
         client.close()
     finally:
         process.kill()

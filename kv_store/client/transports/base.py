@@ -32,8 +32,14 @@ class Transport(ABC):
 
     @abstractmethod
     def __init__(
-        self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse
-    ) -> None: ...
+        self,
+        rpc: StoreRpc,
+        layout: Layout,
+        worker_id: str,
+        attached: pb.AttachResponse,
+        timeout_seconds: float,
+    ) -> None:
+        """timeout_seconds: to get at the arena."""
 
     @abstractmethod
     def put(

@@ -30,7 +30,14 @@ class GrpcStreamTransport(Transport):
     def response_rows(cls, max_gather_rows: int) -> int:
         return 0
 
-    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None:
+    def __init__(
+        self,
+        rpc: StoreRpc,
+        layout: Layout,
+        worker_id: str,
+        attached: pb.AttachResponse,
+        timeout_seconds: float,
+    ) -> None:
         self._rpc = rpc
         self._row_bytes = layout.row_bytes
         self._epoch = attached.epoch
@@ -54,7 +61,7 @@ class GrpcStreamTransport(Transport):
             for begin in range(0, data.size, _CHUNK_BYTES):
                 yield pb.PutRowsRequest(data=data[begin : begin + _CHUNK_BYTES].tobytes())
 
-        self._rpc.call(self._rpc.stub.PutRows, messages())
+        self._rpc.call(self._rpc.stub.PutRows, messages(), rows.nbytes)
 
     def gather(
         self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]

@@ -29,7 +29,14 @@ class ShmTransport(Transport):
     def response_rows(cls, max_gather_rows: int) -> int:
         return max_gather_rows
 
-    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None:
+    def __init__(
+        self,
+        rpc: StoreRpc,
+        layout: Layout,
+        worker_id: str,
+        attached: pb.AttachResponse,
+        timeout_seconds: float,
+    ) -> None:
         self._rpc = rpc
         self._epoch = attached.epoch
         self._worker_id = worker_id
@@ -37,7 +44,7 @@ class ShmTransport(Transport):
         handle = ArenaHandle(attached.region_id, attached.epoch, attached.arena_bytes)
         if not attached.arena_socket:
             raise HandoffRefused("the store hands out no arena over TCP: use --transport grpc")
-        self._arena = receive_arena(attached.arena_socket, handle, rpc.timeout_seconds)
+        self._arena = receive_arena(attached.arena_socket, handle, timeout_seconds)
         self._rows = self._geometry.rows(self._arena)
         self._readable = self._arena.view()
         self._readable.flags.writeable = False
@@ -65,8 +72,8 @@ class ShmTransport(Transport):
     ) -> Bytes:
         request = wire.gather(self._epoch, self._worker_id, layer, wanted)
         num_rows = count_rows(wanted)
-        reply = self._rpc.call(self._rpc.stub.Gather, request)
         row_bytes = self._geometry.layout.row_bytes
+        reply = self._rpc.call(self._rpc.stub.Gather, request, num_rows * row_bytes)
         begin, size = self._response
         if reply.num_rows != num_rows or reply.offset != begin or num_rows * row_bytes > size:
             raise StoreError("the store's reply to Gather does not lie in this worker's response segment")

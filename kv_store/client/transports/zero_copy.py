@@ -24,8 +24,15 @@ class ZeroCopyTransport(ShmTransport):
     def response_rows(cls, max_gather_rows: int) -> int:
         return 0
 
-    def __init__(self, rpc: StoreRpc, layout: Layout, worker_id: str, attached: pb.AttachResponse) -> None:
-        super().__init__(rpc, layout, worker_id, attached)
+    def __init__(
+        self,
+        rpc: StoreRpc,
+        layout: Layout,
+        worker_id: str,
+        attached: pb.AttachResponse,
+        timeout_seconds: float,
+    ) -> None:
+        super().__init__(rpc, layout, worker_id, attached, timeout_seconds)
         self._row_items = self._geometry.row_items(self._readable)
 
     def gather(
