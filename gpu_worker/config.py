@@ -25,6 +25,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MAX_UNIX_PATH_BYTES = 107
 ADDRESS = "unix:PATH or HOST:PORT"
+LEAST_HANG_TIMEOUT_S = 2.0
 
 
 def read_budget(text: str) -> Budget:
@@ -167,6 +168,14 @@ class WorkerOptions:
     index_device: Literal["cpu", "gpu"] = option(
         "cpu", "who trains indexes: cpu, the store's cores, or gpu, the model's device", metavar="NAME"
     )
+    store_patience_s: float = option(
+        10.0,
+        "seconds that a request which needs the store waits for one that does not answer, before it ends with an error",
+        name="store-patience",
+        metavar="S",
+        ge=0,
+        le=86400,
+    )
     prefix_cache: bool = option(True, "reuse what the store has of prompts that begin alike")
     granularity: Literal["kv_head", "q_head"] = option(
         "kv_head",
@@ -194,6 +203,14 @@ class WorkerOptions:
     )
     clusterkv_metric: Literal["cosine", "l2", "ip"] = option(
         "cosine", "ClusterKV: cosine, l2 or ip, of clustering", metavar="NAME"
+    )
+    hang_timeout_s: float = option(
+        60.0,
+        "seconds without progress after which a worker that has hung is ended, and started again; 0: never",
+        name="hang-timeout",
+        metavar="S",
+        ge=0,
+        le=86400,
     )
     shutdown_timeout_s: float = option(
         30.0,
@@ -237,6 +254,11 @@ class WorkerConfig(WorkerOptions, LogOptions):
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
+        if 0 < self.hang_timeout_s < LEAST_HANG_TIMEOUT_S:
+            raise ConfigError(
+                f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
+                f"{LEAST_HANG_TIMEOUT_S:g} or more, or 0 for never"
+            )
         if self.transport == "grpc" and self.index_device == "gpu":
             raise ConfigError(
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"

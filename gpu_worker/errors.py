@@ -9,7 +9,8 @@ WorkerError
 │   ├── ArenaFull          the store's arena is full: others may give way
 │   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
-│   └── PrefixLost         only a known prefix went with it: the prompt can be computed anew
+│   ├── PrefixLost         only a known prefix went with it: the prompt can be computed anew
+│   └── StoreSilent        the KV store does not answer now; what was asked of it may be asked again
 ├── SlowConsumer           the reader of a stream fell too far behind
 ├── InvalidLogits          the model gave NaN or infinity; names the request
 └── EngineStopped          the engine drains, or has died of an unexpected error
@@ -69,6 +70,10 @@ class StoreUnavailable(WorkerError):
 
 class PrefixLost(StoreUnavailable):
     """Rows of a known prefix are gone, of a request that can do without the store: its prompt is computed anew."""
+
+
+class StoreSilent(StoreUnavailable):
+    """The KV store does not answer. Nothing is lost so far, and what was asked may be asked again once it does."""
 
 
 class SlowConsumer(WorkerError):

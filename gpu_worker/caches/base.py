@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from gpu_worker.policies.base import StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import TrainedLayer
 
 
 class GroupStep(StepAttention):
@@ -40,6 +42,10 @@ class Cache(ABC):
         """Whether the rows of an admitted sequence must go to the store."""
         return False
 
+    def needs_store_to_decode(self, sequence: Sequence) -> bool:
+        """Whether a decoding sequence whose rows go to the store needs them there: it cannot go on from its slots."""
+        return True
+
     def bytes_in_store(self, sequence: Sequence) -> int:
         """Bytes of the rows of a sequence that offloads; 0 where they are there for measuring only."""
         return 0
@@ -62,8 +68,12 @@ class Cache(ABC):
         return None
 
     @abstractmethod
-    def advance(self, sequence: Sequence, layers: range) -> None:
-        """Make room for the sequence's next token in these layers. Raises StoreUnavailable."""
+    def advance(self, sequence: Sequence, layers: range) -> deque[TrainedLayer] | None:
+        """Make room for the sequence's next token in these layers. Raises StoreUnavailable, or StoreSilent where it may
+        be called again.
+
+        Returns indexes that must be loaded first, and are to be taken from there once they are: then call it again.
+        """
 
     @abstractmethod
     def group_shape(

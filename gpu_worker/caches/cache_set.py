@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.store.offload import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,10 @@ class CacheSet:
         the prompt."""
         return self._sparse.get(sequence.policy.family, self._dense)
 
+    def needs_store_to_decode(self, sequence: Sequence) -> bool:
+        """See `Cache.needs_store_to_decode`."""
+        return self._offloading(sequence).needs_store_to_decode(sequence)
+
     def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
         """Bytes that the sequence holds: of its slots in all layers, and of its rows in the store."""
         in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
@@ -130,9 +136,9 @@ class CacheSet:
             needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
         return needed
 
-    def advance(self, sequence: Sequence) -> None:
-        """Let the window move on for the sequence's next token in every layer."""
-        self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
+    def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
+        """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
+        return self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""

@@ -7,7 +7,7 @@ from gpu_worker.caches import CacheSet
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.errors import ArenaFull, NeverFits, WorkerError
+from gpu_worker.errors import ArenaFull, NeverFits, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
@@ -46,8 +46,8 @@ class Admission:
         """Whether the sequence runs now, others having given way perhaps; False if it must wait until others end. If it
         `offloads` then it waits for room in the arena.
 
-        Raises NeverFits, RequestError or StoreUnavailable where it never can. This may attach to the store again:
-        see `Offloader.holds`.
+        Raises NeverFits, RequestError or StoreUnavailable where it never can, and StoreSilent where it may be tried
+        again once the store answers. This may attach to the store again: see `Offloader.holds`.
         """
         while not self._try(sequence):
             if not self._preemption.make_way(sequence, self._missing_bytes):
@@ -56,8 +56,10 @@ class Admission:
 
     def _try(self, sequence: Sequence) -> bool:
         self._missing_bytes = 0
-        if sequence.offloads and self._preemption.must_wait(sequence):
-            return False
+        if sequence.offloads:
+            self._offloader.check_answers()
+            if self._preemption.must_wait(sequence):
+                return False
         sequence.offloads = False
         if not self._scheduler.num_free_seats:
             return False
@@ -68,6 +70,10 @@ class Admission:
             return False
         try:
             is_open = self._finds_room(sequence)
+        except StoreSilent:
+            self._caches.release(sequence)
+            self._scheduler.unseat(sequence)
+            raise
         except WorkerError:
             self._caches.release(sequence)
             raise
@@ -85,8 +91,10 @@ class Admission:
                 f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV store "
                 "has; send a shorter prompt, or start with a larger --arena-bytes"
             )
-        if sequence.offloads and self._preemption.must_wait(sequence):
-            return False
+        if sequence.offloads:
+            self._offloader.check_answers()
+            if self._preemption.must_wait(sequence):
+                return False
         try:
             sequence.num_cached = self._open(sequence)
         except ArenaFull as error:

@@ -10,6 +10,7 @@ from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine, MakePrefill
 from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.patience import PATIENCE_SECONDS
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.errors import ConfigError
@@ -49,6 +50,8 @@ class EngineOptions:
     # As `Pace` and `Scheduler` have them.
     itl_seconds: float | None = None
     stretch: float = STRETCH
+    # As `Patience` has it.
+    store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
     captures_graphs: bool = True
 
@@ -121,6 +124,7 @@ def assemble(
         prefixes=prefixes,
         itl_seconds=options.itl_seconds,
         stretch=options.stretch,
+        store_patience_seconds=options.store_patience_seconds,
     )
 
 

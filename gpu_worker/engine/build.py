@@ -32,6 +32,8 @@ Report = Callable[[str, int, int], None]
 
 # Rows of one gather, which bound the response slab that the store keeps for this worker.
 MAX_GATHER_ROWS = 1 << 15
+# That one call of the engine's thread may wait for the store.
+STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
 # Requests at once, by default.
@@ -65,6 +67,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
         stretch=config.prefill_stretch,
+        store_patience_seconds=config.store_patience_s,
         hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
         full_layers=config.full_layers,
         default_policy=config.policy,
@@ -109,6 +112,7 @@ def connect_store(config: WorkerConfig, model: LoadedModel) -> StoreClient:
             transport=config.transport,
             max_gather_rows=MAX_GATHER_ROWS,
             timeout_seconds=config.store_timeout_s,
+            call_seconds=STORE_CALL_SECONDS,
             token=config.store_token,
         )
     except StoreError as error:

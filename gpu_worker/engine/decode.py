@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
 from gpu_worker.engine.graphs import StepGraphs
-from gpu_worker.errors import ArenaFull, WorkerError, no_room
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
@@ -21,7 +22,7 @@ from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
-from gpu_worker.store.offload import Offloader
+from gpu_worker.store.offload import Offloader, TrainedLayer
 
 Error = TypeVar("Error", bound=WorkerError)
 
@@ -30,14 +31,17 @@ Error = TypeVar("Error", bound=WorkerError)
 class StepResult:
     """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not.
 
-    The logits are valid until the next step. short: sequences for which the arena had no room; nothing of them changed,
-    and they may take part in the next step.
+    The logits are valid until the next step. Others took no part, nothing of them changed, and they can in a later
+    step: `short`, for whom the arena had no room; `silent`, who need a store that is silent; `indexing`, with the
+    indexes of tokens that leave their windows, all of which must be loaded first.
     """
 
     sequences: list[Sequence]
     logits: Tensor
     failed: list[tuple[Sequence, WorkerError]]
-    short: list[tuple[Sequence, ArenaFull]]
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    silent: list[Sequence] = field(default_factory=list)
+    indexing: list[tuple[Sequence, deque[TrainedLayer]]] = field(default_factory=list)
 
 
 class DecodeStep:
@@ -67,11 +71,23 @@ class DecodeStep:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
         failed: list[tuple[Sequence, WorkerError]] = []
         short: list[tuple[Sequence, ArenaFull]] = []
-        sequences = _each(sequences, self.advance, failed, short)
+        silent: list[Sequence] = []
+        indexing: list[tuple[Sequence, deque[TrainedLayer]]] = []
+
+        def advance(sequence: Sequence) -> None:
+            try:
+                if trained := self.advance(sequence):
+                    indexing.append((sequence, trained))
+            except StoreSilent:
+                silent.append(sequence)
+
+        sequences = _each(sequences, advance, failed, short)
+        absent = {*silent, *(sequence for sequence, _ in indexing)}
+        sequences = [sequence for sequence in sequences if sequence not in absent]
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
-            return StepResult([], torch.empty(0), failed, short)
+            return StepResult([], torch.empty(0), failed, short, silent, indexing)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
             logits = self.graphs.run(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
@@ -87,22 +103,35 @@ class DecodeStep:
         kept = _each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
-        return StepResult(kept, logits, failed, short)
+        return StepResult(kept, logits, failed, short, silent, indexing)
 
-    def advance(self, sequence: Sequence) -> None:
-        """Make room for the next token; tokens that leave the window may be trained. Raises ArenaFull, after which this
-        may be tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
+    def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
+        """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains
+        them: advance again once they are loaded. Raises ArenaFull and StoreSilent, after which this may be tried again,
+        and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
-            self._offloader.reserve(sequence, sequence.num_tokens + 1)
+            try:
+                self._offloader.reserve(sequence, sequence.num_tokens + 1)
+            except StoreSilent:
+                if not self._goes_on_without_store(sequence):
+                    raise
         try:
-            self._caches.advance(sequence)
+            return self._caches.advance(sequence)
         except torch.OutOfMemoryError as error:
             raise no_room(f"what policy {sequence.policy.name!r} does before a step", error) from error
+
+    def _goes_on_without_store(self, sequence: Sequence) -> bool:
+        """Whether the sequence needs no store from now on: it leaves one that is silent."""
+        if not self._offloader.silent_seconds or self._caches.needs_store_to_decode(sequence):
+            return False
+        self._offloader.release(sequence)
+        sequence.offloads = False
+        return True
 
     def _who_may_write(
         self, sequences: list[Sequence], failed: list[tuple[Sequence, WorkerError]]
     ) -> list[Sequence]:
-        """Once the lease is lost, the slabs that a step would write to may belong to others: sequences with slabs
+        """Once the lease is lost, the slabs that a step would write to may belong to others: sequences that need theirs
         end."""
         offloading = [sequence for sequence in sequences if sequence.offloads]
         try:
@@ -110,7 +139,7 @@ class DecodeStep:
                 self._offloader.check()
             return sequences
         except WorkerError as error:
-            failed += [(sequence, error) for sequence in offloading]
+            failed += [(each, error) for each in offloading if not self._goes_on_without_store(each)]
             return [sequence for sequence in sequences if not sequence.offloads]
 
     def _is_capturable(self, batch: Batch) -> bool:

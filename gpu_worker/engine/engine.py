@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
-from gpu_worker.caches import Cache, CacheSet
+from gpu_worker.caches import CacheSet
 from gpu_worker.device import Mark
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.decoding import Decoding
 from gpu_worker.engine.drawing import Drawn, draw
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.pace import Pace, prompt_work
+from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
 from gpu_worker.engine.preemption import Preemption
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefill import MakePrefill, Prefill
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
+from gpu_worker.engine.store_care import StoreCare
 from gpu_worker.errors import (
     ArenaFull,
     CapacityError,
@@ -28,6 +29,7 @@ from gpu_worker.errors import (
     NeverFits,
     PrefixLost,
     RequestError,
+    StoreSilent,
     StoreUnavailable,
     WorkerError,
     no_room,
@@ -48,20 +50,6 @@ from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoding:
-    """A decode step between two marks. has_run: whether anybody took part. short: those for which the arena had no
-    room."""
-
-    begun: Mark
-    ended: Mark
-    has_run: bool = True
-    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
-
-
-MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
 
 
 class Engine:
@@ -87,9 +75,10 @@ class Engine:
         prefixes: PrefixChain | None = None,
         itl_seconds: float | None = None,
         stretch: float = STRETCH,
+        store_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """prefixes: names the prefixes that requests may share; None: nothing is shared. itl_seconds, stretch: see
-        `Pace` and `Scheduler`."""
+        """prefixes: names the prefixes that requests may share; None: nothing is shared. itl_seconds, stretch,
+        store_patience_seconds: see `Pace`, `Scheduler` and `Patience`."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -110,6 +99,8 @@ class Engine:
         self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes, self._preemption)
         self.prefills: dict[Sequence, Prefill] = {}
         self.indexing = Indexing(caches.recall, offloader)
+        self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds)
+        self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
         # Tokens that are on their way.
         self._drawn: Drawn | None = None
         # Since freed slots were last given to running sequences.
@@ -162,7 +153,8 @@ class Engine:
             if num_quanta and (seconds is None or seconds > left):
                 break
             self.scheduler.serve(prefill.sequence, seconds or 0.0)
-            self._run_quantum(prefill)
+            if not self._run_quantum(prefill):
+                break
             left, work, num_quanta = left - (seconds or 0.0), work + next_work, num_quanta + 1
         if work:
             self._pace.prefilled(begun, work)
@@ -172,12 +164,17 @@ class Engine:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
         room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
         may_admit = may_offload = True
-        while (sequence := self.scheduler.next_prompt(may_admit, may_offload)) is not None:
+        while (
+            sequence := self.scheduler.next_prompt(may_admit, may_offload, self._patience.held)
+        ) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
             if not self._admit(sequence):
                 may_admit, may_offload = sequence.offloads, False
-        self._spread_freed()
+        # The slots that others freed, if no request waits for them.
+        if self._has_freed and not self.scheduler.num_waiting:
+            self.caches.spread()
+            self._has_freed = False
         return None
 
     def _prefill_seconds(self, sequence: Sequence) -> float:
@@ -190,24 +187,21 @@ class Engine:
         """Start a waiting sequence's prompt, or end it with an error; False where it must wait."""
         try:
             is_admitted = self._admission.admit(sequence)
+        except StoreSilent:
+            self._patience.wait(sequence)
+            return False
         except NeverFits as error:
-            self._end_lost()
             self._end_full(sequence, error)
             return True
         except (CapacityError, RequestError, StoreUnavailable) as error:
-            self._end_lost()
             self._fail(sequence, error)
             return True
-        self._end_lost()
+        finally:
+            self._store_care.end_lost()
+        self._patience.end(sequence)
         if is_admitted:
             self._begin_prefill(sequence)
         return is_admitted
-
-    def _spread_freed(self) -> None:
-        """Give running sequences the slots that others freed, if no request waits for them."""
-        if self._has_freed and not self.scheduler.num_waiting:
-            self.caches.spread()
-            self._has_freed = False
 
     def _begin_prefill(self, sequence: Sequence) -> None:
         sequence.clock.admitted = sequence.clock.admitted or time.monotonic()
@@ -224,37 +218,39 @@ class Engine:
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
-        if self.offloader.renew():
-            self._end_lost()
+        self._store_care.tend()
 
-    def _end_lost(self) -> None:
-        """End the sequences whose rows were lost with an earlier store."""
-        for sequence in self.scheduler.offloading():
-            if not self.offloader.holds(sequence):
-                self._fail(sequence, StoreUnavailable("the KV store came back empty while the request ran"))
-
-    def _run_quantum(self, prefill: Prefill) -> None:
+    def _run_quantum(self, prefill: Prefill) -> bool:
+        """False where it waits for a silent store."""
         sequence, computed = prefill.sequence, prefill.computed_tokens
         try:
             prefill.advance()
-            self._stats.prompt_tokens_total += prefill.computed_tokens - computed
             self.indexing.take_early(sequence, prefill.trained)
         except PrefixLost:
             # It waits again: its prompt must be computed anew.
             self._free(sequence)
             self.scheduler.wait_again(sequence)
-            return
+            return True
         except ArenaFull as error:
             self._preemption.make_room([(sequence, error)])
             if sequence not in self.prefills:
-                return
+                return True
             self.indexing.ask_again_for(sequence, prefill.trained)
+        except StoreSilent:
+            # What is done needs its indexes only, which are taken later.
+            if not prefill.is_done:
+                self._patience.wait(sequence)
+                return False
         except WorkerError as error:
             self._fail(sequence, error)
-            return
+            return True
+        finally:
+            self._stats.prompt_tokens_total += prefill.computed_tokens - computed
+        self._patience.end(sequence)
         sequence.tell_progress(prefill.computed_tokens)
         if prefill.is_done:
             sequence.status = Status.INDEXING
+        return True
 
     def _finish_prefills(self) -> None:
         """First tokens of the prompts that are done now."""
@@ -284,7 +280,7 @@ class Engine:
         self.indexing.ask_again(taken.short)
         return bool(taken.ready)
 
-    def _begin_decode(self) -> _Decoding | None:
+    def _begin_decode(self) -> Decoding | None:
         """A decode step on its way; None where nobody decodes."""
         sequences = self.scheduler.with_status(Status.DECODE)
         if not sequences:
@@ -298,19 +294,21 @@ class Engine:
             for sequence in sequences:
                 if sequence.offloads or sequence.is_compressed:
                     self._fail(sequence, error)
-            return _Decoding(begun, self._pace.mark())
+            return Decoding(begun, self._pace.mark())
         except torch.OutOfMemoryError as error:
             for sequence in sequences:
                 self._fail(sequence, no_room("the step", error))
-            return _Decoding(begun, self._pace.mark())
+            return Decoding(begun, self._pace.mark())
         ended = self._pace.mark()
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
+        for sequence, trained in result.indexing:
+            self.indexing.add(sequence, trained)
+        self._patience.note(result.silent, result.sequences)
         self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
-        has_run = bool(result.sequences or result.failed)
-        return _Decoding(begun, ended, has_run, result.short)
+        return Decoding(begun, ended, bool(result.sequences or result.failed), result.short)
 
-    def _end_decode(self, decoding: _Decoding) -> None:
+    def _end_decode(self, decoding: Decoding) -> None:
         self._take()
         # Where all tokens were forced none was waited for.
         decoding.ended.wait()
@@ -328,10 +326,8 @@ class Engine:
                 self._accept(sequence, event)
 
     def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
-        sequence.generated.append(event.token_id)
+        sequence.take(event.token_id)
         self._stats.generation_tokens_total += 1
-        sequence.sampler.append(event.token_id)
-        sequence.next_token = event.token_id
         if event.token_id in sequence.sampler.end_token_ids:
             self._finish(sequence, FinishReason.STOP, event.token_id)
             return
@@ -367,6 +363,7 @@ class Engine:
         self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
         if sequence.status not in (Status.WAITING, Status.FINISHED):
             self._free(sequence)
+        self._patience.end(sequence)
         self.scheduler.remove(sequence)
 
     def _free(self, sequence: Sequence) -> None:
@@ -390,6 +387,11 @@ class Engine:
         self._stats = EngineStats(slot_capacity_tokens=self.info.slot_capacity_tokens)
         self._preemption.num_preempted = 0
         self.offloader.reset_counts()
+
+    @property
+    def is_store_reachable(self) -> bool:
+        """Whether the store answered when last asked, twice a second; any thread may ask."""
+        return self.offloader.is_reachable
 
     def close(self) -> None:
         """Abort every request and detach from the store."""

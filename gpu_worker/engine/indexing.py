@@ -1,13 +1,14 @@
-"""Prefilled sequences whose indexes are still being trained."""
+"""Sequences whose indexes are still being trained: of their prompt, or of tokens that leave their window."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
-from gpu_worker.errors import ArenaFull, WorkerError
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
+from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
@@ -35,6 +36,10 @@ class Indexing:
     def __len__(self) -> int:
         return len(self._trained)
 
+    @property
+    def sequences(self) -> Collection[Sequence]:
+        return self._trained.keys()
+
     def take_early(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
         """Load the ready indexes of a sequence, also while it is being prefilled: the first of `trained`, removed
         there.
@@ -45,7 +50,8 @@ class Indexing:
             trained.popleft()
 
     def add(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
-        """Add a prefilled sequence with the indexes that it still needs before it decodes; maybe none."""
+        """Add a sequence with the indexes that it still needs before it decodes; maybe none."""
+        sequence.status = Status.INDEXING
         self._trained[sequence] = trained
 
     def remove(self, sequence: Sequence) -> deque[TrainedLayer]:
@@ -65,7 +71,7 @@ class Indexing:
                 trained[place] = self._offloader.build(sequence, each.layer, each.job)
 
     def take(self, wait: bool) -> Taken:
-        """Load what is ready; of those that are short of room `ask_again`."""
+        """Load what is ready; of those that are short of room `ask_again`. Who needs a store that is silent stays."""
         taken = Taken()
         for sequence, trained in self._trained.items():
             try:
@@ -74,6 +80,8 @@ class Indexing:
                 self.take_early(sequence, trained)
             except ArenaFull as error:
                 taken.short.append((sequence, error))
+                continue
+            except StoreSilent:
                 continue
             except WorkerError as error:
                 taken.failed.append((sequence, error))

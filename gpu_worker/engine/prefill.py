@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -129,8 +131,8 @@ class Prefill:
 
     def advance(self) -> None:
         """One quantum; the last may only wait for copies. Raises StoreUnavailable when rows cannot be offloaded,
-        PrefixLost when a known prefix is gone and the prompt must be computed anew, and CapacityError when device
-        memory runs out."""
+        PrefixLost when a known prefix is gone and the prompt must be computed anew, StoreSilent where it may be called
+        again once the store answers, and CapacityError when device memory runs out."""
         try:
             self._run_quantum()
         except torch.OutOfMemoryError as error:
@@ -215,16 +217,20 @@ class Prefill:
 
     def _take_copied(self) -> None:
         """Seal the layers that are in the arena by now, and request their indexes."""
-        copied = []
-        while self._computed and self._computed[0].pending.copied.is_reached:
-            copied.append(self._computed.popleft())
+        copied = list(takewhile(lambda computed: computed.pending.copied.is_reached, self._computed))
         if copied and self.sequence.offloads:
             layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
+            # They stay until the store has answered.
             self._offloader.seal_layers(self.sequence, layers, self._num_tokens)
-            for computed in copied:
+        for computed in copied:
+            self._computed.popleft()
+            if self.sequence.offloads:
                 self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
 
     def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
         sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)
         if job is not None:
             self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
+
+
+MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]

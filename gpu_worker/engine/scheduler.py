@@ -71,19 +71,25 @@ class Scheduler:
     def find(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
 
-    def next_prompt(self, may_admit: bool, may_offload: bool = True) -> Sequence | None:
+    def next_prompt(
+        self, may_admit: bool, may_offload: bool = True, held: Collection[Sequence] = ()
+    ) -> Sequence | None:
         """The sequence whose prompt is next; a waiting one only if it may be admitted, and there are room for it and a
-        seat, or one of lower priority that gives way. may_offload: also those that were refused by a full arena."""
+        seat, or one of lower priority that gives way. may_offload: also those that were refused by a full arena. held:
+        are left out."""
         prompts = self.with_status(Status.PREFILL)
         if may_admit:
-            prompts += self._next_waiting(prompts, may_offload)
-        return min(prompts, key=self._urgency, default=None)
+            prompts += self._next_waiting(prompts, may_offload, held)
+        return min((each for each in prompts if each not in held), key=self._urgency, default=None)
 
-    def _next_waiting(self, prefilling: list[Sequence], may_offload: bool) -> list[Sequence]:
+    def _next_waiting(
+        self, prefilling: list[Sequence], may_offload: bool, held: Collection[Sequence]
+    ) -> list[Sequence]:
         """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
         overtakes them to the room that comes."""
         lengths = [sequence.num_prefill for sequence in prefilling]
         waiting = [each for each in self._waiting if may_offload or not each.offloads]
+        waiting = [each for each in waiting if each not in held]
         found = []
         for is_short in True, False:
             alike = [each for each in waiting if self._room.is_short(each.num_prefill) is is_short]

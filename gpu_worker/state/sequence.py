@@ -146,6 +146,12 @@ class Sequence:
         if not self.has_given_way:
             self.sink(ProgressEvent(computed_tokens, self.num_cached))
 
+    def take(self, token_id: int) -> None:
+        """A sampled token: part of the answer, and the input of the next step."""
+        self.generated.append(token_id)
+        self.sampler.append(token_id)
+        self.next_token = token_id
+
     def give_way(self) -> None:
         """Wait again, with all tokens and nothing that was computed of them; its seat, slots and slabs are freed.
 

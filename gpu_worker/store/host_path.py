@@ -14,7 +14,8 @@ from kv_store.client import RowsWanted, StoreClient
 
 
 class HostPath:
-    """Puts and gathers rows through the store's client. Raises what `StoreLink.call` raises."""
+    """Puts and gathers rows through the store's client. Raises what `StoreLink.call_once` raises: it is used in the
+    middle of a step, which cannot be repeated."""
 
     def __init__(
         self, client: StoreClient, link: StoreLink, dtype: torch.dtype, device: torch.device
@@ -26,7 +27,7 @@ class HostPath:
 
     def put(self, sequence_id: str, layer: int, begin: int, data: npt.NDArray[np.uint8]) -> None:
         """Write the rows of a layer's tokens from `begin` on: uint8 [H_kv, n, row_bytes]."""
-        self._link.call(lambda: self._client.put(sequence_id, layer, begin, data))
+        self._link.call_once(lambda: self._client.put(sequence_id, layer, begin, data))
 
     def gather(self, layer: int, items: list[RowsWanted]) -> Tensor:
         """The items' rows, [sum of n, 2d] on the device, in as many calls as the response slab's size asks for."""
@@ -36,7 +37,7 @@ class HostPath:
 
     def _one_call(self, layer: int, items: list[RowsWanted]) -> Tensor:
         # The response slab is reused by the next gather: copied before anyone can ask for it.
-        return self.rows(self._link.call(lambda: self._client.gather(layer, items)))
+        return self.rows(self._link.call_once(lambda: self._client.gather(layer, items)))
 
     def rows(self, data: npt.NDArray[np.uint8]) -> Tensor:
         """A copy of rows uint8 [n, row_bytes]: [n, 2d] on the device."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.errors import ArenaFull, CapacityError, StoreUnavailable
+from gpu_worker.errors import ArenaFull, CapacityError, StoreSilent, StoreUnavailable
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
 from kv_store.client import (
@@ -22,6 +22,7 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
+from kv_store.client import StoreSilent as NoAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -63,24 +64,42 @@ class StoreLink:
         self._extents = extents
         self._known = known
         self._is_mapped = True
+        # Sequences that ended while the store was silent, and that it still has.
+        self._unreleased: set[str] = set()
         self.is_attached = True
 
     @property
     def is_reachable(self) -> bool:
-        """Whether a sequence that is opened now is likely to be served; makes no call."""
+        """Whether a sequence that is opened now is likely to be served; makes no call, and any thread may ask."""
         return self.is_attached and self._client.is_answering
+
+    @property
+    def silent_seconds(self) -> float:
+        """See `StoreClient.silent_seconds`."""
+        return self._client.silent_seconds
 
     def open(self, sequence_id: str) -> None:
         """Open a sequence; after a failure or a restart of the store, attach again. Raises StoreError."""
         if self.is_attached:
             try:
-                self._client.open_sequence(sequence_id)
+                self.open_attached(sequence_id)
                 return
             except StaleEpoch:
                 # It answers, as a new start that holds nothing of ours; this request has lost nothing.
                 self.is_attached = False
         self._attach_anew()
-        self._client.open_sequence(sequence_id)
+        self.open_attached(sequence_id)
+
+    def open_attached(self, sequence_id: str) -> None:
+        """Open a sequence, or fail: nothing is attached again. Raises StoreError."""
+        # What is left of an earlier try goes first.
+        self._release_left()
+        try:
+            self._client.open_sequence(sequence_id)
+        except NoAnswer:
+            # It may be open there all the same.
+            self._unreleased.add(sequence_id)
+            raise
 
     def share(self, sequence_id: str, hashes: tuple[bytes, ...]) -> None:
         """Let an open sequence without slabs read the longest known prefix of these. Raises StoreUnavailable."""
@@ -98,13 +117,15 @@ class StoreLink:
         extent.reserved = -(-num_tokens // per_slab) * per_slab
 
     def release(self, sequence_id: str, seat: int, is_idle: bool = False) -> None:
-        """Free a sequence's slabs at once; nothing is left to free in a store that is gone. is_idle: the device is done
-        with them, which else is waited for."""
+        """Free a sequence's slabs at once, in a silent store once it answers; nothing is left to free in one that is
+        gone. is_idle: the device is done with them, which else is waited for."""
         if self._extents.pop(sequence_id, None) is None:
             return
         self._arena.forget(seat, is_idle)
         try:
             self.call(lambda: self._client.release(sequence_id))
+        except StoreSilent:
+            self._unreleased.add(sequence_id)
         except StoreUnavailable:
             self.is_attached = False
 
@@ -124,17 +145,21 @@ class StoreLink:
     def renew(self) -> bool:
         """Attach again when a lost store answers; True if so, and then the sequences' rows are gone.
 
-        Never waits for a silent store: its arena is released once nothing reads from it, to make room for the next.
+        Never waits for a store that does not answer. When it is gone, its arena is released once nothing reads from it,
+        to make room for the next.
         """
         if not self._client.is_answering:
-            if not self._extents and self._is_mapped:
+            if not self._client.silent_seconds and not self._extents and self._is_mapped:
                 self._let_go()
             return False
         if self.is_attached:
             try:
                 self._client.check()
+                self._release_left()
                 return False
-            except LOST:
+            except NoAnswer:
+                return False
+            except StoreError:
                 self.is_attached = False
         # If it went again, the next look tells.
         with contextlib.suppress(StoreError):
@@ -142,7 +167,7 @@ class StoreLink:
         return True
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises ArenaFull, CapacityError or StoreUnavailable where the store's client raises.
+        """Its result. Raises ArenaFull, CapacityError, StoreSilent or StoreUnavailable where the store's client raises.
 
         Their texts are for users: what names sockets and sequences goes to the log.
         """
@@ -153,6 +178,8 @@ class StoreLink:
             if not error.missing_bytes:
                 raise CapacityError(text) from error
             raise ArenaFull(text, error.missing_bytes) from error
+        except NoAnswer as error:
+            raise StoreSilent("the KV store does not answer") from error
         except LOST as error:
             self.is_attached = False
             logger.warning("the KV store is lost: %s", error)
@@ -163,13 +190,28 @@ class StoreLink:
                 "the KV store failed while the request ran; the log has the cause"
             ) from error
 
+    def call_once(self, operation: Callable[[], Result]) -> Result:
+        """As `call`, for what cannot be asked again later: silence is an end too."""
+        try:
+            return self.call(operation)
+        except StoreSilent as error:
+            raise StoreUnavailable(str(error)) from error
+
+    def _release_left(self) -> None:
+        for sequence_id in tuple(self._unreleased):
+            self._client.release(sequence_id)
+            self._unreleased.discard(sequence_id)
+
     def _attach_anew(self) -> None:
         # From here on nothing of before is held, also if the store is not there.
         self._extents.clear()
         self._known.clear()
+        self._unreleased.clear()
         self._let_go()
+        if self._client.silent_seconds:
+            raise NoAnswer("the KV store does not answer")
         if not self._client.is_answering:
-            raise StoreUnreachable("the KV store does not answer")
+            raise StoreUnreachable("the KV store is gone")
         self._client.reattach()
         self._is_mapped = True
         self._arena.map()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
-from gpu_worker.errors import CapacityError, WorkerError
+from gpu_worker.errors import CapacityError, StoreSilent, WorkerError
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
@@ -40,7 +41,8 @@ class TrainedLayer:
 
 
 class Offloader:
-    """Moves rows between the device and the arena. Every method may raise StoreUnavailable.
+    """Moves rows between the device and the arena. Every method may raise StoreUnavailable, or StoreSilent where it may
+    be called again with the same arguments.
 
     copies: of prompts that need no store. known: what of prompts the store likely has.
     """
@@ -94,8 +96,13 @@ class Offloader:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store that holds our sequences answered when last asked."""
+        """Whether the store that holds our sequences answered when last asked; any thread may ask."""
         return self._link.is_reachable
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the store has been silent; 0 while it answers, or is gone."""
+        return self._link.silent_seconds
 
     @property
     def num_sequences(self) -> int:
@@ -136,6 +143,11 @@ class Offloader:
         """Of the arena, that only this sequence holds: free once it is released."""
         extent = self._extents.get(sequence.sequence_id)
         return 0 if extent is None else (extent.reserved - extent.shared) * self.token_bytes
+
+    def check_answers(self) -> None:
+        """Raises StoreSilent while the store is silent. Makes no call."""
+        if self.silent_seconds:
+            raise StoreSilent("the KV store does not answer")
 
     def renew(self) -> bool:
         """Check the store without waiting for it; true when this attached again (`holds`)."""
@@ -185,13 +197,15 @@ class Offloader:
         self.offloaded_bytes += len(layers) * (num_tokens - extent.shared) * self._client.layout.token_bytes
 
     def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
-        """Write one token of every layer, and seal at every full slab. data: uint8 [L, H_kv, row_bytes]."""
+        """Write one token of every layer, and seal at every full slab; while the store is silent, at a later token.
+        data: uint8 [L, H_kv, row_bytes]."""
         self.reserve(sequence, position + 1)
         for layer in range(self._num_layers):
             self._host.put(sequence.sequence_id, layer, position, data[layer][:, None])
-        if (position + 1) % self._client.tokens_per_slab == 0:
-            self.seal(sequence, position + 1)
         self._extents[sequence.sequence_id].written = position + 1
+        per_slab = self._client.tokens_per_slab
+        with contextlib.suppress(StoreSilent):
+            self.seal(sequence, (position + 1) // per_slab * per_slab)
         self.offloaded_bytes += data.nbytes
 
     def wrote(self, sequence: Sequence, num_tokens: int) -> None:
@@ -280,7 +294,7 @@ class Offloader:
             )
             for row, (sequence, held) in enumerate(zip(sequences, resident, strict=True))
         ]
-        positions, rows = self._call(lambda: self._client.top_k(layer, wanted, scale))
+        positions, rows = self._link.call_once(lambda: self._client.top_k(layer, wanted, scale))
         return [torch.from_numpy(found) for found in positions], self._host.rows(rows)
 
     def count_fetched(self, sequence: Sequence, num_rows: int) -> None:

@@ -57,7 +57,7 @@ class PromptCopies:
         name = sequence.sequence_id
         extent = Extent(hashes=hashes, is_copy=True)
         try:
-            self._link.call(lambda: self._client.open_sequence(name))
+            self._link.call(lambda: self._link.open_attached(name))
             self._extents[name] = extent
             self._link.share(name, hashes[:num_reusable])
         except WorkerError:

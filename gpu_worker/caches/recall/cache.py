@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -68,6 +70,8 @@ class RecallCache(Cache):
             shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
         )
         self._probe = probe
+        # Of tokens that are about to leave their windows: the indexes that are not loaded yet.
+        self._leaving: dict[Sequence, deque[TrainedLayer]] = {}
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -81,6 +85,13 @@ class RecallCache(Cache):
 
     def _keeps_in_store(self, sequence: Sequence) -> bool:
         return sequence.can_miss or not self._training.trains_here
+
+    def needs_store_to_decode(self, sequence: Sequence) -> bool:
+        is_measured = sequence.request.measure and sequence.plan.selects
+        selects_there = self._in_store is not None and sequence.plan.selects
+        return (
+            sequence.can_miss or is_measured or selects_there or self._training.trains_leaving_there(sequence)
+        )
 
     def bytes_in_store(self, sequence: Sequence) -> int:
         return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
@@ -177,8 +188,9 @@ class RecallCache(Cache):
         except torch.OutOfMemoryError as error:
             raise no_room_for_policy(sequence.policy.name, "index", trained.job.end) from error
 
-    def advance(self, sequence: Sequence, layers: range) -> None:
-        """Move the window on for the next token; what leaves it is indexed. Raises StoreUnavailable."""
+    def advance(self, sequence: Sequence, layers: range) -> deque[TrainedLayer] | None:
+        """Move the window on for the next token; what leaves it is indexed first, beside the steps of others. Raises
+        StoreUnavailable and StoreSilent."""
         policy, begin = recall_policy(sequence), sequence.window_begin
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
         sequence.leaving = -1
@@ -187,9 +199,17 @@ class RecallCache(Cache):
             if job is None:
                 sequence.leaving = begin
             else:
-                self._training.train_leaving(sequence, layers, job)
+                if sequence not in self._leaving:
+                    self._leaving[sequence] = self._training.train_leaving(sequence, layers, job)
+                left = self._leaving[sequence]
+                while left and not left[0].has_failed and self._training.load(sequence, left[0], 0.0):
+                    left.popleft()
+                if left:
+                    return left
+                del self._leaving[sequence]
                 self.fixed.clear_window(sequence, layers)
         sequence.window_begin = end
+        return None
 
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
@@ -277,4 +297,5 @@ class RecallCache(Cache):
         self._counted = counts
 
     def release(self, sequence: Sequence, layer: int) -> None:
+        self._leaving.pop(sequence, None)
         self._block_tables.release(sequence.seat, layer)

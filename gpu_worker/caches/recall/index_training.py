@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from typing import Any, cast
 
 import numpy as np
@@ -11,17 +11,12 @@ from torch import Tensor
 
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
-from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
-# Longest wait for the store to train an index; far above any real one, it only bounds a hang.
-INDEX_TIMEOUT_SECONDS = 600.0
-# Between two looks at whether the store is still there.
-INDEX_WAIT_SECONDS = 0.5
 # Keys of tokens that leave the window, of some layers, which are indexed at once.
 WINDOW_BYTES = 64 << 20
 # The last layer of a prompt is computed for one token only: nothing hides the training of its index, nor of the one
@@ -110,8 +105,16 @@ class IndexTraining:
         policy.load(self._indexes.of(policy), loaded)
         return True
 
-    def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> None:
-        """Index tokens that leave the window together. Raises StoreUnavailable."""
+    def trains_leaving_there(self, sequence: Sequence) -> bool:
+        """Whether the store trains the tokens that leave the sequence's window."""
+        plan, begin = sequence.plan, sequence.window_begin
+        if self.trains_here or not plan.selects:
+            return False
+        return recall_policy(sequence).leaving_job(plan, begin, begin + 1) is not None
+
+    def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> deque[TrainedLayer]:
+        """Index tokens that leave the window together. Returns what the store trains and `load` has to load. Raises
+        StoreUnavailable and StoreSilent."""
         if self.trains_here:
             positions = torch.arange(job.begin, job.end, device=self._shape.device)
             layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_bytes // 2
@@ -120,14 +123,9 @@ class IndexTraining:
                 some = range(first, min(first + at_once, layers.stop))
                 slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
                 self._train_here(sequence, some, job, self._keys[slots])
-            return
+            return deque()
         self._offloader.seal(sequence, job.end)
-        trained = [self._offloader.build(sequence, layer, job) for layer in layers]
-        deadline = time.monotonic() + INDEX_TIMEOUT_SECONDS
-        for index in trained:
-            while not self.load(sequence, index, INDEX_WAIT_SECONDS):
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(f"no index within {INDEX_TIMEOUT_SECONDS:.0f} s")
+        return deque(self._offloader.build(sequence, layer, job) for layer in layers)
 
     def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
         is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS

@@ -16,12 +16,17 @@ from kv_store.client import (
     PrefixMatch,
     RowsWanted,
     StoreFull,
+    StoreSilent,
     StoreUnreachable,
 )
 
 
 class MemoryStore:
-    """Rows in one array a sequence. `capacity_tokens` bounds what all sequences may reserve."""
+    """Rows in one array a sequence. `capacity_tokens` bounds what all sequences may reserve.
+
+    While `failure` is set every call raises it; StoreSilent, which stands for `silent_for` seconds by now, leaves those
+    that only read and write rows, as in shared memory.
+    """
 
     transport = "memory"
     selects_in_store = False
@@ -38,11 +43,12 @@ class MemoryStore:
         self.shared: dict[str, int] = {}
         self.num_gathers = 0
         self.failure: Exception | None = None
+        self.silent_for = 1.0
         # What the heartbeat has learnt, known without asking.
         self.lost: Exception | None = None
 
-    def _check(self) -> None:
-        if self.failure:
+    def _check(self, is_call: bool = True) -> None:
+        if self.failure and (is_call or not self.silent_seconds):
             raise self.failure
 
     def open_sequence(self, sequence_id: str) -> None:
@@ -80,7 +86,7 @@ class MemoryStore:
         return PrefixMatch(len(known) * self.tokens_per_slab, np.zeros(shape, np.int32))
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
-        self._check()
+        self._check(is_call=False)
         self.rows[sequence_id][layer, :, token_begin : token_begin + rows.shape[1]] = rows
 
     def seal(
@@ -98,7 +104,7 @@ class MemoryStore:
             self.prefixes.setdefault(name, self.rows[sequence_id][:, :, slab].copy())
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:
-        self._check()
+        self._check(is_call=False)
         self.num_gathers += 1
         return np.concatenate(
             [self.rows[item.sequence_id][layer, item.kv_head, item.positions] for item in wanted]
@@ -154,6 +160,10 @@ class MemoryStore:
     @property
     def is_answering(self) -> bool:
         return not any(isinstance(error, StoreUnreachable) for error in (self.failure, self.lost))
+
+    @property
+    def silent_seconds(self) -> float:
+        return self.silent_for if isinstance(self.failure, StoreSilent) else 0.0
 
     def unmap(self) -> None:
         pass

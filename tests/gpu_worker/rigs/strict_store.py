@@ -37,8 +37,8 @@ class StrictStore(MemoryStore):
         self.holds_builds = False
         self.held_builds: list[tuple[Future[IndexSegment], Future[IndexSegment]]] = []
 
-    def _known(self, sequence_id: str) -> None:
-        self._check()
+    def _known(self, sequence_id: str, is_call: bool = True) -> None:
+        self._check(is_call)
         if sequence_id not in self.rows:
             raise NotInStore(f"no sequence {sequence_id}")
 
@@ -54,7 +54,7 @@ class StrictStore(MemoryStore):
         self.num_attached += 1
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
-        self._known(sequence_id)
+        self._known(sequence_id, is_call=False)
         immutable = self.sealed_at[sequence_id][layer] // self.tokens_per_slab * self.tokens_per_slab
         end = token_begin + rows.shape[1]
         if not immutable <= token_begin < end <= self.rows[sequence_id].shape[2]:
@@ -89,7 +89,7 @@ class StrictStore(MemoryStore):
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:
         for item in wanted:
-            self._known(item.sequence_id)
+            self._known(item.sequence_id, is_call=False)
             if len(item.positions) and item.positions.max() >= self.sealed_at[item.sequence_id][layer]:
                 raise InvalidStoreRequest(f"position {item.positions.max()} of layer {layer} is not sealed")
         if sum(len(item.positions) for item in wanted) > self.max_gather_rows:

@@ -1,0 +1,20 @@
+"""A decode step on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpu_worker.device import Mark
+from gpu_worker.errors import ArenaFull
+from gpu_worker.state.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A decode step between two marks. has_run: whether anybody took part. short: those for which the arena had no
+    room."""
+
+    begun: Mark
+    ended: Mark
+    has_run: bool = True
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
