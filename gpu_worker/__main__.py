@@ -64,7 +64,13 @@ async def _serve(
     config: WorkerConfig, engine: Engine, prepare: Preparation | None, events: ProcessEvents
 ) -> int:
     lifecycle = Lifecycle(
-        engine, config.listen, config.max_queue, config.shutdown_timeout_s, events, prepare=prepare
+        engine,
+        config.listen,
+        config.max_queue,
+        config.shutdown_timeout_s,
+        events,
+        prepare=prepare,
+        hang_timeout_seconds=config.hang_timeout_s,
     )
     seen: set[int] = set()
 

@@ -56,6 +56,10 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    @property
+    def is_store_reachable(self) -> bool:
+        """Whether the store answers; any thread may ask, and it does not wait for a step."""
+
     def close(self) -> None: ...
 
 
@@ -63,12 +67,20 @@ class EngineThread:
     """Submits and aborts go through an inbox that is emptied between steps; events arrive on the engine's own thread.
 
     At most `engine.info.max_num_seqs + max_queue` requests live at once. An unexpected error of the engine
-    ends every live request with an ErrorEvent and calls `on_death` once, from the engine's thread.
+    ends every live request with an ErrorEvent and calls `on_death` once, from the engine's thread. `on_progress` is
+    called there too, at every turn and every event: about once a second at least, unless the engine hangs.
     """
 
-    def __init__(self, engine: Engine, max_queue: int, on_death: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        max_queue: int,
+        on_death: Callable[[], object],
+        on_progress: Callable[[], object] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._on_death = on_death
+        self._on_progress = on_progress
         self._info = engine.info
         self._capacity = engine.info.max_num_seqs + max_queue
         self._max_queue = max_queue
@@ -148,11 +160,14 @@ class EngineThread:
         return done
 
     def stats(self) -> EngineStats:
+        """Of the last moments; whether the store is there, of now, however long a step takes."""
+        is_reachable = self._engine.is_store_reachable
         with self._condition:
             return replace(
                 self._stats,
                 waiting=self._stats.waiting + self._num_inbox_submits,
                 waiting_tokens=self._stats.waiting_tokens + self._num_inbox_tokens,
+                store_reachable=is_reachable,
             )
 
     def drain(self, timeout_seconds: float) -> bool:
@@ -182,6 +197,7 @@ class EngineThread:
 
     def _take_turn(self) -> bool:
         """Inbox, then one step; False to stop."""
+        self._on_progress()
         with self._condition:
             if not self._inbox and not self._is_stopping and not self._engine.has_work:
                 self._condition.wait(IDLE_SECONDS)
@@ -223,6 +239,7 @@ class EngineThread:
             sink(ErrorEvent(error))
 
     def _deliver(self, request_id: str, event: Event) -> None:
+        self._on_progress()
         with self._condition:
             sink = self._live.get(request_id)
             if sink is not None and _is_last(event):

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PARAM_KEY = "carrel-param"
 CODE_KEY = "carrel-code"
+STORE_UNAVAILABLE = "store_unavailable"
 
 _CODES: dict[type[WorkerError], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -91,6 +92,8 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
         case NeverFits():
             # Another try would fail too, and a shorter prompt would not.
             metadata = ((CODE_KEY, "context_length_exceeded"),)
+        case StoreUnavailable():
+            metadata = ((CODE_KEY, STORE_UNAVAILABLE),)
     for kind in type(error).__mro__:
         if kind in _CODES:
             await context.abort(_CODES[kind], str(error), metadata)

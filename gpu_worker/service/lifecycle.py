@@ -10,6 +10,7 @@ from collections.abc import Callable
 from carrel.process.events import ProcessEvents
 from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
+from gpu_worker.service.hang_alarm import HangAlarm
 from gpu_worker.service.server import WorkerServer
 
 STATUS_SECONDS = 1.0
@@ -25,7 +26,10 @@ Preparation = Callable[[Callable[[], bool]], None]
 
 
 class Lifecycle:
-    """Runs one engine behind one server until `request_stop` or the engine's death; built inside a loop."""
+    """Runs one engine behind one server until `request_stop` or the engine's death; built inside a loop.
+
+    An engine that serves and makes no progress for `hang_timeout_seconds` ends the process (HangAlarm); 0: never.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Lifecycle:
         events: ProcessEvents,
         status_seconds: float = STATUS_SECONDS,
         prepare: Preparation | None = None,
+        hang_timeout_seconds: float = 0.0,
     ) -> None:
         """prepare: done first, on the engine's thread: some libraries keep what they plan by thread."""
         loop = asyncio.get_running_loop()
@@ -45,7 +50,10 @@ class Lifecycle:
         self._status_seconds = status_seconds
         self._prepare = prepare
         self._ended = asyncio.Event()
-        self._engine = EngineThread(engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set))
+        self._alarm = HangAlarm(hang_timeout_seconds)
+        self._engine = EngineThread(
+            engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set), self._alarm.reset
+        )
         self._server = WorkerServer(self._engine, listen)
 
     def request_stop(self) -> None:
@@ -65,10 +73,12 @@ class Lifecycle:
         finally:
             # aborts what is left; the streams then have their last events to send
             await asyncio.to_thread(self._engine.close)
+            self._alarm.close()
             await self._server.stop(FLUSH_SECONDS)
         return EXIT_ENGINE_DIED if self._engine.is_dead else EXIT_OK
 
     async def _serve(self) -> None:
+        self._alarm.start()
         await self._server.start()
         self._events.ready(self._listen)
         status = asyncio.create_task(self._report_status())

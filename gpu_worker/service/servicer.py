@@ -30,6 +30,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
             asyncio.get_running_loop(), lambda: self._engine.abort(request_id), self._max_pending
         )
         self._engine.submit(generation, stream.put)
+        # Tells the caller that the request was taken; its first event may take long.
+        await context.send_initial_metadata(())
         has_ended = False
         try:
             async for event in stream:

@@ -53,6 +53,7 @@ class FakeEngine:
         self.was_closed = False
         self.num_steps = 0
         self.num_tended = 0
+        self.has_store = True
         self._running: dict[str, tuple[GenerationRequest, EventSink, list[int]]] = {}
         self._stats = EngineStats(slot_capacity_tokens=10)
 
@@ -89,6 +90,10 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         self._stats.running = len(self._running)
         return self._stats
+
+    @property
+    def is_store_reachable(self) -> bool:
+        return self.has_store
 
     def tend(self) -> None:
         self.num_tended += 1

@@ -1,6 +1,6 @@
 """`python fake_worker.py FLAGS...`: the worker's real main with a fake engine and without torch.
 
-FAKE_ENGINE in the environment: `endless`, `dies` at the first step, `loads` for ever.
+FAKE_ENGINE in the environment: `endless`, `dies` at the first step, `hangs` in it, `loads` for ever.
 """
 
 import os
@@ -19,6 +19,7 @@ def build_engine(config, report):
     engine = FakeEngine()
     engine.endless = kind == "endless"
     engine.error = ZeroDivisionError("broken") if kind == "dies" else None
+    engine.step_seconds = 600 if kind == "hangs" else engine.step_seconds
     return engine
 
 

@@ -186,3 +186,50 @@ def test_a_call_runs_between_steps_and_its_error_is_the_callers(engine, port):
     sink = Sink()
     port.submit(request(), sink)
     assert isinstance(sink.last(), CompleteEvent)
+
+
+def test_whether_the_store_is_there_is_told_while_a_step_takes_long(engine, port):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def step():
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return FakeEngine.step(engine)
+
+    engine.step = step
+    port.submit(request(), sink := Sink())
+    assert begun.wait(PATIENCE)
+    assert port.stats().store_reachable
+    engine.has_store = False
+    assert not port.stats().store_reachable
+    go_on.set()
+    sink.last()
+
+
+def test_progress_is_told_at_every_turn_and_event_but_not_while_the_engine_hangs(engine):
+    told, go_on = [], threading.Event()
+    thread = EngineThread(engine, 1, lambda: None, lambda: told.append(threading.current_thread().name))
+    # idle
+    wait_until(lambda: len(told) >= 2)
+    thread.submit(request(max_tokens=40), sink := Sink())
+    sink.last()
+    # a turn and an event for each token
+    assert len(told) > 80
+    assert set(told) == {"engine"}
+    hung = threading.Event()
+
+    def hang():
+        hung.set()
+        go_on.wait(PATIENCE)
+        return True
+
+    engine.step = hang
+    engine.endless = True
+    thread.submit(request("hangs"), Sink())
+    assert hung.wait(PATIENCE)
+    before = len(told)
+    with pytest.raises(RequestError):
+        thread.submit(request("hangs"), Sink())
+    assert len(told) == before
+    go_on.set()
+    thread.close()

@@ -153,6 +153,18 @@ def test_a_dead_engine_ends_it_with_1(start):
     assert "ZeroDivisionError" in stderr
 
 
+def test_a_hung_engine_ends_it_with_1_and_the_stack_of_every_thread(start):
+    process, target = start("hangs", "--hang-timeout", "2")
+    process.wait_for("ready")
+    with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError) as error:
+        list(open_stream(channel))
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    status, stderr = process.finish()
+    assert status == 1
+    assert "Timeout" in stderr
+    assert "fake_engine.py" in stderr
+
+
 def test_sigterm_while_loading_ends_it_with_0(start):
     process, _ = start("loads")
     process.wait_for("load weights")
@@ -165,6 +177,10 @@ def test_sigterm_while_loading_ends_it_with_0(start):
     [
         (["m", "--listen", "unix:/tmp/x", "--store", "unix:/nowhere", "--budget", "0"], "--budget '0'"),
         (["m"], "CARREL_LISTEN"),
+        (
+            ["m", "--listen", "unix:/tmp/x", "--store", "unix:/nowhere", "--hang-timeout", "1"],
+            "--hang-timeout 1",
+        ),
     ],
 )
 def test_a_bad_flag_ends_it_with_2_and_one_line(arguments, text):

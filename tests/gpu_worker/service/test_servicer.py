@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import threading
 
 import grpc
 import pytest
@@ -179,7 +180,11 @@ async def test_a_slow_consumer_is_ended_and_others_go_on(worker):
             grpc.StatusCode.INVALID_ARGUMENT,
             {"carrel-code": "context_length_exceeded"},
         ),
-        (StoreUnavailable("gone"), grpc.StatusCode.UNAVAILABLE, {}),
+        (
+            StoreUnavailable("gone"),
+            grpc.StatusCode.UNAVAILABLE,
+            {"carrel-code": "store_unavailable"},
+        ),
         (SlowConsumer("slow"), grpc.StatusCode.ABORTED, {}),
         (InvalidLogits("r"), grpc.StatusCode.INTERNAL, {}),
         (WorkerError("odd"), grpc.StatusCode.INTERNAL, {}),
@@ -310,3 +315,21 @@ async def test_an_oversized_message_is_refused(worker):
     error = await error_of(worker.stub.Generate(message, timeout=PATIENCE))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     await assert_alive(worker)
+
+
+async def test_a_request_is_said_to_be_taken_while_the_engine_is_busy(worker):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def step():
+        begun.set()
+        return go_on.wait(PATIENCE)
+
+    worker.engine.step = step
+    first = worker.stub.Generate(request("first"), timeout=PATIENCE)
+    assert await asyncio.to_thread(begun.wait, PATIENCE)
+    second = worker.stub.Generate(request("second"), timeout=PATIENCE)
+    await asyncio.wait_for(second.initial_metadata(), PATIENCE)
+    assert len(worker.engine.requests) == 1
+    first.cancel()
+    second.cancel()
+    go_on.set()
