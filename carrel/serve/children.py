@@ -109,6 +109,7 @@ def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> C
         WORKER_START_S,
         config.shutdown_timeout_s + STOP_S,
         loss="the running requests",
+        hang_timeout_s=config.hang_timeout_s,
     )
 
 

@@ -31,7 +31,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class ChildSpec:
     """How to start one process, how to know that it serves, and how long it may take to start and to stop.
 
-    `loss` names what its death costs; `clean` removes the files that it leaves when it is killed.
+    `loss` names what its death costs; `clean` removes the files that it leaves when it is killed. When it serves and
+    `is_ready` then fails for `hang_timeout_s`, it has hung; 0: it is not asked.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ChildSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     loss: str = "nothing"
     clean: Callable[[], object] = lambda: None
+    hang_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)

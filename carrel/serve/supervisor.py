@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from carrel.errors import ChildError
 from carrel.process.events import Output, Progress, Status, parse_event
 from carrel.serve.display import Display
+from carrel.serve.hang_watch import HangWatch
 from carrel.serve.orphans import adopting_orphans, end_orphans
 from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit
 from carrel.serve.restarts import RestartPolicy, Restarts
@@ -29,7 +30,8 @@ class HardStop(Exception):
 class Supervisor:
     """Runs processes until a signal comes. Holds no process when `run` returns or raises.
 
-    A process that dies once all have served is restarted as `restarts` allows, after those before it in order.
+    A process that dies once all have served is restarted as `restarts` allows, after those before it in order. One that
+    hangs is killed first.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Supervisor:
         # when to restart a process that died
         self._due: dict[str, float] = {}
         self._restarting: set[str] = set()
+        # of those that serve
+        self._watches: dict[str, HangWatch] = {}
         self._not_ours: set[int] = set()
         self._is_serving = False
         self._is_stopping = False
@@ -89,7 +93,11 @@ class Supervisor:
             if child.age_s() > spec.start_timeout_s:
                 raise ChildError(_late(spec), child.last_lines())
             self._tick()
+        self._serves(spec)
+
+    def _serves(self, spec: ChildSpec) -> None:
         self._display.ready(spec.name)
+        self._watches[spec.name] = HangWatch(spec.is_ready, spec.hang_timeout_s)
 
     def _spawn(self, spec: ChildSpec) -> Child:
         self._display.starting(spec.name)
@@ -100,12 +108,17 @@ class Supervisor:
         return child
 
     def _tick(self) -> None:
-        """Handle what came in for one tick, then look for dead children."""
+        """Handle what came in for one tick, then look for children that died or hang."""
         self._pump()
         for child in list(self._children):
             code = child.exit_code()
             if code is not None:
                 self._lose(child, f"{child.name} ended with {describe_exit(code)}", 2 if code == 2 else 1)
+            elif child.name in self._watches and self._watches[child.name].has_hung:
+                child.kill()
+                self._lose(
+                    child, f"{child.name} did not answer for {child.spec.hang_timeout_s:g} s and was killed"
+                )
 
     def _lose(self, child: Child, reason: str, exit_code: int = 1) -> None:
         """Plan the restart of a child that has ended. Raises ChildError when there is none left."""
@@ -114,6 +127,8 @@ class Supervisor:
         for _ in range(self._inbox.qsize()):
             self._handle(self._inbox.get())
         self._children.remove(child)
+        if (watch := self._watches.pop(child.name, None)) is not None:
+            watch.stop()
         self._restarting.discard(child.name)
         if not self._is_serving or not self._restarts.policy.limit:
             raise ChildError(reason, lines, exit_code)
@@ -140,7 +155,7 @@ class Supervisor:
                 continue
             if child.spec.is_ready():
                 self._restarting.remove(child.name)
-                self._display.ready(child.name)
+                self._serves(child.spec)
             elif child.age_s() > child.spec.start_timeout_s:
                 child.kill()
                 self._lose(child, _late(child.spec))
@@ -212,6 +227,8 @@ class Supervisor:
         for child in self._children:
             child.kill()
         self._children.clear()
+        for watch in self._watches.values():
+            watch.stop()
         end_orphans(self._ours())
         self._display.close()
 

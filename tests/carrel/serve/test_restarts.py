@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
+from carrel.serve.hang_watch import HangWatch
 from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import Restart, RestartPolicy, Restarts
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
@@ -224,6 +225,43 @@ def test_the_death_of_one_ends_no_process_of_another(harness: Harness) -> None:
         before.wait()
     assert vars(harness)["alive"]
     assert harness.left() == []
+
+
+def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
+    store, worker, gateway = specs(harness)
+
+    def act() -> None:
+        child("worker").suspend()
+        # what a stopped process does not answer
+        (harness.folder / "worker").unlink()
+        wait_until(lambda: harness.output.getvalue().count("worker: ready") == 2)
+
+    watched = replace(worker, hang_timeout_s=0.5)
+    assert harness.run(store, watched, gateway, at_ready=meanwhile(harness, act)) == 0
+    assert [starts(harness, name) for name in ("store", "worker", "gateway")] == [1, 2, 1]
+    assert (
+        "✗ worker did not answer for 0.5 s and was killed; lost: what the worker held; starting it again in"
+        in (harness.output.getvalue())
+    )
+    assert harness.left() == []
+
+
+def test_who_answers_again_in_time_or_is_not_watched_is_left_alone() -> None:
+    answers = True
+    asked = threading.Semaphore(0)
+
+    def probe() -> bool:
+        asked.release()
+        return answers
+
+    watch = HangWatch(probe, 600.0)
+    unwatched = HangWatch(lambda: False, 0.0)
+    answers = False
+    for _ in range(2):
+        assert asked.acquire(timeout=PATIENCE)
+    assert not watch.has_hung
+    assert not unwatched.has_hung
+    watch.stop()
 
 
 def test_the_pause_doubles_up_to_a_cap_and_the_limit_counts_a_window() -> None:

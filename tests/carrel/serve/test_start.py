@@ -93,7 +93,12 @@ def test_socket_paths_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_the_three_commands(tmp_path: Path) -> None:
-    texts = {"api_keys": "tell-nobody", "arena_bytes": "256MiB", "shutdown_timeout_s": "3.0"}
+    texts = {
+        "api_keys": "tell-nobody",
+        "arena_bytes": "256MiB",
+        "shutdown_timeout_s": "3.0",
+        "hang_timeout_s": "7",
+    }
     specs = child_specs("some/model", texts, Endpoints(tmp_path, "127.0.0.1", 8000, 8001))
     store, worker, gateway = (" ".join(spec.argv) for spec in specs)
     assert [spec.name for spec in specs] == ["store", "worker", "gateway"]
@@ -104,6 +109,7 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert all("--json-events" in spec.argv for spec in specs)
     assert "tell-nobody" not in store + worker + gateway
     assert [spec.environment.get("CARREL_API_KEY") for spec in specs] == [None, None, "tell-nobody"]
+    assert [spec.hang_timeout_s for spec in specs] == [0.0, 7.0, 0.0]
     # a draining gateway must not be killed before its own deadline
     assert specs[2].stop_timeout_s > 3.0
 
