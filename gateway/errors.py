@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from carrel.process.options import OptionError
 from carrel.process.request_limits import LimitError
 
+STORE_UNAVAILABLE = "store_unavailable"
+
 
 class ConfigError(OptionError):
     """A start-up option that cannot be used."""
@@ -105,10 +107,22 @@ class ShuttingDown(ServiceError):
 
 
 class WorkerUnavailable(ServiceError):
-    """The worker, or the store behind it, cannot be reached."""
+    """The worker cannot be reached, or the server is not ready."""
 
     def __init__(self, message: str = "The model worker cannot be reached.") -> None:
         super().__init__(message, code="worker_unavailable", retry_after_s=2)
+
+
+class StoreUnavailable(ServiceError):
+    """The KV store behind the worker did not answer in time, or has lost what the request had there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The KV store, which this request needs, does not answer or was restarted. Try again, or ask with the "
+            "policy 'full', which needs no store.",
+            code=STORE_UNAVAILABLE,
+            retry_after_s=2,
+        )
 
 
 class VersionMismatch(WorkerUnavailable):

@@ -165,7 +165,7 @@ class ChatService:
         if self._config.max_body_bytes is not None:
             return self._config.max_body_bytes
         try:
-            info = await self.status.info()
+            info = self.status.latest or await self.status.info()
         except WorkerUnavailable:
             return UNKNOWN_BODY_BYTES
         return max(MIN_BODY_BYTES, info.max_model_len * BODY_BYTES_PER_TOKEN)

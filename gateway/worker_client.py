@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -11,11 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carrel.process.version import Edition, edition_of
 from gateway.errors import (
+    STORE_UNAVAILABLE,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
     RequestTimeout,
     ServiceError,
+    StoreUnavailable,
     VersionMismatch,
     WorkerUnavailable,
 )
@@ -24,6 +27,8 @@ from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
 CONTROL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
+# a worker says at once that it took a request, or what it is; if one hangs, new requests are refused within a second
+TAKEN_TIMEOUT_S = 0.8
 PARAM_KEY = "carrel-param"
 CODE_KEY = "carrel-code"
 
@@ -39,7 +44,9 @@ class WorkerClient(Protocol):
     def generate(
         self, request: pb.GenerateRequest, timeout_s: float
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The events of one request, a `complete` last. Closing the iterator frees the worker's room."""
+        """The events of one request, a `complete` last. Closing the iterator frees the worker's room.
+
+        Raises WorkerUnavailable within a second if nobody takes the request."""
 
     async def abort(self, request_id: str) -> None:
         """End a request, which then still sends its `complete`."""
@@ -74,10 +81,14 @@ class GRPCWorkerClient:
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = self._worker.Generate(request, timeout=timeout_s)
         try:
+            async with asyncio.timeout(TAKEN_TIMEOUT_S):
+                await call.initial_metadata()
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as exc:
             raise error_of(exc, timeout_s) from exc
+        except TimeoutError as exc:
+            raise WorkerUnavailable("The model worker does not answer.") from exc
         finally:
             call.cancel()
 
@@ -86,8 +97,8 @@ class GRPCWorkerClient:
             await self._worker.Abort(pb.AbortRequest(request_id=request_id), timeout=CONTROL_TIMEOUT_S)
 
     async def info(self) -> pb.GetInfoResponse:
-        async with _translated(CONTROL_TIMEOUT_S):
-            info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S)
+        async with _translated(TAKEN_TIMEOUT_S):
+            info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=TAKEN_TIMEOUT_S)
         other = Edition(info.version, info.messages)
         if reason := own_edition().refusal("The gateway", "the model worker", other):
             raise VersionMismatch(f"{reason}.")
@@ -140,7 +151,7 @@ def status_error(
         case grpc.StatusCode.FAILED_PRECONDITION:
             return VersionMismatch(details)
         case grpc.StatusCode.UNAVAILABLE:
-            return WorkerUnavailable()
+            return StoreUnavailable() if code == STORE_UNAVAILABLE else WorkerUnavailable()
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimeout(timeout_s)
         case grpc.StatusCode.ABORTED:

@@ -19,13 +19,15 @@ class WorkerStatus:
         self._worker = worker
         self._admission = admission
         self._info: pb.GetInfoResponse | None = None
+        # The latest that is known, also of a worker that was lost.
+        self.latest: pb.GetInfoResponse | None = None
         self._logged = ""
 
     async def info(self) -> pb.GetInfoResponse:
         """What the worker says of itself. Raises WorkerUnavailable, VersionMismatch, which is logged."""
         if self._info is None:
             try:
-                self._info = await self._worker.info()
+                self.latest = self._info = await self._worker.info()
             except VersionMismatch as error:
                 # once, although probes come every few seconds
                 if error.message != self._logged:

@@ -22,6 +22,7 @@ STATUSES: dict[type[ServiceError], int] = {
     errors.Overloaded: 503,
     errors.ShuttingDown: 503,
     errors.WorkerUnavailable: 503,
+    errors.StoreUnavailable: 503,
     errors.VersionMismatch: 503,
     errors.RequestTimeout: 504,
 }

@@ -25,6 +25,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     errors.WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.VersionMismatch: grpc.StatusCode.UNAVAILABLE,
     errors.GenerationFailed: grpc.StatusCode.INTERNAL,
 }

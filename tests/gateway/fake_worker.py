@@ -25,6 +25,8 @@ class Script:
     hang_at: int | None = None
     # nothing comes while it is set
     is_silent: bool = False
+    # nor does it say that it took a request, or what it is
+    hangs: bool = False
     # computed and cached tokens that are told before the first token; without any: that all is computed
     progress: list[tuple[int, int]] = field(default_factory=list)
     # no token comes while it is set
@@ -48,6 +50,9 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         script = self._script()
         script.requests.append(request)
         aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
+        while script.hangs:
+            await asyncio.sleep(0.01)
+        await context.send_initial_metadata(())
         try:
             while script.is_silent:
                 await asyncio.sleep(0.01)
@@ -92,6 +97,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
 
     async def GetInfo(self, request, context):
         policies, script = ("full", "pqcache"), self._script()
+        while script.hangs:
+            await asyncio.sleep(0.01)
         return pb.GetInfoResponse(
             version=script.version,
             messages=own_edition().messages,

@@ -335,6 +335,34 @@ def test_an_answers_phases_are_observed_and_a_failed_ones_as_far_as_they_ended(
     assert counts() == [queue + 2, prefill + 2, decode + 1]
 
 
+def test_a_worker_that_takes_no_request_is_told_soon_and_asked_again(
+    http: httpx.Client, stack: Stack
+) -> None:
+    script = stack.say("the fox", hangs=True)
+    # the second asks first what the worker is, as another may have come
+    for _ in range(2):
+        reply = http.post(CHAT, json={"messages": HELLO})
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) > 0
+        assert error_of(reply)["code"] == "worker_unavailable"
+        assert "does not answer" in error_of(reply)["message"]
+    assert len(script.requests) == 1
+    script.hangs = False
+    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+
+
+def test_a_request_that_lost_the_store_says_so_and_nothing_of_the_worker_inside(
+    http: httpx.Client, stack: Stack
+) -> None:
+    code = (("carrel-code", "store_unavailable"),)
+    stack.say("the fox", fail_at=0, fail_with=(grpc.StatusCode.UNAVAILABLE, "unix:/run/secret", code))
+    reply = http.post(CHAT, json={"messages": HELLO})
+    assert reply.status_code == 503
+    assert int(reply.headers["retry-after"]) > 0
+    assert error_of(reply)["code"] == "store_unavailable"
+    assert "secret" not in reply.text
+
+
 def test_a_worker_of_another_version_is_refused_until_ours_comes(http: httpx.Client, stack: Stack) -> None:
     script = stack.say("the fox", version="9.9.9")
     stack.service.status.forget()
