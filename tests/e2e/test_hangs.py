@@ -1,0 +1,85 @@
+"""Processes of a real server are stopped, each in turn: who is told what, who goes on, and what comes back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import httpx
+import openai
+import psutil
+import pytest
+from questions import ask
+from serving import Serving, serving
+from test_recovery import actor_of, answer, client_of, readiness, until
+from waiting import PATIENCE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+class Stream(threading.Thread):
+    """A stream that goes on until the server ends it: how many chunks have come, and the error at its end."""
+
+    def __init__(self, server: Serving, policy: str) -> None:
+        super().__init__(daemon=True)
+        self.num_chunks = 0
+        self.error: openai.APIError | None = None
+        self._chunks = client_of(server).chat.completions.create(
+            model="carrel-nano",
+            messages=[{"role": "user", "content": ask(300, seed=9).text}],
+            max_tokens=30000,
+            stream=True,
+            extra_body={"ignore_eos": True, "carrel": {"policy": policy, "budget": 0.5}},
+        )
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self._chunks:
+                self.num_chunks += 1
+        except openai.APIError as error:
+            self.error = error
+
+    def goes_on(self, server: Serving) -> None:
+        told = self.num_chunks
+        until(lambda: self.num_chunks > told + 20, server)
+
+
+def refusal(server: Serving, policy: str) -> tuple[int, str]:
+    """The status and the code of an answer that is an error."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "carrel": {"policy": policy}}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    return reply.status_code, reply.json()["error"]["code"]
+
+
+def test_a_stopped_store_holds_up_nobody_else_and_a_stopped_worker_is_started_again() -> None:
+    with serving("--no-warmup", "--store-patience", "3", "--hang-timeout", "5") as server:
+        before = answer(server)
+        dense, recalls = Stream(server, "full"), Stream(server, "pqcache")
+        dense.goes_on(server)
+        recalls.goes_on(server)
+
+        actor = actor_of(server)
+        actor.send_signal(signal.SIGSTOP)
+        until(lambda: readiness(server) == 503, server)
+        assert refusal(server, "pqcache") == (503, "store_unavailable")
+        dense.goes_on(server)
+        # it needs nothing of the store for now
+        assert recalls.error is None
+        actor.send_signal(signal.SIGCONT)
+        until(lambda: readiness(server) == 200, server)
+        dense.goes_on(server)
+        recalls.goes_on(server)
+        assert answer(server) == before
+
+        worker = server.child("gpu_worker")
+        worker.send_signal(signal.SIGSTOP)
+        assert refusal(server, "full") == (503, "worker_unavailable")
+        assert readiness(server) == 503
+        until(lambda: not psutil.pid_exists(worker.pid), server)
+        for stream in (dense, recalls):
+            stream.join(PATIENCE)
+            assert stream.error is not None
+        until(lambda: readiness(server) == 200, server)
+        assert answer(server) == before
+        assert "worker did not answer for 5 s and was killed" in server.log.read_text()
