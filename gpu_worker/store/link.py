@@ -181,8 +181,9 @@ class StoreLink:
         except NoAnswer as error:
             raise StoreSilent("the KV store does not answer") from error
         except LOST as error:
+            if self.is_attached:
+                logger.warning("the KV store is lost: %s", error)
             self.is_attached = False
-            logger.warning("the KV store is lost: %s", error)
             raise StoreUnavailable("the KV store does not answer, or has lost the request's rows") from error
         except StoreError as error:
             logger.warning("the KV store failed: %s", error)
