@@ -129,3 +129,17 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_architecture_page_names_the_methods_that_compute_a_known_prompt_anew() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    sentence = re.search(
+        r"policy reads \(`Policy\.num_queries`\):(.*?)read queries of the whole prompt", page, re.DOTALL
+    )
+    assert sentence
+    named = set(re.findall(r"`(\w+)`", sentence[1])) - {"snapkv", "nacl"}
+    length = 32_000
+    plans = {name: (policy, policy.plan(length, 2_000)) for name, policy in registry().items()}
+    # Rows of a sparse prefill are shared by nobody anyway; variants read what their method does.
+    read_all = {name for name, (policy, plan) in plans.items() if policy.num_queries(plan) == length}
+    assert named == {re.split(r"\+|_c$", name)[0] for name in read_all}
