@@ -9,7 +9,7 @@ from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prom
 
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
-from kv_store.client import StaleEpoch, StoreClient, StoreUnreachable
+from kv_store.client import StaleEpoch, StoreClient, StoreSilent, StoreUnreachable
 from kv_store.local import LocalStore
 
 # Slabs of 64 tokens: the document fills four.
@@ -144,7 +144,7 @@ def test_copies_give_way_to_who_needs_the_room() -> None:
     rig.check_empty()
 
 
-@pytest.mark.parametrize("lost", [StoreUnreachable("silent"), StaleEpoch("restarted")])
+@pytest.mark.parametrize("lost", [StoreUnreachable("gone"), StoreSilent("hangs"), StaleEpoch("restarted")])
 @pytest.mark.parametrize("num_steps", [1, 12, 25])
 def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num_steps: int) -> None:
     rig, second = rig_for("full", prefill_chunk=8), asked("second", "snapkv", 2)
@@ -163,9 +163,10 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num
     assert rig.engine.offloader.num_sequences == 0
 
 
-def test_a_store_that_does_not_answer_is_asked_once() -> None:
+@pytest.mark.parametrize("failure", [StoreUnreachable("gone"), StoreSilent("hangs")])
+def test_a_store_that_does_not_answer_is_not_asked(failure: Exception) -> None:
     rig, calls = rig_for("full"), []
-    rig.store.failure = StoreUnreachable("gone")
+    rig.store.failure = failure
     opened = rig.store.open_sequence
 
     def open_sequence(name: str) -> None:
