@@ -1,9 +1,11 @@
-"""Causal attention of one chunk of a prompt over everything before it."""
+"""Causal attention of one chunk of a prompt over everything before it, or of several prompts at once."""
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.prefill_attention import reference
+from gpu_worker.kernels.prefill_attention.packed import Packed
 from gpu_worker.kernels.prefill_attention.reference import attend_chunk_naive
 
 attend_chunk = by_device(reference.attend_chunk)
+attend_prompts = by_device(reference.attend_prompts)
 
-__all__ = ["attend_chunk", "attend_chunk_naive"]
+__all__ = ["Packed", "attend_chunk", "attend_chunk_naive", "attend_prompts"]

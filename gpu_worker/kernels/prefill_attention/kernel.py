@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
+from gpu_worker.kernels.prefill_attention.packed import Packed
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
 
 # Of queries and of past tokens, in what goes to cuDNN.
@@ -41,6 +42,22 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
         parts.append(_flash(grouped[:, :, whole:], keys, values, scale)[0])
     attended = [part[0].transpose(0, 1) for part in parts]
     return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
+def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) -> Tensor:
+    """See the reference."""
+    head_dim = query.shape[2]
+    rows = rows[:, : sum(packed.num_rows)]
+    keys, values = rows[..., :head_dim], rows[..., head_dim:]
+    asked = SDPAParams(query.transpose(0, 1)[None], keys[None], values[None], None, 0.0, False, True)
+    if not can_use_flash_attention(asked):
+        return packed.attend_each(attend_chunk, query, rows, scale)
+    attend = torch.ops.aten._flash_attention_forward
+    query, keys, values = (_padded(each) for each in (query, keys.transpose(0, 1), values.transpose(0, 1)))
+    bounds = packed.query_bounds, packed.row_bounds
+    longest = max(packed.num_queries), max(packed.num_rows)
+    output, *_ = attend(query, keys, values, *bounds, *longest, 0.0, True, False, scale=scale)
+    return output[..., :head_dim]
 
 
 def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -86,7 +103,11 @@ def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[T
     """As `_cudnn`; the last query sees all keys, each one before it one less."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention
     head_dim = query.shape[3]
-    if missing := -head_dim % FLASH_DIMS:
-        query, keys, values = (F.pad(each, (0, missing)) for each in (query, keys, values))
+    query, keys, values = (_padded(each) for each in (query, keys, values))
     output, log_sum, *_ = attend(query, keys, values, 0.0, True, False, scale=scale)
     return output[..., :head_dim], log_sum[..., None]
+
+
+def _padded(heads: Tensor) -> Tensor:
+    missing = -heads.shape[-1] % FLASH_DIMS
+    return F.pad(heads, (0, missing)) if missing else heads

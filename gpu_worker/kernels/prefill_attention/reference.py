@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.kernels.prefill_attention.packed import Packed
+
 # 512 MiB of float32.
 MAX_SCORES = 1 << 27
 
@@ -40,6 +42,15 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     else:
         output = _past_and_chunk(grouped, keys, values, begin, scale)
     return output[0].transpose(0, 1)
+
+
+def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) -> Tensor:
+    """`attend_chunk` of several prompts: each token attends those of its own prompt up to itself.
+
+    query: [T, H_q, d]. rows: [H_kv, >= S, 2d], of which the first S = sum of `num_rows` are read. Both hold the prompts
+    as `packed` says. Returns [T, H_q, d] in the query's dtype.
+    """
+    return packed.attend_each(attend_chunk, query, rows[:, : sum(packed.num_rows)], scale)
 
 
 def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:

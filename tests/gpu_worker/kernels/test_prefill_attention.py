@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.prefill_attention import attend_chunk_naive, kernel, reference
+from gpu_worker.kernels.prefill_attention import Packed, attend_chunk_naive, kernel, reference
 from gpu_worker.kernels.prefill_attention.reference import attend_in_pieces
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -73,6 +73,32 @@ def test_every_form_is_the_definition(
     with torch.inference_mode():
         for form in forms:
             check(form.attend_chunk(query, rows, begin, scale), query, rows, begin, scale)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 100), (4, 128)])
+@pytest.mark.parametrize(
+    ("num_queries", "begins"),
+    [([17, 1, 130, 64], [0, 0, 0, 0]), ([5, 40], [129, 0]), ([1, 20, 1], [0, 300, 64]), ([1, 1], [7, 0])],
+)
+def test_packed_prompts_attend_as_each_alone(
+    num_queries: list[int],
+    begins: list[int],
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    num_tokens, num_rows = sum(num_queries), [sum(span) for span in zip(num_queries, begins, strict=True)]
+    query, rows, scale = problem(num_tokens, sum(begins), group, head_dim, dtype, device)
+    packed = Packed.of(num_queries, num_rows, device)
+    for form in (kernel, reference) if device.type == "cpu" else (kernel,):
+        with torch.inference_mode():
+            output = form.attend_prompts(query, rows, packed, scale)
+        own_rows = rows[:, : sum(num_rows)].split(num_rows, dim=1)
+        of_prompts = zip(output.split(num_queries), query.split(num_queries), own_rows, begins, strict=True)
+        for own_output, own_query, own, begin in of_prompts:
+            check(own_output, own_query, own, begin, scale)
 
 
 def joined(
