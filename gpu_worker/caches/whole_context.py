@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
 
 
 class WholeContext:
@@ -17,11 +18,15 @@ class WholeContext:
     def __init__(self, pool: SlotPool, block_tables: BlockTables) -> None:
         self._pool = pool
         self._tables = block_tables.tables
+        self._in_block = torch.arange(BLOCK_SIZE, device=pool.rows.device)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill a prefilled layer's slots. rows: [H_kv, n, 2d]."""
-        slots = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
-        self._pool.rows[physical_slots(self._tables[sequence.seat, layer], slots)] = rows
+        num_tokens = rows.shape[1]
+        blocks = self._tables[sequence.seat, layer, :, : num_blocks(num_tokens)]
+        # Few launches: of a short prompt they are what this costs.
+        slots = torch.add(self._in_block, blocks[..., None], alpha=BLOCK_SIZE).flatten(1)
+        self._pool.rows[slots[:, :num_tokens]] = rows
 
     def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of a prefilled layer's positions int64 [T], in every head: int64 [H_kv, T]."""
