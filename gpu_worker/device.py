@@ -1,8 +1,9 @@
-"""How far the device has come, and copies to the host that nobody waits for."""
+"""How far the device has come, and copies to it and to the host that nobody waits for."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -47,3 +48,8 @@ def to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """int64, of the shape of the lists. From memory that is not pinned the host would wait for all that is queued."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)

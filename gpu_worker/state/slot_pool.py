@@ -8,6 +8,7 @@ from operator import le
 import torch
 from torch import Tensor
 
+from gpu_worker.device import to_device
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
@@ -68,7 +69,7 @@ class BlockTables:
         num_kv_heads = self.tables.shape[2]
         blocks = self._pool.allocate(num_blocks * num_kv_heads)
         self._held[seat, layer] = blocks
-        held = torch.tensor(blocks, device=self.tables.device)
+        held = to_device(blocks, self.tables.device)
         self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
 
     def reserve(self, seat: int, layer: int, num_blocks: int) -> None:
@@ -88,7 +89,7 @@ class BlockTables:
         heads = [held[end - count : end] for count, end in zip(num_blocks, ends, strict=True)]
         # What pads a head's is never read.
         padded = [blocks + [0] * (most - len(blocks)) for blocks in heads]
-        self.tables[seat, layer, :, :most] = torch.tensor(padded, device=self.tables.device)
+        self.tables[seat, layer, :, :most] = to_device(padded, self.tables.device)
         if frees_rest:
             self._pool.free(held[num_dealt:])
             self._held[seat, layer] = held[:num_dealt]
@@ -120,7 +121,7 @@ class BlockTables:
             for head in range(num_kv_heads)
         ]
         self._held[seat, layer] = [block for blocks in heads for block in blocks]
-        self.tables[seat, layer, :, :wanted] = torch.tensor(heads, device=self.tables.device)
+        self.tables[seat, layer, :, :wanted] = to_device(heads, self.tables.device)
 
     def release(self, seat: int, layer: int) -> None:
         """Free what `assign` or `reserve` gave; nothing where they gave nothing."""
