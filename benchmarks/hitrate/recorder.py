@@ -141,9 +141,11 @@ class Recorder:
         client = StoreClient.connect(self._store.target, layout, worker_id="hitrate")
         return assemble(self.model, client, options, self._make_prefill)
 
-    def _make_prefill(self, sequence: Any, *arguments: Any) -> Prefill:
+    def _make_prefill(self, sequences: list[Any], *arguments: Any) -> Prefill:
+        # The engine has one seat.
+        [sequence] = sequences
         token_ids = sequence.request.prompt_token_ids[: sequence.num_prefill]
-        return KeptPrefill(self._prefilled.setdefault(token_ids, []), sequence, *arguments)
+        return KeptPrefill(self._prefilled.setdefault(token_ids, []), sequences, *arguments)
 
     def forget(self) -> None:
         """Free the documents' keys and values."""
@@ -169,18 +171,18 @@ class KeptPrefill(Prefill):
         self._kept = kept
         self._is_kept = bool(kept)
 
-    def advance(self) -> None:
+    def _run_quantum(self) -> None:
         if not self._is_kept:
-            super().advance()
+            super()._run_quantum()
             return
-        self._rows.copy_(self._kept[self._layer])
+        [prompt] = self.prompts
+        prompt.rows.copy_(self._kept[self._layer])
         self._finish_layer()
-        if self.is_done:
-            self.sequence.num_tokens = self._num_tokens
+        self._settle()
 
     def _finish_layer(self) -> None:
         if not self._is_kept:
-            self._kept.append(self._rows.clone())
+            self._kept.append(self.prompts[0].rows.clone())
         super()._finish_layer()
 
 

@@ -9,13 +9,13 @@ from gpu_worker.engine.prefill import Prefill
 class SyntheticPrefill(Prefill):
     """Random rows go where computed ones would: slots, arena, index, compression. All buffers are filled once."""
 
-    def advance(self) -> None:
-        for buffer in (*self._buffers, self._queries):
-            buffer.normal_()
+    def _run_quantum(self) -> None:
+        for random in (*self._buffers, *(prompt.queries for prompt in self.prompts)):
+            random.normal_()
         while not self._is_computed:
             self._finish_layer()
-            self._take_copied()
-        while self._computed:
-            self._computed[0].pending.copied.wait()
-            self._take_copied()
-        self.sequence.num_tokens = self._num_tokens
+            self._settle()
+        while not self.is_done:
+            for prompt in self.prompts:
+                prompt.wait()
+            self._settle()

@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.figures import IndexSpan
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.errors import WorkerError
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import TrainedLayer
 
 
@@ -64,9 +66,11 @@ class WatchedPrefill(Prefill):
         self._timeline = timeline
         self._last_told = -1
 
-    def advance(self) -> None:
-        super().advance()
-        for trained in self.trained:
-            if trained.layer > self._last_told:
-                self._timeline.note(trained)
-                self._last_told = trained.layer
+    def advance(self) -> list[tuple[Sequence, WorkerError]]:
+        failed = super().advance()
+        for prompt in self.prompts:
+            for trained in prompt.trained:
+                if trained.layer > self._last_told:
+                    self._timeline.note(trained)
+                    self._last_told = trained.layer
+        return failed

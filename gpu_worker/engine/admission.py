@@ -3,6 +3,8 @@ needs, or one for a copy of its prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.preemption import Preemption
@@ -11,6 +13,11 @@ from gpu_worker.errors import ArenaFull, NeverFits, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
+
+# Up to so many tokens a prompt adds less time to another's pass through the layers than one of its own takes before its
+# first token: launches, and reading the weights. A longer one would only let who is before it wait. Measured with
+# carrel-nano on a CPU; a GPU computes some hundred tokens while it reads the weights.
+JOINING_TOKENS = {"cpu": 32, "cuda": 512}
 
 
 class Admission:
@@ -24,8 +31,10 @@ class Admission:
         offloader: Offloader,
         prefixes: PrefixChain | None,
         preemption: Preemption,
+        max_joining: int,
     ) -> None:
-        """prefixes: names the prefixes that requests may share; None: nothing is shared."""
+        """prefixes: names the prefixes that requests may share; None: nothing is shared. max_joining: tokens of a
+        prompt that joins others."""
         self._scheduler = scheduler
         self._intake = intake
         self._caches = caches
@@ -34,6 +43,7 @@ class Admission:
         self._preemption = preemption
         # What the sequence that was refused last missed in the arena.
         self._missing_bytes = 0
+        self._max_joining = max_joining
 
     def expect(self, sequence: Sequence) -> None:
         """Guess how much of a waiting sequence's prompt is known. Asks nobody."""
@@ -112,6 +122,19 @@ class Admission:
         return self._offloader.missing_alone(
             sequence.known_tokens + 1, [job for job in jobs if job is not None]
         )
+
+    def next_beside(self, together: list[Sequence], held: Collection[Sequence]) -> Sequence | None:
+        """The waiting sequence, none of `held`, whose prompt is to be computed with these, which were admitted just
+        now, in one pass; None: no more."""
+        found = self._scheduler.next_beside(together, held)
+        if found is None or found.num_prefill > self._max_joining:
+            return None
+        if any(each.prompt_attention() is not None for each in (*together, found)):
+            return None
+        hashes, num_reusable = self._names(found)
+        first = hashes[: min(1, num_reusable)]
+        # Once one that begins alike is computed, most of this one is.
+        return None if first and any(self._names(other)[0][:1] == first for other in together) else found
 
     def _open(self, sequence: Sequence) -> int:
         """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there. There is

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.probe import Probe
+from gpu_worker.engine.admission import JOINING_TOKENS
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG
 from gpu_worker.engine.decode import DecodeStep
-from gpu_worker.engine.engine import Engine, MakePrefill
+from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.patience import PATIENCE_SECONDS
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefills import MakePrefill
 from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -47,9 +49,10 @@ class EngineOptions:
     max_full_tokens: int = FEW_TOKENS
     # Of the store's rows, for prompts that begin alike.
     reuses_prefixes: bool = False
-    # As `Pace` and `Scheduler` have them.
+    # As `Pace`, `Scheduler` and `Admission` have them; of the last, None: what suits the device.
     itl_seconds: float | None = None
     stretch: float = STRETCH
+    max_joining: int | None = None
     # As `Patience` has it.
     store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
@@ -125,6 +128,7 @@ def assemble(
         itl_seconds=options.itl_seconds,
         stretch=options.stretch,
         store_patience_seconds=options.store_patience_seconds,
+        max_joining=options.max_joining or JOINING_TOKENS[device.type],
     )
 
 

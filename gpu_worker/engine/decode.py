@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
+from gpu_worker.engine.each import each
 from gpu_worker.engine.graphs import StepGraphs
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
@@ -23,8 +23,6 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
 from gpu_worker.store.offload import Offloader, TrainedLayer
-
-Error = TypeVar("Error", bound=WorkerError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class DecodeStep:
             except StoreSilent:
                 silent.append(sequence)
 
-        sequences = _each(sequences, advance, failed, short)
+        sequences = each(sequences, advance, failed, short)
         absent = {*silent, *(sequence for sequence, _ in indexing)}
         sequences = [sequence for sequence in sequences if sequence not in absent]
         # Last, since advancing may take long.
@@ -100,7 +98,7 @@ class DecodeStep:
         for sequence in sequences:
             sequence.num_tokens += 1
         logits = batch.without_padding(logits)
-        kept = _each(sequences, self._offload(batch, new_rows), failed, short)
+        kept = each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
         return StepResult(kept, logits, failed, short, silent, indexing)
@@ -139,7 +137,7 @@ class DecodeStep:
                 self._offloader.check()
             return sequences
         except WorkerError as error:
-            failed += [(each, error) for each in offloading if not self._goes_on_without_store(each)]
+            failed += [(one, error) for one in offloading if not self._goes_on_without_store(one)]
             return [sequence for sequence in sequences if not sequence.offloads]
 
     def _is_capturable(self, batch: Batch) -> bool:
@@ -213,28 +211,3 @@ class DecodeStep:
 
 def _part(group: Group, query: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return lambda: group.part_of(query())
-
-
-def _each(
-    sequences: list[Sequence],
-    operation: Callable[[Sequence], None],
-    failed: list[tuple[Sequence, WorkerError]],
-    short: list[tuple[Sequence, ArenaFull]],
-) -> list[Sequence]:
-    """The sequences whose operation succeeded; the others go to `failed` or `short` with their error."""
-    kept = []
-    for sequence in sequences:
-        try:
-            operation(sequence)
-            kept.append(sequence)
-        except ArenaFull as error:
-            short.append((sequence, _bare(error)))
-        except WorkerError as error:
-            failed.append((sequence, _bare(error)))
-    return kept
-
-
-def _bare(error: Error) -> Error:
-    """Without tracebacks, which would keep tensors alive that the other sequences need."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)

@@ -18,12 +18,12 @@ from gpu_worker.engine.intake import Intake
 from gpu_worker.engine.pace import Pace, prompt_work
 from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
 from gpu_worker.engine.preemption import Preemption
-from gpu_worker.engine.prefill import MakePrefill, Prefill
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefills import MakePrefill, Prefills
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.engine.store_care import StoreCare
 from gpu_worker.errors import (
-    ArenaFull,
     CapacityError,
     InvalidLogits,
     NeverFits,
@@ -76,9 +76,10 @@ class Engine:
         itl_seconds: float | None = None,
         stretch: float = STRETCH,
         store_patience_seconds: float = PATIENCE_SECONDS,
+        max_joining: int = 0,
     ) -> None:
         """prefixes: names the prefixes that requests may share; None: nothing is shared. itl_seconds, stretch,
-        store_patience_seconds: see `Pace`, `Scheduler` and `Patience`."""
+        store_patience_seconds, max_joining: see `Pace`, `Scheduler`, `Patience` and `Admission`."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -86,8 +87,6 @@ class Engine:
         self.caches = caches
         self.offloader = offloader
         self.decode = decode
-        self._prefill_chunk = prefill_chunk
-        self._make_prefill = make_prefill
         self._sampler = Sampler()
         self._pace = Pace(lambda: Mark(decoder.device), itl_seconds)
         self.scheduler = Scheduler(
@@ -96,8 +95,10 @@ class Engine:
         self._preemption = Preemption(
             self.scheduler, caches, offloader, self._take, self._free, self._end_full
         )
-        self._admission = Admission(self.scheduler, intake, caches, offloader, prefixes, self._preemption)
-        self.prefills: dict[Sequence, Prefill] = {}
+        self._admission = Admission(
+            self.scheduler, intake, caches, offloader, prefixes, self._preemption, max_joining
+        )
+        self.prefills = Prefills(make_prefill, decoder, caches, offloader, prefill_chunk, info.max_model_len)
         self.indexing = Indexing(caches.recall, offloader)
         self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds)
         self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
@@ -152,7 +153,8 @@ class Engine:
             seconds = self._pace.seconds(next_work)
             if num_quanta and (seconds is None or seconds > left):
                 break
-            self.scheduler.serve(prefill.sequence, seconds or 0.0)
+            for prompt in prefill.prompts:
+                self.scheduler.serve(prompt.sequence, prompt.share * (seconds or 0.0))
             if not self._run_quantum(prefill):
                 break
             left, work, num_quanta = left - (seconds or 0.0), work + next_work, num_quanta + 1
@@ -169,7 +171,7 @@ class Engine:
         ) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
-            if not self._admit(sequence):
+            if not self._start(sequence):
                 may_admit, may_offload = sequence.offloads, False
         # The slots that others freed, if no request waits for them.
         if self._has_freed and not self.scheduler.num_waiting:
@@ -183,8 +185,19 @@ class Engine:
         work = prompt_work(self._decoder.config, num_known, sequence.num_prefill)
         return self._pace.seconds(work) or 0.0
 
+    def _start(self, sequence: Sequence) -> bool:
+        """Start a waiting prompt, and short ones with it, or end it with an error; False where it must wait."""
+        if not self._admit(sequence):
+            return False
+        together, held = [sequence], self._patience.held
+        while (other := self._admission.next_beside(together, held)) is not None and self._admit(other):
+            together.append(other)
+        # Who was admitted may have ended since, or given way to a later one.
+        self._begin_prefill([each for each in dict.fromkeys(together) if each.status is Status.PREFILL])
+        return True
+
     def _admit(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence's prompt, or end it with an error; False where it must wait."""
+        """Admit a waiting sequence, or end it with an error; False where it must wait."""
         try:
             is_admitted = self._admission.admit(sequence)
         except StoreSilent:
@@ -199,22 +212,20 @@ class Engine:
         finally:
             self._store_care.end_lost()
         self._patience.end(sequence)
-        if is_admitted:
-            self._begin_prefill(sequence)
         return is_admitted
 
-    def _begin_prefill(self, sequence: Sequence) -> None:
-        sequence.clock.admitted = sequence.clock.admitted or time.monotonic()
-        caches = self.caches.of(sequence)
+    def _begin_prefill(self, sequences: list[Sequence]) -> None:
+        """Of sequences that were admitted together; maybe none."""
         try:
-            self.prefills[sequence] = self._make_prefill(
-                sequence, self._decoder, caches, self.offloader, self._prefill_chunk, self.info.max_model_len
-            )
-        except torch.OutOfMemoryError as error:
-            self._fail(sequence, no_room("the prompt", error))
+            self.prefills.begin(sequences)
+        except CapacityError as error:
+            for sequence in sequences:
+                self._fail(sequence, error)
             return
-        self._stats.cached_tokens_total += sequence.num_cached
-        sequence.tell_progress(0)
+        for sequence in sequences:
+            sequence.clock.admitted = sequence.clock.admitted or time.monotonic()
+            self._stats.cached_tokens_total += sequence.num_cached
+            sequence.tell_progress(0)
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
@@ -222,50 +233,42 @@ class Engine:
 
     def _run_quantum(self, prefill: Prefill) -> bool:
         """False where it waits for a silent store."""
-        sequence, computed = prefill.sequence, prefill.computed_tokens
-        try:
-            prefill.advance()
-            self.indexing.take_early(sequence, prefill.trained)
-        except PrefixLost:
-            # It waits again: its prompt must be computed anew.
-            self._free(sequence)
-            self.scheduler.wait_again(sequence)
-            return True
-        except ArenaFull as error:
-            self._preemption.make_room([(sequence, error)])
-            if sequence not in self.prefills:
-                return True
-            self.indexing.ask_again_for(sequence, prefill.trained)
-        except StoreSilent:
-            # What is done needs its indexes only, which are taken later.
-            if not prefill.is_done:
-                self._patience.wait(sequence)
-                return False
-        except WorkerError as error:
-            self._fail(sequence, error)
-            return True
-        finally:
-            self._stats.prompt_tokens_total += prefill.computed_tokens - computed
-        self._patience.end(sequence)
-        sequence.tell_progress(prefill.computed_tokens)
-        if prefill.is_done:
-            sequence.status = Status.INDEXING
-        return True
+        failed, silent = prefill.advance(), set()
+        self._stats.prompt_tokens_total += prefill.count_computed()
+        taken = self.indexing.take_early(prefill.prompts)
+        for sequence, error in (*failed, *taken.failed):
+            match error:
+                case PrefixLost():
+                    self._free(sequence)
+                    self.scheduler.wait_again(sequence)
+                case StoreSilent():
+                    silent.add(sequence)
+                case _:
+                    self._fail(sequence, error)
+        if taken.short:
+            self._preemption.make_room(taken.short)
+            for prompt in prefill.prompts:
+                self.indexing.ask_again_for(prompt.sequence, prompt.trained)
+        for prompt in prefill.prompts:
+            prompt.sequence.tell_progress(prompt.computed_tokens)
+            if prompt in prefill.done:
+                prompt.sequence.status = Status.INDEXING
+                silent.discard(prompt.sequence)
+        running = {prompt.sequence for prompt in prefill.prompts}
+        self._patience.note(silent & running, running - silent)
+        return not silent & running
 
     def _finish_prefills(self) -> None:
         """First tokens of the prompts that are done now."""
-        done = [prefill for prefill in self.prefills.values() if prefill.is_done]
-        if not done:
+        if (done := self.prefills.take_done()) is None:
             return
-        sequences = [prefill.sequence for prefill in done]
-        logits = torch.stack([prefill.logits() for prefill in done])
-        self._drawn = draw(self._sampler, sequences, logits, self._stats)
+        prompts, logits = done
+        self._drawn = draw(self._sampler, [prompt.sequence for prompt in prompts], logits, self._stats)
         if self._drawn is not None:
             self._drawn.choice.wait()
-        for prefill, sequence in zip(done, sequences, strict=True):
-            del self.prefills[sequence]
-            sequence.clock.prefilled = sequence.clock.prefilled or time.monotonic()
-            self.indexing.add(sequence, prefill.trained)
+        for prompt in prompts:
+            prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
+            self.indexing.add(prompt.sequence, prompt.trained)
         self._take()
 
     def _take_indexes(self, wait: bool) -> bool:
@@ -368,10 +371,7 @@ class Engine:
 
     def _free(self, sequence: Sequence) -> None:
         """Free what a running sequence holds, but for its seat."""
-        trained = self.indexing.remove(sequence)
-        if (prefill := self.prefills.pop(sequence, None)) is not None:
-            prefill.cancel()
-            trained = prefill.trained
+        trained = [*self.indexing.remove(sequence), *self.prefills.cancel(sequence)]
         self.caches.release(sequence)
         self.offloader.release(sequence)
         self._preemption.left(sequence, trained)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.preemption import Preemption
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefills import Prefills
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.records import EngineStats
-from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
 
@@ -21,7 +19,7 @@ class Gauges:
 
     scheduler: Scheduler
     preemption: Preemption
-    prefills: Mapping[Sequence, Prefill]
+    prefills: Prefills
     caches: CacheSet
     pool: SlotPool
     offloader: Offloader
@@ -33,7 +31,7 @@ class Gauges:
         stats.waiting_tokens = self.scheduler.num_waiting_tokens
         stats.prefilling = len(self.prefills)
         stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
-        stats.prefilling_tokens_left = sum(each.left_tokens for each in self.prefills.values())
+        stats.prefilling_tokens_left = self.prefills.left_tokens
         stats.preemptions_total = self.preemption.num_preempted
         self.caches.recall.take_past_counts(self.scheduler.offloading())
         stats.slot_used_tokens = self.pool.num_used_slots / self.num_layer_heads

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
+from gpu_worker.engine.each import each
+from gpu_worker.engine.prompt_rows import PromptRows
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -40,12 +42,17 @@ class Indexing:
     def sequences(self) -> Collection[Sequence]:
         return self._trained.keys()
 
-    def take_early(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
-        """Load the ready indexes of a sequence, also while it is being prefilled: the first of `trained`, removed
-        there.
+    def take_early(self, prompts: Iterable[PromptRows]) -> Taken:
+        """Load the ready indexes of prompts that are being computed: the first of their `trained`, removed there. None
+        of them is ready to decode; of those that are short of room `ask_again_for`."""
+        taken = Taken()
+        trained = {prompt.sequence: prompt.trained for prompt in prompts}
+        each(
+            trained, lambda sequence: self._take_ready(sequence, trained[sequence]), taken.failed, taken.short
+        )
+        return taken
 
-        Raises StoreUnavailable, CapacityError, and ArenaFull where the first failed for want of room.
-        """
+    def _take_ready(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
         while trained and self._recall.load(sequence, trained[0], 0.0):
             trained.popleft()
 
@@ -66,9 +73,9 @@ class Indexing:
 
     def ask_again_for(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
         """Have those of a sequence's indexes trained again that failed."""
-        for place, each in enumerate(trained):
-            if each.has_failed:
-                trained[place] = self._offloader.build(sequence, each.layer, each.job)
+        for place, layer in enumerate(trained):
+            if layer.has_failed:
+                trained[place] = self._offloader.build(sequence, layer.layer, layer.job)
 
     def take(self, wait: bool) -> Taken:
         """Load what is ready; of those that are short of room `ask_again`. Who needs a store that is silent stays."""
@@ -77,7 +84,7 @@ class Indexing:
             try:
                 if wait and trained and self._recall.load(sequence, trained[0], POLL_SECONDS):
                     trained.popleft()
-                self.take_early(sequence, trained)
+                self._take_ready(sequence, trained)
             except ArenaFull as error:
                 taken.short.append((sequence, error))
                 continue

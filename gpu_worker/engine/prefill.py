@@ -4,95 +4,85 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from gpu_worker.caches import Cache
-from gpu_worker.device import Mark
+from gpu_worker.device import Mark, to_device
+from gpu_worker.engine.each import each
 from gpu_worker.engine.pace import last_layer_work, layer_work
 from gpu_worker.engine.prompt_memory import buffer_tokens
-from gpu_worker.errors import no_room
-from gpu_worker.kernels.prefill_attention import attend_chunk
+from gpu_worker.engine.prompt_rows import PromptRows, keeper
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """A computed layer on its way to the arena, and the time that computing it took: between two marks, decode steps
-    between its chunks included."""
-
-    pending: PendingLayer
-    begun: Mark
-    ended: Mark
-
-
 class Prefill:
-    """One prompt on its way through the layers. A quantum is one (layer, chunk), or several that have a chunk's tokens
-    together, so that a short prompt takes few. `advance` does one.
+    """A prompt on its way through the layers; or several short ones, packed one behind another, that share each pass
+    over a layer's weights. A quantum is one (layer, chunk), or several that have a chunk's tokens together, so that
+    short prompts take few. `advance` does one.
 
-    Between quanta the hidden states of the whole prompt, [n, hidden], and one layer's rows, [H_kv, n, 2d], are kept;
-    two layers' in turn where one is copied to the arena while the next is computed. Heads of rows lie a power of two of
-    rows apart (`buffer_tokens`): cuDNN plans attention again, for tens of milliseconds, at every other distance. Of a
-    prefix that the store has (`num_cached`) only rows are read. `cancel` a prefill that is not done.
+    Between quanta the hidden states of all tokens, [T, hidden], and one layer's rows, [H_kv, n, 2d], are kept; two
+    layers' in turn where one is copied to the arena while the next is computed. Heads of a prompt's rows lie a power
+    of two of rows apart (`buffer_tokens`): cuDNN plans attention again, for tens of milliseconds, at every other
+    distance. Of prefixes that the store has (`num_cached`) only rows are read. `cancel` prompts that are not done.
     """
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequences: list[Sequence],
         decoder: Decoder,
-        caches: list[Cache],
+        caches: list[list[Cache]],
         offloader: Offloader,
         chunk_size: int,
         max_tokens: int,
     ) -> None:
-        """chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
-        config, device = decoder.config, decoder.device
-        self.sequence = sequence
+        """sequences: several only if a chunk has their tokens and all are attended densely. caches: of each one's
+        layers. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
         self._decoder = decoder
-        self._caches = caches
-        self._offloader = offloader
         self._chunk_size = chunk_size
-        self._device = device
-        # The first token that is computed, and the number of all.
-        self._first, self._num_tokens = sequence.num_cached, sequence.num_prefill
-        token_ids = sequence.prefill_token_ids[self._first :]
-        self._positions = torch.arange(self._first, self._num_tokens, device=device)
-        self._hidden = decoder.embed(torch.tensor(token_ids, device=device))
-        shape = (config.num_kv_heads, buffer_tokens(self._num_tokens, max_tokens), 2 * config.head_dim)
-        # Who takes the layers to the arena, and has those of a known prefix.
-        self._keeper = offloader if sequence.offloads else offloader.copies
-        num_buffers = 2 if self._keeper.holds(sequence) and offloader.copies_aside else 1
-        buffers = [torch.empty(shape, dtype=decoder.dtype, device=device) for _ in range(num_buffers)]
-        self._buffers = [buffer[:, : self._num_tokens] for buffer in buffers]
-        self._queries = self._query_buffer()
-        self._sparse = sequence.prompt_attention()
-        # When the rows in each buffer are in the arena.
-        self._copied: list[Mark | None] = [None] * num_buffers
-        # Known rows of the next layer on their way.
-        self._loading: Mark | None = None
+        self._device = decoder.device
+        self._num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in sequences)
+        self._buffers = self._make_buffers(sequences, offloader, max_tokens)
+        self._parts = self._make_parts(sequences, caches, offloader)
+        token_ids = list(chain(*(part.token_ids for part in self._parts)))
+        self._hidden = decoder.embed(to_device(token_ids, self._device))
+        spans = [torch.arange(part.first, part.num_tokens, device=self._device) for part in self._parts]
+        self._positions = torch.cat(spans)
+        # Of several prompts: where their tokens lie, and which rows of the buffers are theirs where that is no run.
+        self._packed: Packed | None = None
+        self._places: Tensor | None = None
+        if len(self._parts) > 1:
+            num_queries = [part.end - part.begin for part in self._parts]
+            self._packed = Packed.of(num_queries, [part.num_tokens for part in self._parts], self._device)
+            if any(part.first for part in self._parts[1:]):
+                row_begins = self._packed.row_bounds[:-1].split(1)
+                self._places = torch.cat(
+                    [begin + span for begin, span in zip(row_begins, spans, strict=True)]
+                )
+        self._sparse = sequences[0].prompt_attention()
+        # Those that neither failed nor were cancelled.
+        self.prompts = list(self._parts)
+        self._failed: list[tuple[Sequence, WorkerError]] = []
+        self._num_counted = 0
         self._layer = 0
-        self._begin = self._first
-        self._begun = Mark(device)
-        self._computed: deque[_Computed] = deque()
-        # Indexes that the store trains while later layers compute, until they are taken.
-        self.trained: deque[TrainedLayer] = deque()
-
-    def _query_buffer(self) -> Tensor:
-        """One layer's queries of the last tokens, as many as the policy reads: [w, H_q, d]."""
-        config, sequence, rows = self._decoder.config, self.sequence, self._buffers[0]
-        asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
-        return rows.new_empty(min(asked, self._num_tokens), config.num_heads, config.head_dim)
+        self._begin = 0
+        self._begun = Mark(self._device)
 
     @property
     def is_done(self) -> bool:
         """Every layer is computed, and in the arena if it goes there."""
-        return self._is_computed and not self._computed
+        return len(self.done) == len(self.prompts)
+
+    @property
+    def done(self) -> list[PromptRows]:
+        """The prompts that are done; the others may have to wait for a store that is silent."""
+        return [prompt for prompt in self.prompts if self._is_computed and not prompt.is_copying]
 
     @property
     def next_work(self) -> float:
@@ -102,20 +92,10 @@ class Prefill:
             return 0.0
         num_layers = max(1, self._chunk_size // (end - begin))
         layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
-        last = last_layer_work(config, begin, end) if layers.stop == config.num_layers else 0.0
-        num_whole = len(layers) - bool(last)
-        return num_whole * layer_work(config, begin, end) + last
-
-    @property
-    def computed_tokens(self) -> int:
-        """Of those that are not cached, each chunk of a layer as its share of the whole."""
-        num_layers, num_tokens = self._decoder.config.num_layers, self._num_tokens - self._first
-        return (self._layer * num_tokens + self._begin - self._first) // num_layers
-
-    @property
-    def left_tokens(self) -> int:
-        """Neither computed nor cached."""
-        return self._num_tokens - self._first - self.computed_tokens
+        has_last = layers.stop == config.num_layers
+        spans = [part.positions(begin, end) for part in self._parts]
+        work = (len(layers) - has_last) * sum(layer_work(config, span.start, span.stop) for span in spans)
+        return work + has_last * sum(last_layer_work(config, span.start, span.stop) for span in spans)
 
     @property
     def _is_computed(self) -> bool:
@@ -127,110 +107,140 @@ class Prefill:
 
     @property
     def _rows(self) -> Tensor:
+        """All prompts' of the layer that is computed."""
         return self._buffers[self._layer % len(self._buffers)]
 
-    def advance(self) -> None:
-        """One quantum; the last may only wait for copies. Raises StoreUnavailable when rows cannot be offloaded,
-        PrefixLost when a known prefix is gone and the prompt must be computed anew, StoreSilent where it may be called
-        again once the store answers, and CapacityError when device memory runs out."""
+    def advance(self) -> list[tuple[Sequence, WorkerError]]:
+        """One quantum; the last may only wait for copies. Returns the prompts that failed: StoreUnavailable where rows
+        cannot be offloaded, PrefixLost where a known prefix is gone and the prompt must be computed anew, CapacityError
+        where device memory runs out, and what caches raise. The others go on; so does who is StoreSilent, once the
+        store answers, and nobody does before where it needs a known prefix."""
+        self._failed = []
         try:
             self._run_quantum()
         except torch.OutOfMemoryError as error:
-            raise no_room("the prompt", error) from error
+            self._fail([(prompt, no_room("the prompt", error)) for prompt in self.prompts])
+        return self._failed
 
     def _run_quantum(self) -> None:
         if self._is_computed:
-            self._computed[0].pending.copied.wait()
+            for prompt in self.prompts:
+                prompt.wait()
         left = self._chunk_size
-        while not self._is_computed and (end := self._next_end) - self._begin <= left:
+        while self.prompts and not self._is_computed and (end := self._next_end) - self._begin <= left:
             left -= end - self._begin
+            if self._begin == 0 and not (self._each(PromptRows.take_known) and self.prompts):
+                break
             self._run_chunk(self._begin, end)
             self._begin = end
             if end == self._num_tokens:
                 self._finish_layer()
-        self._take_copied()
-        if self.is_done:
-            self._offloader.copies.end(self.sequence)
-            self.sequence.num_tokens = self._num_tokens
+        self._settle()
 
-    def cancel(self) -> None:
-        """Wait until all copies are done: then the slabs may be given to others."""
-        for computed in self._computed:
-            computed.pending.copied.wait()
-        self._computed.clear()
-        if self._loading is not None:
-            self._loading.wait()
+    def _settle(self) -> None:
+        self._each(PromptRows.take_copied)
+        for prompt in self.done:
+            prompt.publish()
 
-    def logits(self) -> Tensor:
-        """Of the token after the prompt: float32 [vocab]. Only when done."""
-        return self._decoder.logits(self._hidden[-1:])[0]
+    def cancel(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Wait until all copies of its prompt are done: then its slabs may be given to others. What is computed of it
+        from now on goes nowhere. Returns the indexes that it still needed."""
+        [part] = [part for part in self._parts if part.sequence is sequence]
+        part.cancel()
+        self.prompts = [prompt for prompt in self.prompts if prompt is not part]
+        return part.trained
+
+    def _each(self, operation: Callable[[PromptRows], None]) -> bool:
+        """Do it for every prompt; where it fails that one leaves. False where one waits for a silent store."""
+        failed: list[tuple[PromptRows, WorkerError]] = []
+        short: list[tuple[PromptRows, ArenaFull]] = []
+        each(self.prompts, operation, failed, short)
+        return self._fail([*failed, *short])
+
+    def _fail(self, failed: list[tuple[PromptRows, WorkerError]]) -> bool:
+        is_silent = False
+        for prompt, error in failed:
+            self._failed.append((prompt.sequence, error))
+            match error:
+                case StoreSilent():
+                    is_silent = True
+                case _:
+                    self.cancel(prompt.sequence)
+        return not is_silent
+
+    def count_computed(self) -> int:
+        """Prompt tokens that were computed since this was asked last."""
+        before, self._num_counted = self._num_counted, sum(part.computed_tokens for part in self._parts)
+        return self._num_counted - before
+
+    def take_done(self) -> tuple[list[PromptRows], Tensor]:
+        """The prompts that are done, some at least, which leave, and the logits of the tokens after them: float32
+        [P, vocab]."""
+        done = self.done
+        self.prompts = [prompt for prompt in self.prompts if prompt not in done]
+        return done, self._decoder.logits(torch.stack([self._hidden[prompt.end - 1] for prompt in done]))
 
     def _run_chunk(self, begin: int, end: int) -> None:
-        decoder, layer, rows = self._decoder, self._layer, self._rows
-        if begin == self._first > 0:
-            self._take_known()
-        computed = slice(begin - self._first, end - self._first)
-        query, key, value = decoder.project_qkv(layer, self._hidden[computed], self._positions[computed])
-        head_dim = decoder.config.head_dim
-        rows[:, begin:end, :head_dim] = key.transpose(0, 1)
-        rows[:, begin:end, head_dim:] = value.transpose(0, 1)
-        first_kept = self._num_tokens - self._queries.shape[0]
-        if end > first_kept:
-            kept = max(begin, first_kept)
-            self._queries[kept - first_kept : end - first_kept] = query[kept - begin :]
-        if self._sparse is not None and not self._caches[layer].is_dense:
-            attention = self._sparse.attend(query, rows, begin, decoder.attention_scale)
+        decoder, layer = self._decoder, self._layer
+        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], self._positions[begin:end])
+        rows, head_dim = self._rows, decoder.config.head_dim
+        first = self._parts[0].first
+        places = slice(first + begin, first + end) if self._places is None else self._places
+        rows[:, places, :head_dim] = key.transpose(0, 1)
+        rows[:, places, head_dim:] = value.transpose(0, 1)
+        for prompt in self.prompts:
+            prompt.pass_chunk(query, begin)
+        if (attended := self._attend(query, begin)) is not None:
+            tokens, attention = attended
+            self._hidden[tokens] = decoder.finish_layer(layer, self._hidden[tokens], attention)
+
+    def _attend(self, query: Tensor, begin: int) -> tuple[slice | Tensor, Tensor] | None:
+        """Attention of the tokens whose output is read, and which these are; None for none. query: [T, H_q, d], of the
+        tokens from `begin` on."""
+        scale, end = self._decoder.attention_scale, begin + query.shape[0]
+        # Nothing reads the last layer's output but the next tokens.
+        is_last = self._layer == self._decoder.config.num_layers - 1
+        if self._packed is not None:
+            attention = attend_prompts(query, self._rows, self._packed, scale)
+            if not is_last:
+                return slice(begin, end), attention
+            last = self._packed.query_bounds[1:].long() - 1
+            return last, attention[last]
+        part = self._parts[0]
+        if self._sparse is not None and not part.is_dense(self._layer):
+            attention = self._sparse.attend(query, part.rows, part.first + begin, scale)
+        elif is_last:
+            if end < self._num_tokens:
+                return None
+            begin = end - 1
+            attention = attend_chunk(query[-1:], self._rows, part.first + begin, scale)
         else:
-            if layer == decoder.config.num_layers - 1:
-                # Nothing reads the last layer's output but the next token.
-                if end < self._num_tokens:
-                    return
-                begin, query = end - 1, query[-1:]
-            attention = attend_chunk(query, rows, begin, decoder.attention_scale)
-        computed = slice(begin - self._first, end - self._first)
-        self._hidden[computed] = decoder.finish_layer(layer, self._hidden[computed], attention)
-
-    def _take_known(self) -> None:
-        """The rows of a known prefix, of this layer; those of the next are on their way while this one is computed."""
-        layer = self._layer
-        loading = self._loading if self._loading is not None else self._load(layer)
-        loading.hold()
-        self._loading = None
-        if len(self._buffers) > 1 and layer + 1 < self._decoder.config.num_layers:
-            self._loading = self._load(layer + 1)
-
-    def _load(self, layer: int) -> Mark:
-        place = layer % len(self._buffers)
-        return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
+            attention = attend_chunk(query, self._rows, part.first + begin, scale)
+        return slice(begin, end), attention
 
     def _finish_layer(self) -> None:
-        sequence, layer, rows = self.sequence, self._layer, self._rows
-        ended = Mark(self._device)
-        if (pending := self._keeper.put_layer(sequence, layer, rows)) is not None:
-            self._computed.append(_Computed(pending, self._begun, ended))
-            self._copied[layer % len(self._buffers)] = pending.copied
-        self._caches[layer].store(sequence, layer, rows, self._queries.transpose(0, 1))
-        self._layer, self._begin, self._begun = layer + 1, self._first, ended
-        if (copied := self._copied[self._layer % len(self._buffers)]) is not None:
-            # The next layer's rows take the place of these.
-            copied.hold()
+        begun, ended = self._begun, Mark(self._device)
+        self._each(lambda prompt: prompt.finish_layer(begun, ended))
+        self._layer, self._begin, self._begun = self._layer + 1, 0, ended
 
-    def _take_copied(self) -> None:
-        """Seal the layers that are in the arena by now, and request their indexes."""
-        copied = list(takewhile(lambda computed: computed.pending.copied.is_reached, self._computed))
-        if copied and self.sequence.offloads:
-            layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
-            # They stay until the store has answered.
-            self._offloader.seal_layers(self.sequence, layers, self._num_tokens)
-        for computed in copied:
-            self._computed.popleft()
-            if self.sequence.offloads:
-                self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
+    def _make_buffers(self, sequences: list[Sequence], offloader: Offloader, max_tokens: int) -> list[Tensor]:
+        config = self._decoder.config
+        num_rows = sum(buffer_tokens(sequence.num_prefill, max_tokens) for sequence in sequences)
+        shape = (config.num_kv_heads, num_rows, 2 * config.head_dim)
+        is_kept = any(keeper(sequence, offloader).holds(sequence) for sequence in sequences)
+        dtype, num_buffers = self._decoder.dtype, 2 if is_kept and offloader.copies_aside else 1
+        return [torch.empty(shape, dtype=dtype, device=self._device) for _ in range(num_buffers)]
 
-    def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
-        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)
-        if job is not None:
-            self.trained.append(self._offloader.build(sequence, layer, job, prefill_seconds))
-
-
-MakePrefill = Callable[[Sequence, Decoder, list[Cache], Offloader, int, int], Prefill]
+    def _make_parts(
+        self, sequences: list[Sequence], caches: list[list[Cache]], offloader: Offloader
+    ) -> list[PromptRows]:
+        parts: list[PromptRows] = []
+        begin = row_begin = 0
+        for sequence, of_layers in zip(sequences, caches, strict=True):
+            row_end = row_begin + sequence.num_prefill
+            rows = [buffer[:, row_begin:row_end] for buffer in self._buffers]
+            share = (sequence.num_prefill - sequence.num_cached) / self._num_tokens
+            num_heads = self._decoder.config.num_heads
+            parts.append(PromptRows(sequence, of_layers, offloader, rows, num_heads, begin, share))
+            begin, row_begin = parts[-1].end, row_end
+        return parts

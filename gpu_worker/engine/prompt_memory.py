@@ -17,7 +17,7 @@ from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.store.layer_writer import STAGE_BYTES
 
 # Below this a prompt's rows are few.
-LEAST_BUFFER_TOKENS = 256
+LEAST_BUFFER_TOKENS = 64
 
 
 def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
@@ -63,9 +63,11 @@ def prefill_bytes(workload: Workload) -> int:
     model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
-    a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 2 * 8
-    kept = PromptRoom(length, workload.prefill_chunk).total * a_token + 2 * STAGE_BYTES
-    kept += workload.num_queries * model.num_heads * model.head_dim * itemsize
+    a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 3 * 8
+    num_tokens = PromptRoom(length, workload.prefill_chunk).total
+    num_queries = min(num_tokens, shape.max_num_seqs * workload.num_queries)
+    kept = num_tokens * a_token + 2 * STAGE_BYTES
+    kept += num_queries * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length
     keys = 4 * shape.num_kv_heads * length * shape.head_dim

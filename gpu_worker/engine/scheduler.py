@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.state.sequence import Sequence, Status
@@ -87,18 +87,30 @@ class Scheduler:
     ) -> list[Sequence]:
         """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
         overtakes them to the room that comes."""
-        lengths = [sequence.num_prefill for sequence in prefilling]
         waiting = [each for each in self._waiting if may_offload or not each.offloads]
         waiting = [each for each in waiting if each not in held]
-        found = []
-        for is_short in True, False:
-            alike = [each for each in waiting if self._room.is_short(each.num_prefill) is is_short]
-            first = min(alike, key=self._urgency, default=None)
-            if first is None or not self._room.fits(first.num_prefill, lengths):
-                continue
-            if self._free_seats or self.lower(first):
-                found.append(first)
-        return found
+        found = [self._first(waiting, is_short, prefilling) for is_short in (True, False)]
+        return [sequence for sequence in found if sequence is not None]
+
+    def _first(
+        self, waiting: Iterable[Sequence], is_short: bool, prefilling: list[Sequence]
+    ) -> Sequence | None:
+        alike = [each for each in waiting if self._room.is_short(each.num_prefill) is is_short]
+        first = min(alike, key=self._urgency, default=None)
+        lengths = [sequence.num_prefill for sequence in prefilling]
+        if first is None or not self._room.fits(first.num_prefill, lengths):
+            return None
+        return first if self._free_seats or self.lower(first) else None
+
+    def next_beside(self, together: list[Sequence], held: Collection[Sequence]) -> Sequence | None:
+        """The most urgent short prompt that waits, if it may be admitted without another's seat, and a chunk has room
+        for it beside these, which were admitted just now. held: are left out."""
+        if not self._free_seats:
+            return None
+        waiting = [each for each in self._waiting if each not in held]
+        found = self._first(waiting, True, self.with_status(Status.PREFILL))
+        num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in together)
+        return found if found is not None and self._room.is_short(num_tokens + found.num_prefill) else None
 
     def _prompts(self) -> list[Sequence]:
         return [*self.with_status(Status.PREFILL), *self._waiting]

@@ -179,6 +179,16 @@ def test_indexes_trained_on_the_device_answer_alone_as_in_a_batch(hot_cache: Hot
         assert answers(engine, every_policy()) == alone
 
 
+def test_short_prompts_answer_together_as_each_alone() -> None:
+    pages = prompts([300, 40, 7, 333, 200, 1])
+    asked = [request(f"{n}", POLICIES[n % 4], page) for n, page in enumerate(pages)]
+    alone = {}
+    with running("cuda") as engine:
+        for one in asked:
+            alone.update(answers(engine, [one]))
+        assert answers(engine, asked) == alone
+
+
 @pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
 def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
     """PyTorch raises where a call would synchronise, while steps run that were captured before.

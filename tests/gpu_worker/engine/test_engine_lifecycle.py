@@ -486,10 +486,10 @@ def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytes
 
 
 def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -> None:
-    def make(sequence, *args):
-        if sequence.sequence_id == "big":
+    def make(sequences, *args):
+        if sequences[0].sequence_id == "big":
             raise torch.OutOfMemoryError("out of memory")
-        return Prefill(sequence, *args)
+        return Prefill(sequences, *args)
 
     rig = Rig(make_prefill=make)
     rig.submit(request("big"), request("next"))

@@ -144,9 +144,10 @@ def test_a_retain_policy_needs_its_budget_and_the_state_of_its_slots() -> None:
     # Positions and notes of 4096 slots, 2048 + 1024 rounded up; lengths and limits.
     assert snapkv.seats - dense.seats == seats * (4096 * 12 + 8)
     assert chelsea.seats - dense.seats == seats * (4096 * 12 + 8)
-    # The window's queries, not the prompt's, and a copy; the keys as float32, twice; tiles of weights.
+    # Of each prompt in progress the window's queries, not the prompt's, and a copy of one's; the keys as float32,
+    # twice; tiles of weights.
     keys, queries = 4 * 131072 * 8 * 128, 32 * 32 * 128 * 2
-    assert snapkv.prefill - dense.prefill == 2 * queries + 2 * keys + 4 * 4 * (1 << 26)
+    assert snapkv.prefill - dense.prefill == (4 + 1) * queries + 2 * keys + 4 * 4 * (1 << 26)
     # Means are made of float32 copies.
     assert chelsea.prefill - dense.prefill == 7 * keys
     assert memory.least_slot_bytes(llama(default_policy="snapkv")) < 2200 * 131072
@@ -187,10 +188,11 @@ def test_who_evicts_needs_room_for_its_choice() -> None:
     assert planned("snapkv").decode == planned("full").decode
     slots = 4 * 32 * 8 * 3072
     assert planned("h2o").decode - planned("full").decode == 2 * 32 * slots
-    # Every query of the prompt, and a copy.
-    queries = 131072 * 32 * 128 * 2
-    assert planned("h2o").prefill - planned("snapkv").prefill == 2 * queries - 2 * 32 * 32 * 128 * 2
-    assert planned("infinigen").prefill - planned("full").prefill == 2 * queries + 4 * 4 * (1 << 26)
+    # Every query of the prompts in progress, and a copy of the longest one's.
+    a_query = 32 * 128 * 2
+    queries = (131072 + 131072 // 8 + 131072) * a_query
+    assert planned("h2o").prefill - planned("snapkv").prefill == queries - (4 + 1) * 32 * a_query
+    assert planned("infinigen").prefill - planned("full").prefill == queries + 4 * 4 * (1 << 26)
 
 
 def test_a_default_that_every_long_request_is_refused_with_is_no_error() -> None:

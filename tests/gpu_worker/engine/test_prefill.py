@@ -56,6 +56,7 @@ class SlowOffloader(Offloader):
 
     def __init__(self) -> None:
         self.marks: list[SlowMark] = []
+        self._by_layer: dict[tuple[str, int], SlowMark] = {}
         self.rows: list[Tensor] = []
         self.sealed: list[int] = []
         self.seconds: list[float] = []
@@ -80,11 +81,12 @@ class SlowOffloader(Offloader):
         if layer == self.fails_at:
             raise StoreUnavailable("gone")
         self.marks.append(SlowMark())
+        self._by_layer[sequence.sequence_id, layer] = self.marks[-1]
         self.rows.append(rows)
         return PendingLayer(layer, self.marks[-1])
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
-        assert all(self.marks[layer].is_reached for layer in layers)
+        assert all(self._by_layer[sequence.sequence_id, layer].is_reached for layer in layers)
         self.sealed += layers
 
     def build(  # type: ignore[override]
@@ -109,16 +111,31 @@ class NoCache:
 
 
 def make_prefill(offloader: Offloader, offloads: bool = True, num_cached: int = 0) -> tuple[Prefill, NoCache]:
-    sequence, cache = make_sequence("a", 0, NUM_TOKENS), NoCache()
-    sequence.num_cached = num_cached
-    sequence.offloads = offloads
-    caches = cast(list[Cache], [cache] * NUM_LAYERS)
-    return Prefill(sequence, make_model().decoder, caches, offloader, CHUNK, MAX_TOKENS), cache
+    prefill, [cache] = make_packed(offloader, NUM_TOKENS, offloads=offloads, num_cached=num_cached)
+    return prefill, cache
+
+
+def make_packed(
+    offloader: Offloader, *lengths: int, offloads: bool = True, num_cached: int = 0
+) -> tuple[Prefill, list[NoCache]]:
+    sequences = [make_sequence(f"{seat}", seat, num_tokens) for seat, num_tokens in enumerate(lengths)]
+    for sequence in sequences:
+        sequence.offloads = offloads
+        sequence.num_cached = num_cached
+    caches = [NoCache() for _ in lengths]
+    of_layers = [cast(list[Cache], [cache] * NUM_LAYERS) for cache in caches]
+    return Prefill(sequences, make_model().decoder, of_layers, offloader, CHUNK, MAX_TOKENS), caches
 
 
 def layers_on(prefill: Prefill, num_layers: int) -> None:
     for _ in range(num_layers * NUM_CHUNKS):
         prefill.advance()
+
+
+def logits_of(prefill: Prefill) -> Tensor:
+    while not prefill.is_done:
+        prefill.advance()
+    return prefill.take_done()[1]
 
 
 @torch.inference_mode()
@@ -141,7 +158,7 @@ def test_a_layer_is_sealed_and_indexed_at_the_first_quantum_after_its_copy() -> 
     offloader.marks[0].reached = True
     prefill.advance()
     assert offloader.sealed == [0]
-    assert [trained.layer for trained in prefill.trained] == [0]
+    assert [trained.layer for trained in prefill.prompts[0].trained] == [0]
     assert offloader.seconds[0] > 0
     prefill.advance()
     assert len(offloader.marks) == 2
@@ -156,16 +173,17 @@ def test_the_last_quantum_waits_for_the_copies_that_are_left() -> None:
     prefill, _ = make_prefill(offloader)
     layers_on(prefill, NUM_LAYERS)
     assert not prefill.is_done
-    assert (prefill.computed_tokens, prefill.left_tokens) == (NUM_TOKENS, 0)
-    assert prefill.sequence.num_tokens == 0
+    [prompt] = prefill.prompts
+    assert (prompt.computed_tokens, prompt.left_tokens) == (NUM_TOKENS, 0)
+    assert prompt.sequence.num_tokens == 0
     most = NUM_LAYERS
     while not prefill.is_done:
         prefill.advance()
         most -= 1
     assert most >= 0
     assert offloader.sealed == list(range(NUM_LAYERS))
-    assert len(prefill.trained) == NUM_LAYERS
-    assert prefill.sequence.num_tokens == NUM_TOKENS
+    assert len(prompt.trained) == NUM_LAYERS
+    assert prompt.sequence.num_tokens == NUM_TOKENS
 
 
 @torch.inference_mode()
@@ -193,7 +211,7 @@ def test_both_buffers_give_what_one_gives() -> None:
     for rows, other in zip(cache.stored, expected.stored, strict=True):
         assert rows.shape == (NUM_KV_HEADS, NUM_TOKENS, 2 * HEAD_DIM)
         assert torch.equal(rows, other)
-    assert torch.equal(slow.logits(), plain.logits())
+    assert torch.equal(logits_of(slow), logits_of(plain))
 
 
 @torch.inference_mode()
@@ -202,14 +220,19 @@ def test_a_cancelled_prefill_leaves_no_copy_behind(fails: bool) -> None:
     offloader = SlowOffloader()
     prefill, _ = make_prefill(offloader)
     offloader.fails_at = 2 if fails else -1
+    sequence = prefill.prompts[0].sequence
     layers_on(prefill, 2)
     if fails:
-        with pytest.raises(StoreUnavailable):
-            layers_on(prefill, 1)
-    prefill.cancel()
+        failed = [prefill.advance() for _ in range(NUM_CHUNKS)]
+        assert failed[:-1] == [[], []]
+        [(who, error)] = failed[-1]
+        assert who is sequence
+        assert isinstance(error, StoreUnavailable)
+    else:
+        prefill.cancel(sequence)
     assert [mark.reached for mark in offloader.marks] == [True, True]
     assert offloader.sealed == []
-    prefill.cancel()
+    prefill.cancel(sequence)
 
 
 @torch.inference_mode()
@@ -228,5 +251,66 @@ def test_known_rows_of_the_next_layer_are_on_their_way_while_one_is_computed() -
     assert [int(rows[0, 0, 0]) for rows in cache.stored] == list(range(NUM_LAYERS))
     prefill, _ = make_prefill(offloader, num_cached=32)
     prefill.advance()
-    prefill.cancel()
+    prefill.cancel(prefill.prompts[0].sequence)
     assert offloader.loading[-1].reached
+
+
+@torch.inference_mode()
+def test_packed_prompts_have_the_rows_that_each_has_alone() -> None:
+    packed, caches = make_packed(SlowOffloader(), 7, 10, 3)
+    for _ in range(NUM_LAYERS):
+        assert packed.advance() == []
+    logits = logits_of(packed)
+    for row, (num_tokens, cache) in enumerate(zip((7, 10, 3), caches, strict=True)):
+        alone, [expected] = make_packed(SlowOffloader(), num_tokens)
+        layers_on(alone, NUM_LAYERS)
+        for stored, own in zip(cache.stored, expected.stored, strict=True):
+            torch.testing.assert_close(stored, own)
+        torch.testing.assert_close(logits[row], logits_of(alone)[0])
+
+
+@torch.inference_mode()
+def test_a_packed_prompt_is_done_when_its_own_copies_are_there() -> None:
+    offloader = SlowOffloader()
+    prefill, _ = make_packed(offloader, 7, 10)
+    sequences = [prompt.sequence for prompt in prefill.prompts]
+    for _ in range(NUM_LAYERS):
+        prefill.advance()
+    # The first one's of every layer, then the second one's.
+    for mark in offloader.marks[::2]:
+        mark.reached = True
+    prefill.advance()
+    assert not prefill.is_done
+    assert [sequence.num_tokens for sequence in sequences] == [7, 0]
+    done, logits = prefill.take_done()
+    assert [prompt.sequence for prompt in done] == sequences[:1]
+    assert logits.shape[0] == 1
+    while not prefill.is_done:
+        prefill.advance()
+    assert [sequence.num_tokens for sequence in sequences] == [7, 10]
+
+
+@torch.inference_mode()
+def test_the_time_of_a_layer_is_shared_by_who_was_computed_in_it() -> None:
+    """The store bounds an index's training by it, and trains those of all."""
+    offloader = SlowOffloader()
+    prefill, _ = make_packed(offloader, 15, 5)
+    while not prefill.is_done:
+        prefill.advance()
+    long, short = sum(offloader.seconds[::2]), sum(offloader.seconds[1::2])
+    assert long / short == pytest.approx(3)
+
+
+@torch.inference_mode()
+def test_a_packed_prompt_that_is_cancelled_is_stored_no_more_and_its_copies_are_waited_for() -> None:
+    offloader = SlowOffloader()
+    prefill, caches = make_packed(offloader, 7, 10)
+    first, second = (prompt.sequence for prompt in prefill.prompts)
+    prefill.advance()
+    prefill.cancel(first)
+    assert [mark.reached for mark in offloader.marks] == [True, False]
+    while not prefill.is_done:
+        prefill.advance()
+    assert [len(cache.stored) for cache in caches] == [1, NUM_LAYERS]
+    assert (first.num_tokens, second.num_tokens) == (0, 10)
+    assert logits_of(prefill).shape[0] == 1

@@ -12,8 +12,9 @@ from strict_store import StrictStore
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.auto_policy import FEW_TOKENS
-from gpu_worker.engine.engine import Engine, MakePrefill
+from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prefills import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
@@ -249,6 +250,7 @@ class Rig:
         reuses_prefixes: bool = False,
         itl_seconds: float = ONE_QUANTUM,
         stretch: float = 4.0,
+        max_joining: int | None = None,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
         least has one quantum."""
@@ -266,6 +268,7 @@ class Rig:
             reuses_prefixes=reuses_prefixes,
             itl_seconds=itl_seconds,
             stretch=stretch,
+            max_joining=max_joining,
             max_full_tokens=max_full_tokens,
         )
         self.client = client or self.store

@@ -1,0 +1,87 @@
+"""The prompts in progress, and what computes each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches import Cache, CacheSet
+from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prompt_rows import PromptRows
+from gpu_worker.errors import no_room
+from gpu_worker.models import Decoder
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader, TrainedLayer
+
+MakePrefill = Callable[[list[Sequence], Decoder, list[list[Cache]], Offloader, int, int], Prefill]
+
+
+class Prefills(Mapping[Sequence, Prefill]):
+    """By sequence; those whose prompts are computed together have the same one."""
+
+    def __init__(
+        self,
+        make: MakePrefill,
+        decoder: Decoder,
+        caches: CacheSet,
+        offloader: Offloader,
+        chunk_size: int,
+        max_tokens: int,
+    ) -> None:
+        """chunk_size, max_tokens: see `Prefill`."""
+        self._make = make
+        self._decoder = decoder
+        self._caches = caches
+        self._offloader = offloader
+        self._chunk_size = chunk_size
+        self._max_tokens = max_tokens
+        self._by_sequence: dict[Sequence, Prefill] = {}
+
+    def __getitem__(self, sequence: Sequence) -> Prefill:
+        return self._by_sequence[sequence]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._by_sequence)
+
+    def __len__(self) -> int:
+        return len(self._by_sequence)
+
+    @property
+    def left_tokens(self) -> int:
+        """Neither computed nor cached."""
+        return sum(prompt.left_tokens for prefill in self._distinct for prompt in prefill.prompts)
+
+    @property
+    def _distinct(self) -> list[Prefill]:
+        return list(dict.fromkeys(self._by_sequence.values()))
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        """Of sequences that were admitted together; maybe none. Raises CapacityError."""
+        if not sequences:
+            return
+        caches = [self._caches.of(sequence) for sequence in sequences]
+        sizes = self._chunk_size, self._max_tokens
+        try:
+            prefill = self._make(sequences, self._decoder, caches, self._offloader, *sizes)
+        except torch.OutOfMemoryError as error:
+            raise no_room("the prompt", error) from error
+        self._by_sequence.update(dict.fromkeys(sequences, prefill))
+
+    def cancel(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Forget a prompt that is not done; returns the indexes that it still needed, of an unknown one none."""
+        prefill = self._by_sequence.pop(sequence, None)
+        return deque() if prefill is None else prefill.cancel(sequence)
+
+    def take_done(self) -> tuple[list[PromptRows], Tensor] | None:
+        """Those that are done, which are in progress no more, and the logits of the tokens after them, float32
+        [P, vocab]; None for none."""
+        done = [prefill.take_done() for prefill in self._distinct if prefill.done]
+        if not done:
+            return None
+        prompts = [prompt for taken, _ in done for prompt in taken]
+        for prompt in prompts:
+            del self._by_sequence[prompt.sequence]
+        return prompts, torch.cat([logits for _, logits in done])

@@ -1,0 +1,193 @@
+"""One prompt's rows of the layer that is computed, and the way of finished layers to its cache, arena and index."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches import Cache
+from gpu_worker.device import Mark
+from gpu_worker.errors import no_room
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.layer_writer import PendingLayer
+from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.prompt_copies import PromptCopies
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A computed layer on its way to the arena, and the time that computing it took: between two marks, decode steps
+    between its chunks included."""
+
+    pending: PendingLayer
+    begun: Mark
+    ended: Mark
+
+
+class PromptRows:
+    """Holds what is the prompt's own while a `Prefill` computes it, alone or with others.
+
+    Of a layer that is computed: the rows of all tokens, [H_kv, n, 2d], in two buffers in turn where one is copied to
+    the arena while the next is computed; and as many of the last tokens' queries as the policy reads. `cancel` those of
+    a prompt that is not done.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        caches: list[Cache],
+        offloader: Offloader,
+        buffers: list[Tensor],
+        num_heads: int,
+        begin: int,
+        share: float,
+    ) -> None:
+        """buffers: its own parts. begin: of its tokens among those that are computed together. share: of these."""
+        self.sequence = sequence
+        self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
+        self.begin, self.end = begin, begin + self.num_tokens - self.first
+        self.share = share
+        self._caches = caches
+        self._offloader = offloader
+        # Who takes the layers to the arena, and has those of a known prefix.
+        self._keeper = keeper(sequence, offloader)
+        self._buffers = buffers
+        asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
+        head_dim = buffers[0].shape[2] // 2
+        self.queries = buffers[0].new_empty(min(asked, self.num_tokens), num_heads, head_dim)
+        # When the rows in each buffer are in the arena.
+        self._copied: list[Mark | None] = [None] * len(buffers)
+        # Known rows of the next layer on their way.
+        self._loading: Mark | None = None
+        self._num_layers = 0
+        # Tokens of the next layer that are computed.
+        self._num_passed = 0
+        self._computed: deque[_Computed] = deque()
+        # Indexes that the store trains while later layers compute, until they are taken.
+        self.trained: deque[TrainedLayer] = deque()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the tokens that are computed."""
+        return self.sequence.prefill_token_ids[self.first :]
+
+    @property
+    def rows(self) -> Tensor:
+        """Of the layer that is computed."""
+        return self._buffers[self._num_layers % len(self._buffers)]
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a finished layer is not known to be in the arena."""
+        return bool(self._computed)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of those that are not cached, each chunk of a layer as its share of the whole."""
+        return (self._num_layers * (self.end - self.begin) + self._num_passed) // len(self._caches)
+
+    @property
+    def left_tokens(self) -> int:
+        """Neither computed nor cached."""
+        return self.end - self.begin - self.computed_tokens
+
+    def is_dense(self, layer: int) -> bool:
+        return self._caches[layer].is_dense
+
+    def take_known(self) -> None:
+        """The rows of a known prefix, of this layer; those of the next are on their way while this one is computed.
+        Raises StoreUnavailable, PrefixLost where the prompt must be computed anew, and StoreSilent as `take_copied`
+        does."""
+        if not self.first:
+            return
+        layer = self._num_layers
+        loading = self._loading if self._loading is not None else self._load(layer)
+        loading.hold()
+        self._loading = None
+        if len(self._buffers) > 1 and layer + 1 < len(self._caches):
+            self._loading = self._load(layer + 1)
+
+    def _load(self, layer: int) -> Mark:
+        place = layer % len(self._buffers)
+        return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
+
+    def positions(self, begin: int, end: int) -> range:
+        """Of its tokens among those at [begin, end) of all that are computed together."""
+        ahead = self.begin - self.first
+        return range(max(begin, self.begin) - ahead, max(begin, self.begin, min(end, self.end)) - ahead)
+
+    def pass_chunk(self, query: Tensor, begin: int) -> None:
+        """Keep what the policy reads of a chunk's queries [T, H_q, d], some of which may be other prompts'. begin: of
+        the first one's token among all that are computed together."""
+        positions = self.positions(begin, begin + query.shape[0])
+        self._num_passed += len(positions)
+        first_kept = self.num_tokens - self.queries.shape[0]
+        if kept := positions[max(0, first_kept - positions.start) :]:
+            place = kept.start + self.begin - self.first - begin
+            self.queries[kept.start - first_kept : kept.stop - first_kept] = query[place : place + len(kept)]
+
+    def finish_layer(self, begun: Mark, ended: Mark) -> None:
+        """Store the layer that was computed between two marks. Raises what caches raise, CapacityError and
+        StoreUnavailable; then the prompt is to be cancelled."""
+        try:
+            self._finish_layer(begun, ended)
+        except torch.OutOfMemoryError as error:
+            raise no_room("the prompt", error) from error
+
+    def _finish_layer(self, begun: Mark, ended: Mark) -> None:
+        sequence, layer, rows = self.sequence, self._num_layers, self.rows
+        if (pending := self._keeper.put_layer(sequence, layer, rows)) is not None:
+            self._computed.append(_Computed(pending, begun, ended))
+            self._copied[layer % len(self._buffers)] = pending.copied
+        self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
+        self._num_layers, self._num_passed = layer + 1, 0
+        if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
+            # The next layer's rows take the place of these.
+            copied.hold()
+
+    def take_copied(self) -> None:
+        """Seal the layers that are in the arena by now, and request their indexes. Raises StoreUnavailable, and
+        StoreSilent where it may be called again once the store answers."""
+        copied = list(takewhile(lambda computed: computed.pending.copied.is_reached, self._computed))
+        if copied and self.sequence.offloads:
+            layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
+            # They stay until the store has answered.
+            self._offloader.seal_layers(self.sequence, layers, self.num_tokens)
+        for computed in copied:
+            self._computed.popleft()
+            if self.sequence.offloads:
+                self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
+
+    def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
+        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)
+        if job is not None:
+            # Prompts that are computed together have their indexes trained together.
+            seconds = self.share * prefill_seconds
+            self.trained.append(self._offloader.build(sequence, layer, job, seconds))
+
+    def wait(self) -> None:
+        """Let the host wait until the next finished layer is in the arena, if one is on its way."""
+        if self._computed:
+            self._computed[0].pending.copied.wait()
+
+    def publish(self) -> None:
+        """Once all is done: let others find a copy of the prompt."""
+        self._offloader.copies.end(self.sequence)
+        self.sequence.num_tokens = self.num_tokens
+
+    def cancel(self) -> None:
+        """Wait until all copies are done: then the slabs may be given to others."""
+        for computed in self._computed:
+            computed.pending.copied.wait()
+        self._computed.clear()
+        if self._loading is not None:
+            self._loading.wait()
+
+
+def keeper(sequence: Sequence, offloader: Offloader) -> Offloader | PromptCopies:
+    """Who has an admitted sequence's rows in the arena, if anybody."""
+    return offloader if sequence.offloads else offloader.copies
