@@ -25,6 +25,9 @@ from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
 
+# Of every layer, that a sequence asks for at once as it grows.
+SLABS_AHEAD = 4
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedLayer:
@@ -158,13 +161,19 @@ class Offloader:
         return sequence.sequence_id in self._extents
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
-        """Reserve room for `num_tokens` in all, in `arena` too. Asks the store only for missing slabs.
+        """Reserve room for `num_tokens` in all, in `arena` too. Asks the store only for missing slabs, and while it has
+        room for some slabs more, so that few steps ask.
 
         Raises ArenaFull.
         """
-        if num_tokens > self._extents[sequence.sequence_id].reserved:
+        if num_tokens <= self._extents[sequence.sequence_id].reserved:
+            return
+        ahead = min(num_tokens + SLABS_AHEAD * self._client.tokens_per_slab, sequence.capacity)
+        try:
+            self._link.reserve(sequence.sequence_id, max(num_tokens, ahead))
+        except CapacityError:
             self._ask_for_room(sequence, num_tokens)
-            self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
+        self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
 
     def _ask_for_room(self, sequence: Sequence, num_tokens: int) -> None:
         """Copies, which nobody needs, give way."""

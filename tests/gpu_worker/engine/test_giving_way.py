@@ -263,8 +263,8 @@ def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport
     with attached(LAYOUT, transport, num_slabs=512) as (_, client):
         rig = Rig(client=client, **options)
         alone = [rig.tokens(one) for one in requests]
-    # 16 tokens a slab: 24 slabs for a prompt and 3 for its index, 9 more for its answer; of so many for three or four.
-    with store_process(transport, 108) as client:
+    # 16 tokens a slab: 24 slabs for a prompt and 3 for its index, 9 more for its answer; room for nearly three.
+    with store_process(transport, 100) as client:
         rig = Rig(client=client, **options)
         rig.submit(*requests)
         rig.drain(100_000)

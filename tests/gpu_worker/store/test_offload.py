@@ -86,7 +86,8 @@ def test_a_sequence_s_slabs_are_in_the_table_from_its_layers_on_until_it_ends(de
         offloader.reserve(sequence, 96)
         assert len(reserved) == 2
         assert (tables(offloader)[1, :, :3] >= 0).all()
-        assert (tables(offloader)[1, :, 3:] == -1).all()
+        num_slabs = -(-min(65 + 4 * 32, sequence.capacity) // 32)
+        assert (tables(offloader)[1, :, num_slabs:] == -1).all()
         assert (tables(offloader)[0] == -1).all()
         offloader.release(sequence)
         assert (tables(offloader) == -1).all()
@@ -279,4 +280,23 @@ def test_slabs_are_freed_only_when_no_copy_goes_into_them() -> None:
         offloader.release(sequence)
         assert pending.copied.is_reached
         assert time.monotonic() - begun > 0.01
+        offloader.close()
+
+
+def test_a_growing_sequence_asks_for_some_slabs_at_once_while_there_is_room() -> None:
+    with attached(FULL, num_slabs=FULL.num_layers * 9) as (_, client):
+        offloader = make_offloader(client)
+        sequence, other = make_sequence("a", 0, 32), make_sequence("b", 1, 32)
+        sequence.capacity = other.capacity = 1000
+        for each in sequence, other:
+            offloader.open(each, 32)
+        reserved = count_calls(client, "reserve")
+        for num_tokens in range(33, 193):
+            offloader.reserve(sequence, num_tokens)
+        assert len(reserved) == 1
+        # The slabs of each layer that are left are no room for five.
+        offloader.reserve(other, 33)
+        assert (tables(offloader)[1] >= 0).sum() == 2 * FULL.num_layers
+        with pytest.raises(ArenaFull):
+            offloader.reserve(other, 97)
         offloader.close()
