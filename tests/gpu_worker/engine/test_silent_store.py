@@ -110,6 +110,19 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
     rig.check_empty()
 
 
+def test_who_comes_later_waits_no_longer_although_the_room_of_others_is_not_free_yet() -> None:
+    rig = silenced(Status.INDEXING)
+    go_on_without(rig)
+    rig.store.silent_for = PATIENCE_SECONDS
+    rig.engine.tend()
+    assert rig.records["recalls"].is_over
+    # Its indexes are still being trained, by a store that may never say so.
+    rig.submit(request("later", "pqcache", 0.3))
+    rig.step()
+    rig.engine.tend()
+    assert "--store-patience" in str(rig.records["later"].error)
+
+
 def test_a_store_that_falls_silent_between_opening_and_reserving_is_asked_again() -> None:
     rig = Rig()
     reserve, answers = rig.store.reserve, iter((False, True))
