@@ -3,6 +3,7 @@ needs, or one for a copy of its prompt."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from gpu_worker.caches import CacheSet
@@ -42,7 +43,7 @@ class Admission:
         self._prefixes = prefixes
         self._preemption = preemption
         # What the sequence that was refused last missed in the arena.
-        self._missing_bytes = 0
+        self._missing_bytes = 0.0
         self._max_joining = max_joining
 
     def expect(self, sequence: Sequence) -> None:
@@ -65,11 +66,9 @@ class Admission:
         return True
 
     def _try(self, sequence: Sequence) -> bool:
-        self._missing_bytes = 0
-        if sequence.offloads:
-            self._offloader.check_answers()
-            if self._preemption.must_wait(sequence):
-                return False
+        self._missing_bytes = 0.0
+        if sequence.offloads and self._must_wait(sequence):
+            return False
         sequence.offloads = False
         if not self._scheduler.num_free_seats:
             return False
@@ -101,10 +100,8 @@ class Admission:
                 f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV store "
                 "has; send a shorter prompt, or start with a larger --arena-bytes"
             )
-        if sequence.offloads:
-            self._offloader.check_answers()
-            if self._preemption.must_wait(sequence):
-                return False
+        if sequence.offloads and self._must_wait(sequence):
+            return False
         try:
             sequence.num_cached = self._open(sequence)
         except ArenaFull as error:
@@ -114,6 +111,14 @@ class Admission:
         if not sequence.has_given_way:
             sequence.num_reused = sequence.num_cached
         return True
+
+    def _must_wait(self, sequence: Sequence) -> bool:
+        """Whether it must not look for room in the arena now. Then nobody gives way for what else it misses. Raises
+        StoreSilent."""
+        self._offloader.check_answers()
+        if must_wait := self._preemption.must_wait(sequence):
+            self._missing_bytes = math.inf
+        return must_wait
 
     def _missing_alone(self, sequence: Sequence) -> int:
         """Bytes that it would miss in an empty arena, for its prompt and the next token."""

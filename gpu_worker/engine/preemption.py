@@ -54,10 +54,10 @@ class Preemption:
         else:
             self._preempt(max(holders, key=lambda holder: holder.rank))
 
-    def make_way(self, sequence: Sequence, missing_bytes: int) -> bool:
+    def make_way(self, sequence: Sequence, missing_bytes: float) -> bool:
         """Let running sequences of lower priority give way to a waiting one; False where it must wait all the same.
 
-        missing_bytes: that it missed in the arena when it was tried.
+        missing_bytes: that it missed in the arena when it was tried; infinite where nobody can give it any.
         """
         self._settle()
         leaving = self._leaving(sequence, missing_bytes)
@@ -69,7 +69,8 @@ class Preemption:
         """Whether a waiting sequence must not look for room in the arena now."""
         if self._is_freeing or not self._is_crowded:
             return self._is_freeing
-        return bool(self._holders()) and not self._scheduler.lower(sequence)
+        holders = self._holders()
+        return bool(holders) and not any(each in holders for each in self._scheduler.lower(sequence))
 
     def refused(self) -> None:
         """The arena had no room for a waiting sequence."""
@@ -109,7 +110,7 @@ class Preemption:
         sequence.give_way()
         self.num_preempted += 1
 
-    def _leaving(self, sequence: Sequence, missing_bytes: int) -> list[Sequence]:
+    def _leaving(self, sequence: Sequence, missing_bytes: float) -> list[Sequence]:
         """Sequences of lower priority without which a waiting one would find its room; none where all of them are not
         enough."""
         leaving = self._scheduler.lower(sequence)
@@ -122,7 +123,7 @@ class Preemption:
                 leaving = others
         return leaving
 
-    def _suffice(self, sequence: Sequence, leaving: Collection[Sequence], missing_bytes: int) -> bool:
+    def _suffice(self, sequence: Sequence, leaving: Collection[Sequence], missing_bytes: float) -> bool:
         return (
             self._scheduler.fits_without(sequence, leaving)
             and self._caches.fits_without(sequence, leaving)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,42 @@ def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport
         assert client.stats().num_sequences == 0
 
 
+def test_any_mix_under_pressure_answers_as_alone() -> None:
+    """Slots, seats and the arena are short, priorities differ, some are aborted."""
+    source, policies = random.Random(8), ["pqcache", "clusterkv", "oracle", "full", "h2o"]
+    options = {"policies": every_small_policy(), "max_model_len": 256, "reuses_prefixes": True}
+    requests = [
+        first(
+            request(
+                f"r{number}",
+                source.choice(policies),
+                source.choice([0.3, 30, 1.0]),
+                prompt=random_prompt(source.randrange(60, 150), source.randrange(6)),
+                max_tokens=source.randrange(1, 60),
+            ),
+            source.choice([0, 0, 0, -1, 2]),
+        )
+        for number in range(14)
+    ]
+    alone = [Rig(**options).tokens(one) for one in requests]
+    rig = Rig(max_num_seqs=5, slot_bytes=pool_of(10), capacity_tokens=448, **options)
+    aborted = set()
+    for one in requests:
+        rig.submit(one)
+        rig.step(source.randrange(15))
+        if source.random() < 0.15:
+            gone = source.choice(list(rig.records))
+            rig.engine.abort(gone)
+            aborted.add(gone)
+    rig.drain()
+    for one, tokens in zip(requests, alone, strict=True):
+        said = rig.records[one.request_id].tokens
+        assert said == tokens[: len(said)] if one.request_id in aborted else said == tokens
+    assert 2 < rig.engine.stats().preemptions_total < 2 * len(requests)
+    assert rig.engine.stats().requests_failed_total == 0
+    rig.check_empty()
+
+
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_a_prompt_whose_index_does_not_fit_is_refused_before_it_starts(metric: str) -> None:
     policies = registry(PQCache(num_bits=3, num_sink=4, max_iterations=3, metric=metric))
@@ -288,3 +325,17 @@ def test_a_prompt_whose_index_does_not_fit_is_refused_before_it_starts(metric: s
                 assert isinstance(record.error, NeverFits)
                 assert str(4096) in str(record.error)
                 assert len(record.events) == 1
+
+
+def test_nobody_gives_way_for_a_seat_to_one_that_waits_for_the_arena() -> None:
+    rig = Rig(capacity_tokens=192, max_num_seqs=2)
+    rig.submit(request("holds", "pqcache", 0.3, prompt=120, max_tokens=60))
+    rig.step_to("holds", Status.DECODE)
+    rig.submit(request("waits", "pqcache", 0.3, prompt=100, max_tokens=5))
+    rig.step()
+    rig.submit(first(request("low", prompt=30, max_tokens=20), 1))
+    rig.step_to("low", Status.DECODE)
+    rig.drain()
+    assert rig.engine.stats().preemptions_total == 0
+    assert len(rig.records["waits"].tokens) == 5
+    rig.check_empty()
