@@ -113,10 +113,12 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
 def test_who_comes_later_waits_no_longer_although_the_room_of_others_is_not_free_yet() -> None:
     rig = silenced(Status.INDEXING)
     go_on_without(rig)
+    for held, _ in rig.store.held_builds:
+        held.set_running_or_notify_cancel()
     rig.store.silent_for = PATIENCE_SECONDS
     rig.engine.tend()
     assert rig.records["recalls"].is_over
-    # Its indexes are still being trained, by a store that may never say so.
+    # Its indexes are still being trained, and the store says no more of it.
     rig.submit(request("later", "pqcache", 0.3))
     rig.step()
     rig.engine.tend()
