@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
-from ports import free_port
+from ports import free_ports
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2_grpc
@@ -63,7 +63,7 @@ class Serving:
 def serving(*arguments: str) -> Iterator[Serving]:
     """`carrel serve` with the bundled model until the block ends; killed with all its children if it will not stop."""
     base = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = free_ports(2)
     log = base / "log"
     command = [
         *(sys.executable, "-m", "carrel", "serve", str(ROOT / "models" / "carrel-nano")),
