@@ -37,7 +37,7 @@ $(READY): pyproject.toml Makefile
 serve: $(READY)  ## serve the bundled model (or MODEL=...) on this machine
 	@exec $(BIN)/carrel serve $(MODEL) $(SERVE_ARGS) $(ARGS)
 
-test: $(READY)  ## run the tests, in as many processes as there are cores
+test: $(READY)  ## run the tests, in one process more than there are cores
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine

@@ -22,8 +22,8 @@ MOST_PROCESSES = 16
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one process per core; two at least, since one often waits for the processes its test started."""
-    return max(2, min(len(os.sched_getaffinity(0)), MOST_PROCESSES))
+    """`-n auto`: one process per core, and one more for end-to-end tests, which wait for the processes they started."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_PROCESSES)
 
 
 # before xdist reads the groups
