@@ -47,13 +47,17 @@ class Reply:
 
 
 ORACLE = Case("rest-stream", "oracle", 0.1, ask(1800, seed=5))
-CASES = [
-    Case("rest", "pqcache", 0.1, ask(3000, seed=1)),
+# One of each policy and endpoint; the oracle's index is on the device only.
+SELECTED_BY_THE_STORE = [
+    Case("rest-stream", "pqcache", 0.2, ask(1500, seed=4)),
     Case("grpc", "clusterkv", 0.1, ask(3100, seed=12)),
-    Case("rest-stream", "clusterkv", 0.2, ask(2000, seed=3)),
-    Case("grpc", "pqcache", 0.2, ask(1500, seed=4)),
-    ORACLE,
     Case("rest", "full", 1.0, ask(1600, seed=6)),
+]
+FEW = [*SELECTED_BY_THE_STORE, ORACLE]
+# The policies that recall by another endpoint too, and a prompt of more than one slab.
+MANY = [
+    *FEW,
+    Case("rest", "clusterkv", 0.2, ask(2000, seed=3)),
     Case("grpc", "pqcache", 0.1, ask(5000, seed=7)),
 ]
 
@@ -184,13 +188,11 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 @contextmanager
-def answering(transport: str) -> Iterator[Serving]:
+def answering(transport: str, cases: list[Case]) -> Iterator[Serving]:
     """A server where nothing is kept for prompts that begin alike and none of its processes is started again; it
-    answers the mix of requests by REST and gRPC at once, with exact bytes and budgets, and its store is empty then."""
+    answers the requests by REST and gRPC at once, with exact bytes and budgets, and its store is empty then."""
     with serving("--transport", transport, "--prefix-cache", "off", "--restarts", "0") as server:
         baseline = server.store_stats().reserved_bytes
-        # the oracle's index is on the device only
-        cases = [case for case in CASES if transport != "grpc" or case.policy != ORACLE.policy]
         with StoreWatch(server) as watch:
             replies = send_all(server, cases)
         check_replies(cases, replies)
@@ -213,7 +215,7 @@ def orphans() -> list[psutil.Process]:
 def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along(
     orphans: list[psutil.Process],
 ) -> None:
-    with answering("grpc") as server:
+    with answering("grpc", SELECTED_BY_THE_STORE) as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         children = server.descendants()
@@ -225,7 +227,7 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
 
 
 def test_by_zero_copy_and_a_chat_and_a_stop_that_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering("zero_copy") as server:
+    with answering("zero_copy", MANY) as server:
         options = ("--policy", "pqcache", "--budget", "0.1", "--max-tokens", "16", "--temperature", "0")
         assert main(["chat", "--url", server.url, "--question", ORACLE.question.text, *options]) == 0
         answer, cost = capsys.readouterr()
@@ -239,13 +241,13 @@ def test_by_zero_copy_and_a_chat_and_a_stop_that_leaves_nothing(capsys: pytest.C
 
 
 def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_killed_store_ends_all() -> None:
-    with answering("shm") as server:
+    with answering("shm", FEW) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
         def stream() -> openai.Stream:
             return client.chat.completions.create(
                 model="carrel-nano",
-                messages=[{"role": "user", "content": ask(3000, seed=9).text}],
+                messages=[{"role": "user", "content": ORACLE.question.text}],
                 max_tokens=4000,
                 stream=True,
                 extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.1}},
