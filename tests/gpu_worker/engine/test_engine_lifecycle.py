@@ -371,11 +371,10 @@ def mixed(number: int, source: random.Random) -> GenerationRequest:
     )
 
 
-@pytest.mark.parametrize("full_layers", [0, 1])
-def test_a_hundred_random_admissions_aborts_and_ends_leak_nothing(full_layers: int) -> None:
-    source = random.Random(full_layers)
+def test_a_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
+    source = random.Random(1)
     rig = Rig(
-        max_num_seqs=5, slot_bytes=pool_of(9), hot_cache=LEAST, capacity_tokens=700, full_layers=full_layers,
+        max_num_seqs=5, slot_bytes=pool_of(9), hot_cache=LEAST, capacity_tokens=700, full_layers=1,
         prefill_chunk=61, tokens_per_slab=32,
     )  # fmt: skip
     for number in range(100):
