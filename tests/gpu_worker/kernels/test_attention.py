@@ -21,9 +21,7 @@ SHAPES = [
     (1, 128, torch.bfloat16),
     (3, 96, torch.bfloat16),
     (16, 128, torch.bfloat16),
-    (1, 64, torch.float16),
     (8, 64, torch.float16),
-    (4, 128, torch.float32),
     (7, 96, torch.float32),
 ]
 NUM_SLOTS = 6 * BLOCK_SIZE
@@ -160,7 +158,7 @@ def test_block_tables(group: int, head_dim: int, dtype: torch.dtype, device: tor
     assert_tables_attend(query, pool, tables, lengths, scale, 10**6)
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 192])
+@pytest.mark.parametrize("length", [1, 64, 65, 192])
 def test_every_cut_gives_the_same(length: int, num_processors: int, device: torch.device) -> None:
     query, pool, scale = problem(2, 64, torch.float32, device)
     tables = tabled(TABLES, device)

@@ -26,17 +26,19 @@ ATTENTION = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
 
 lengths, seats = torch.ones(2, 2, dtype=int64), torch.arange(2)
-for dtype, group, head_dim in (bfloat16, 4, 128), (float16, 3, 96):
+# One type of rows with every list and bias; the other, whose heads are padded, with one of each kind.
+for dtype, group, head_dim, is_first in (bfloat16, 4, 128, True), (float16, 3, 96, False):
     query, pool = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(64, 2 * head_dim, dtype=dtype)
-    for num_fixed, num_selected in (0, 1), (144, 1008):
+    for num_fixed, num_selected in ((0, 1), (144, 1008)) if is_first else ((144, 1008),):
         fixed = zeros(5, 3, 2, num_fixed, dtype=int32)[:, 1]
         attend_slots(query, pool, fixed, seats, zeros(2, 2, num_selected, dtype=int32), 0.1)
-    for width in 1, 130:
+    for width in (1, 130) if is_first else (130,):
         tables = zeros(5, 2, width, dtype=int64)
         attend_blocks(query, pool, tables, seats, lengths, 0.1, 64 * width)
-    attend_blocks(query, pool, tables, seats, lengths, 0.1, 130, zeros(5, 2, 130))
     attend_blocks(query, pool, tables, seats, lengths, 0.1, 130, zeros(5, 130, 2).mT)
-    attend_blocks(query, pool, tables.int(), seats, lengths[:, :1].expand(2, 2), 0.1, 1)
+    if is_first:
+        attend_blocks(query, pool, tables, seats, lengths, 0.1, 130, zeros(5, 2, 130))
+        attend_blocks(query, pool, tables.int(), seats, lengths[:, :1].expand(2, 2), 0.1, 1)
 """
 TOP_K = """
 from gpu_worker.kernels.best_rows.kernel import best_rows
@@ -73,7 +75,7 @@ for dtype, width in (bfloat16, 128), (float16, 33), (float32, 256):
     points, targets = zeros(2, 900, width, dtype=dtype), zeros(2, 300, width, dtype=dtype)
     assign_points(points, targets)
     assign_points(points, targets, zeros(2, 300))
-    for is_unit in False, True:
+    for is_unit in (False, True) if dtype is bfloat16 else (True,):
         move_centroids(points, zeros(1800, dtype=int64), zeros(2, 300, dtype=int64), is_unit)
 """
 PROTOTYPES = """
@@ -181,7 +183,7 @@ for dtype in bfloat16, float32:
 """
 
 
-# Scripts, and the programs that each compiles.
+# Scripts, and the programs that each compiles; the short ones share a process, which takes a while to begin.
 SCRIPTS = {
     "attention": (ATTENTION, {"attend_split", "join_splits"}),
     "top_k": (
@@ -189,7 +191,7 @@ SCRIPTS = {
         {"column_maxima", "prune", "finish", "select_in_tile", "count_digit", "tally", "write_best"},
     ),
     "scores": (
-        SCORES,
+        SCORES + PAIRS,
         {
             "_tables",
             "_chunk_totals",
@@ -201,15 +203,27 @@ SCRIPTS = {
             "_page_bound",
             "score_split",
             "weigh",
+            "mark_chunk",
+            "write_taken",
+            "_append",
         },
     ),
-    "kmeans": (KMEANS, {"assign_tile", "move_one"}),
-    "prototypes": (PROTOTYPES, {"score_chunk", "sum_chunk", "sum_bucket", "add_votes", "spread_means"}),
+    "means": (
+        KMEANS + PROTOTYPES,
+        {
+            "assign_tile",
+            "move_one",
+            "score_chunk",
+            "sum_chunk",
+            "sum_bucket",
+            "add_votes",
+            "spread_means",
+        },
+    ),
     "soft_matching": (SOFT_MATCHING, {"match_chunk", "choose_edges", "merge_chunk"}),
     "observed": (OBSERVED, {"split_log_sums", "join_log_sums", "sum_weights"}),
-    "pairs": (PAIRS, {"mark_chunk", "write_taken", "_append"}),
     "rows": (
-        ROWS,
+        ROWS + ACTIVATIONS,
         {
             "resolve_head",
             "copy_rows",
@@ -219,9 +233,11 @@ SCRIPTS = {
             "list_misses",
             "copy_misses",
             "find_offsets",
+            "_rms_norm",
+            "_rope",
+            "_silu_mul",
         },
     ),
-    "activations": (ACTIVATIONS, {"_rms_norm", "_rope", "_silu_mul"}),
 }
 
 
