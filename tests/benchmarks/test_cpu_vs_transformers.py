@@ -73,8 +73,8 @@ def test_the_report_holds_ratios_and_targets(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_rival_that_fails_is_named() -> None:
-    with pytest.raises(RuntimeError, match="transformers forward ended with"):
-        run_rival("transformers forward", Task("/no/such/model", ((1, 2),), 2, 1), timeout_s=120)
+    with pytest.raises(RuntimeError, match="carrel full ended with"):
+        run_rival("carrel full", Task("/no/such/model", ((1, 2),), 2, 1), timeout_s=120)
 
 
 @pytest.mark.e2e
