@@ -8,7 +8,9 @@ import pytest
 from engine_rig import Rig, request
 
 from gpu_worker.engine.prefill import Prefill
+from gpu_worker.errors import WorkerError
 from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Sequence
 
 STRETCH = 4.0
 LENGTH = 512
@@ -26,9 +28,10 @@ class Meter:
         meter = self
 
         class Metered(Prefill):
-            def advance(self) -> None:
-                meter.quanta.append((self.sequence.sequence_id, self.next_work))
-                super().advance()
+            def advance(self) -> list[tuple[Sequence, WorkerError]]:
+                for prompt in self.prompts:
+                    meter.quanta.append((prompt.sequence.sequence_id, prompt.share * self.next_work))
+                return super().advance()
 
         return Metered(*arguments)  # type: ignore[arg-type]
 
