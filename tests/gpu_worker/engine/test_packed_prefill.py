@@ -33,7 +33,7 @@ def short_ones() -> list[GenerationRequest]:
 
 
 def packing(**options: object) -> Rig:
-    return Rig(prefill_chunk=CHUNK, max_joining=CHUNK, **options)  # type: ignore[arg-type]
+    return Rig(prefill_chunk=CHUNK, max_joining=CHUNK, **options)
 
 
 def alone(one: GenerationRequest) -> list[int]:
@@ -210,10 +210,10 @@ def test_a_pass_that_does_not_fit_ends_who_shares_it() -> None:
     finish_layer = decoder.finish_layer
 
     def failing(*args: object) -> torch.Tensor:
-        decoder.finish_layer = finish_layer  # type: ignore[method-assign]
+        decoder.finish_layer = finish_layer
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    decoder.finish_layer = failing  # type: ignore[method-assign]
+    decoder.finish_layer = failing
     rig.step()
     assert all(isinstance(rig.records[name].error, CapacityError) for name in "abcdef")
     rig.check_empty()
@@ -277,7 +277,7 @@ def test_one_whose_known_prefix_is_lost_is_computed_anew_and_the_others_go_on(
 
     def lost(sequence: Sequence, layer: int, *rest: object) -> Mark:
         if layer < NUM_LAYERS - 1:
-            return load_layer(sequence, layer, *rest)  # type: ignore[arg-type]
+            return load_layer(sequence, layer, *rest)
         monkeypatch.undo()
         raise PrefixLost("gone")
 
