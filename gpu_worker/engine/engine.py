@@ -15,7 +15,7 @@ from gpu_worker.engine.drawing import Drawn, draw
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.pace import Pace, prompt_work
+from gpu_worker.engine.pace import Pace, Span, prompt_work
 from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
 from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.prefill import Prefill
@@ -89,9 +89,8 @@ class Engine:
         self.decode = decode
         self._sampler = Sampler()
         self._pace = Pace(lambda: Mark(decoder.device), itl_seconds)
-        self.scheduler = Scheduler(
-            info.max_num_seqs, PromptRoom(info.max_model_len, prefill_chunk), self._prefill_seconds, stretch
-        )
+        self._room = PromptRoom(info.max_model_len, prefill_chunk)
+        self.scheduler = Scheduler(info.max_num_seqs, self._room, self._prefill_seconds, stretch)
         self._preemption = Preemption(
             self.scheduler, caches, offloader, self._take, self._free, self._end_full
         )
@@ -146,21 +145,21 @@ class Engine:
     def _prefill_prompts(self, is_decoding: bool) -> bool:
         """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
         self._pace.settle()
-        num_waiting, num_quanta, work = self.scheduler.num_waiting, 0, 0.0
+        num_waiting, spans = self.scheduler.num_waiting, list[Span]()
         left, begun = self._pace.prefill_seconds(is_decoding), self._pace.mark()
         while (prefill := self._next_prefill()) is not None:
-            next_work = prefill.next_work
-            seconds = self._pace.seconds(next_work)
-            if num_quanta and (seconds is None or seconds > left):
+            work, is_short = prefill.next_work, prefill.is_short
+            seconds = self._pace.seconds(work, is_short)
+            if spans and (seconds is None or seconds > left):
                 break
             for prompt in prefill.prompts:
                 self.scheduler.serve(prompt.sequence, prompt.share * (seconds or 0.0))
             if not self._run_quantum(prefill):
                 break
-            left, work, num_quanta = left - (seconds or 0.0), work + next_work, num_quanta + 1
-        if work:
-            self._pace.prefilled(begun, work)
-        return num_quanta > 0 or self.scheduler.num_waiting < num_waiting
+            spans.append(Span(begun, self._pace.mark(), work, is_short))
+            begun, left = spans[-1].ended, left - (seconds or 0.0)
+        self._pace.prefilled(spans)
+        return bool(spans) or self.scheduler.num_waiting < num_waiting
 
     def _next_prefill(self) -> Prefill | None:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
@@ -183,7 +182,7 @@ class Engine:
         """That its prompt takes alone, but for what is cached; 0 while nothing was measured."""
         num_known = sequence.num_expected if sequence.status is Status.WAITING else sequence.num_cached
         work = prompt_work(self._decoder.config, num_known, sequence.num_prefill)
-        return self._pace.seconds(work) or 0.0
+        return self._pace.seconds(work, self._room.is_short(sequence.num_prefill - num_known)) or 0.0
 
     def _start(self, sequence: Sequence) -> bool:
         """Start a waiting prompt, and short ones with it, or end it with an error; False where it must wait."""

@@ -35,12 +35,13 @@ def prompt_work(config: ModelConfig, begin: int, end: int) -> float:
     return (config.num_layers - 1) * layer_work(config, begin, end) + last_layer_work(config, begin, end)
 
 
-class _Stretch(NamedTuple):
-    """Prompts' work between two marks."""
+class Span(NamedTuple):
+    """A quantum between two marks. is_short: of prompts that fit a chunk, in which launching takes its part."""
 
     begun: Mark
     ended: Mark
     work: float
+    is_short: bool
 
 
 class Pace:
@@ -56,8 +57,12 @@ class Pace:
         self.mark = mark
         self._itl_seconds = itl_seconds
         self._step_seconds: deque[float] = deque(maxlen=NUM_SAMPLES)
-        self._work_seconds: deque[float] = deque(maxlen=NUM_SAMPLES)
-        self._queued: deque[_Stretch] = deque()
+        # Of an operation in short prompts' quanta, and in others.
+        self._work_seconds: dict[bool, deque[float]] = {
+            is_short: deque(maxlen=NUM_SAMPLES) for is_short in (True, False)
+        }
+        # Of one iteration each.
+        self._queued: deque[list[Span]] = deque()
 
     @property
     def iteration_seconds(self) -> float:
@@ -67,9 +72,10 @@ class Pace:
         """Of an iteration, for prompts; may be below 0 where steps alone take longer than the target."""
         return self.iteration_seconds - (self._step if is_decoding else 0.0)
 
-    def seconds(self, work: float) -> float | None:
+    def seconds(self, work: float, is_short: bool) -> float | None:
         """What so many operations of prefill take; None before any was measured."""
-        return work * median(self._work_seconds) if self._work_seconds else None
+        samples = self._work_seconds[is_short] or self._work_seconds[not is_short]
+        return work * median(samples) if samples else None
 
     @property
     def _step(self) -> float:
@@ -79,14 +85,16 @@ class Pace:
         """A decode step lay between two marks, which are reached."""
         self._step_seconds.append(ended.seconds_since(begun))
 
-    def prefilled(self, begun: Mark, work: float) -> None:
-        """So much work of prompts was queued since a mark."""
-        self._queued.append(_Stretch(begun, self.mark(), work))
+    def prefilled(self, spans: list[Span]) -> None:
+        """An iteration's quanta are queued; those without work wait for copies only."""
+        if spans:
+            self._queued.append(spans)
 
     def settle(self) -> None:
         """Measure what is done. Waits until the device has no more than one iteration's prompts before it: what
         arrives would wait behind all that is queued."""
-        while self._queued and (len(self._queued) > 1 or self._queued[0].ended.is_reached):
+        while self._queued and (len(self._queued) > 1 or self._queued[0][-1].ended.is_reached):
             done = self._queued.popleft()
-            done.ended.wait()
-            self._work_seconds.append(done.ended.seconds_since(done.begun) / done.work)
+            done[-1].ended.wait()
+            for span in filter(lambda span: span.work, done):
+                self._work_seconds[span.is_short].append(span.ended.seconds_since(span.begun) / span.work)

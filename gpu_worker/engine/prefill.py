@@ -85,6 +85,11 @@ class Prefill:
         return [prompt for prompt in self.prompts if self._is_computed and not prompt.is_copying]
 
     @property
+    def is_short(self) -> bool:
+        """Whether a chunk has all of its tokens."""
+        return self._num_tokens <= self._chunk_size
+
+    @property
     def next_work(self) -> float:
         """Floating-point operations of the next quantum; 0 where copies only are waited for."""
         config, begin, end = self._decoder.config, self._begin, self._next_end

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark
 from gpu_worker.errors import no_room
+from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -150,29 +151,35 @@ class PromptRows:
             copied.hold()
 
     def take_copied(self) -> None:
-        """Seal the layers that are in the arena by now, and request their indexes. Raises StoreUnavailable, and
-        StoreSilent where it may be called again once the store answers."""
+        """Seal the layers that are in the arena by now, and request their indexes; layers without one wait for the
+        last, which saves calls. Raises StoreUnavailable, and StoreSilent where it may be called again once the store
+        answers."""
         copied = list(takewhile(lambda computed: computed.pending.copied.is_reached, self._computed))
-        if copied and self.sequence.offloads:
+        sequence, jobs = self.sequence, [self._job(computed.pending.layer) for computed in copied]
+        is_last = self._num_layers == len(self._caches) and len(copied) == len(self._computed)
+        if sequence.offloads and not (is_last or any(jobs)):
+            return
+        if copied and sequence.offloads:
             layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
             # They stay until the store has answered.
-            self._offloader.seal_layers(self.sequence, layers, self.num_tokens)
-        for computed in copied:
+            self._offloader.seal_layers(sequence, layers, self.num_tokens)
+        for computed, job in zip(copied, jobs, strict=True):
             self._computed.popleft()
-            if self.sequence.offloads:
-                self._ask_for_index(computed.pending.layer, computed.ended.seconds_since(computed.begun))
+            if job is not None:
+                # Prompts that are computed together have their indexes trained together.
+                seconds = self.share * computed.ended.seconds_since(computed.begun)
+                layer = computed.pending.layer
+                self.trained.append(self._offloader.build(sequence, layer, job, seconds))
 
-    def _ask_for_index(self, layer: int, prefill_seconds: float) -> None:
-        sequence, job = self.sequence, self._caches[layer].prompt_job(self.sequence, layer)
-        if job is not None:
-            # Prompts that are computed together have their indexes trained together.
-            seconds = self.share * prefill_seconds
-            self.trained.append(self._offloader.build(sequence, layer, job, seconds))
+    def _job(self, layer: int) -> IndexJob | None:
+        return self._caches[layer].prompt_job(self.sequence, layer) if self.sequence.offloads else None
 
     def wait(self) -> None:
         """Let the host wait until the next finished layer is in the arena, if one is on its way."""
-        if self._computed:
-            self._computed[0].pending.copied.wait()
+        for computed in self._computed:
+            if not computed.pending.copied.is_reached:
+                computed.pending.copied.wait()
+                return
 
     def publish(self) -> None:
         """Once all is done: let others find a copy of the prompt."""
