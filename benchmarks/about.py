@@ -21,6 +21,7 @@ def about(
     found = describe(device)
     found["command"] = shlex.join(["carrel", "bench", *argv])
     found["commit"] = commit or found["versions"]["commit"] + ("-dirty" if _has_changes() else "")
+    found["versions"]["commit"] = commit or found["versions"]["commit"]
     found["load_average_before"] = round(os.getloadavg()[0] if load_average is None else load_average, 2)
     machine = found["machine"]
     machine["device"] = machine.get("gpu", machine["cpu"])

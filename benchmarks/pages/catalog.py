@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import decode, options, others, policies, prefill, quality, rooms
+from benchmarks.pages import decode, options, others, policies, prefill, quality, rooms, served
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": others.kernels,
     "gateway": others.gateway,
     "nodes": others.nodes,
+    "under-load": served.under_load,
     "cpu": others.cpu_rivals,
     "compose-faults": others.faults,
     "compose-images": others.images,

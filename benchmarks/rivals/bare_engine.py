@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 
 PREFILL_CHUNK = 8192
+# Between looks at an arena that is being registered.
+SETTLE_SECONDS = 0.05
 
 
 def dummy_model(shape: ModelShape, device: torch.device) -> LoadedModel:
@@ -86,6 +89,9 @@ def running_engine(
         )
         client = StoreClient.connect(target, layout, worker_id="benchmark")
         engine = assemble(model, client, options, make_prefill)
+        # Registering memory with CUDA holds up the launches of whoever is measured.
+        while not engine.offloader.is_settled:
+            time.sleep(SETTLE_SECONDS)
         try:
             yield engine
         finally:

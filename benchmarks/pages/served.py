@@ -1,0 +1,82 @@
+"""What a server does under load, beside vLLM's engine on the same host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks import tables
+from benchmarks.load.traffic import ClassRow
+from benchmarks.pages.sources import content, rows
+from benchmarks.tables import Column
+
+DASH = "-"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load as both servers had it. Texts; vLLM's figures are of its engine, without HTTP."""
+
+    name: str
+    what: str
+    carrel: str
+    default: str
+    vllm: str
+
+
+def under_load() -> str:
+    """Chats alone and beside long prompts, these prompts, and a batch of equal ones."""
+    columns = (
+        Column[Load]("load", lambda load: load.name, False),
+        Column[Load]("figure", lambda load: load.what, False),
+        Column[Load]("Carrel, `--itl-target-ms 45`", lambda load: load.carrel),
+        Column[Load]("Carrel, default", lambda load: load.default),
+        Column[Load]("vLLM 0.24, no HTTP", lambda load: load.vllm),
+    )
+    return tables.markdown(columns, _loads())
+
+
+def _loads() -> list[Load]:
+    mixed = {row.traffic.name: row for row in rows(ClassRow, "serve_mixed_h200")}
+    default = {row.traffic.name: row for row in rows(ClassRow, "serve_mixed_default_h200")}
+    (alone,), (batch,) = rows(ClassRow, "serve_chats_h200"), rows(ClassRow, "serve_batch_h200")
+    vllm = content("vllm_mixed_h200")["mixed"]
+    beside, equal = vllm["chats beside long prompts"], vllm["16 x 16K, 8 at once"]
+    chats, first = "chats beside 3 prompts of 100K", "first token, p50 / p95, ms"
+    return [
+        Load("chats of 512 tokens, 3 a second", first, _first(alone), DASH, _of(vllm["chats alone"], "ttft")),
+        Load(chats, first, _first(mixed["chats"]), _first(default["chats"]), _of(beside, "ttft")),
+        Load(chats, "gap, p50 / p95, ms", _gap(mixed["chats"]), _gap(default["chats"]), _of(beside, "gap")),
+        Load(
+            "these prompts",
+            "last first token (Carrel: p99), s",
+            _last(mixed["documents"]),
+            _last(default["documents"]),
+            f"{max(beside['long_ttft'][:3]):.1f}",
+        ),
+        Load(
+            "16 prompts of 16K, 8 at once, `full`",
+            "tokens/s, made / of prompts",
+            f"{batch.output_tokens_per_s:.0f} / {batch.prompt_tokens_per_s:,.0f}",
+            DASH,
+            f"{equal['tokens_s']:.0f} / {equal['prompt_tokens_s']:,.0f}",
+        ),
+    ]
+
+
+def _first(row: ClassRow) -> str:
+    assert row.ttft_ms is not None
+    return f"{row.ttft_ms.p50:,.0f} / {row.ttft_ms.p95:,.0f}"
+
+
+def _gap(row: ClassRow) -> str:
+    assert row.gap_ms is not None
+    return f"{row.gap_ms.p50:.0f} / {row.gap_ms.p95:.0f}"
+
+
+def _last(row: ClassRow) -> str:
+    assert row.ttft_ms is not None
+    return f"{row.ttft_ms.p99 / 1000:.1f}"
+
+
+def _of(load: dict[str, dict[str, float]], name: str) -> str:
+    return f"{1000 * load[name]['0.5']:,.0f} / {1000 * load[name]['0.95']:,.0f}"
