@@ -1,4 +1,4 @@
-"""What a server does under load, beside vLLM's engine on the same host."""
+"""What a server does under load, beside vLLM's engine on a GPU of the same kind."""
 
 from __future__ import annotations
 
