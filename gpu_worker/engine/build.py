@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import torch
 
-from gpu_worker.caches import HotCacheSize
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape
@@ -68,7 +67,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
         stretch=config.prefill_stretch,
         store_patience_seconds=config.store_patience_s,
-        hot_cache=HotCacheSize(config.hot_cache.share, config.hot_cache.tokens),
+        hot_cache=config.hot_cache,
         full_layers=config.full_layers,
         default_policy=config.policy,
         default_budget=config.budget,

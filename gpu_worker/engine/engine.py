@@ -146,7 +146,7 @@ class Engine:
         """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
         self._pace.settle()
         num_waiting, spans = self.scheduler.num_waiting, list[Span]()
-        left, begun = self._pace.prefill_seconds(is_decoding), self._pace.mark()
+        left = self._pace.prefill_seconds(is_decoding)
         while (prefill := self._next_prefill()) is not None:
             work, is_short = prefill.next_work, prefill.is_short
             seconds = self._pace.seconds(work, is_short)
@@ -154,10 +154,11 @@ class Engine:
                 break
             for prompt in prefill.prompts:
                 self.scheduler.serve(prompt.sequence, prompt.share * (seconds or 0.0))
+            begun = spans[-1].ended if spans else self._pace.mark()
             if not self._run_quantum(prefill):
                 break
             spans.append(Span(begun, self._pace.mark(), work, is_short))
-            begun, left = spans[-1].ended, left - (seconds or 0.0)
+            left -= seconds or 0.0
         self._pace.prefilled(spans)
         return bool(spans) or self.scheduler.num_waiting < num_waiting
 

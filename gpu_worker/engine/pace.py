@@ -44,6 +44,18 @@ class Span(NamedTuple):
     is_short: bool
 
 
+class _Recent:
+    """The median of what was measured last; None before anything was. It is read far more often than it changes."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self.median: float | None = None
+
+    def add(self, seconds: float) -> None:
+        self._samples.append(seconds)
+        self.median = median(self._samples)
+
+
 class Pace:
     """Measures decode steps and prefill work, and says what fits an iteration.
 
@@ -56,11 +68,9 @@ class Pace:
         what ITL_SECONDS and ITL_STEPS say."""
         self.mark = mark
         self._itl_seconds = itl_seconds
-        self._step_seconds: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._step_seconds = _Recent()
         # Of an operation in short prompts' quanta, and in others.
-        self._work_seconds: dict[bool, deque[float]] = {
-            is_short: deque(maxlen=NUM_SAMPLES) for is_short in (True, False)
-        }
+        self._work_seconds = {True: _Recent(), False: _Recent()}
         # Of one iteration each.
         self._queued: deque[list[Span]] = deque()
 
@@ -74,16 +84,17 @@ class Pace:
 
     def seconds(self, work: float, is_short: bool) -> float | None:
         """What so many operations of prefill take; None before any was measured."""
-        samples = self._work_seconds[is_short] or self._work_seconds[not is_short]
-        return work * median(samples) if samples else None
+        alike, other = self._work_seconds[is_short].median, self._work_seconds[not is_short].median
+        measured = alike if alike is not None else other
+        return None if measured is None else work * measured
 
     @property
     def _step(self) -> float:
-        return median(self._step_seconds) if self._step_seconds else 0.0
+        return self._step_seconds.median or 0.0
 
     def decoded(self, begun: Mark, ended: Mark) -> None:
         """A decode step lay between two marks, which are reached."""
-        self._step_seconds.append(ended.seconds_since(begun))
+        self._step_seconds.add(ended.seconds_since(begun))
 
     def prefilled(self, spans: list[Span]) -> None:
         """An iteration's quanta are queued; those without work wait for copies only."""
@@ -97,4 +108,4 @@ class Pace:
             done = self._queued.popleft()
             done[-1].ended.wait()
             for span in filter(lambda span: span.work, done):
-                self._work_seconds[span.is_short].append(span.ended.seconds_since(span.begun) / span.work)
+                self._work_seconds[span.is_short].add(span.ended.seconds_since(span.begun) / span.work)
