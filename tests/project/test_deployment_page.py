@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
 from gpu_worker.engine.workload import Workload
 from gpu_worker.models import ModelConfig
-from gpu_worker.models.config import RopeConfig
+from gpu_worker.models.loader import read_config
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 
@@ -25,20 +27,9 @@ NAMES = {"Llama-3.1-8B": "llama-3.1-8b", "carrel-nano": "nano"}
 
 
 def model_config(shape: ModelShape) -> ModelConfig:
-    return ModelConfig(
-        model_type="llama",
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope=RopeConfig("default", shape.rope_theta, shape.head_dim),
-        max_position_embeddings=shape.max_len,
-        tie_word_embeddings=shape.tie_word_embeddings,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shape.config_fields(shape.max_len)))
+        return read_config(Path(folder))
 
 
 @dataclass(frozen=True)
