@@ -144,6 +144,7 @@ class Usage:
     bytes_moved: int = 0
     attention_mass: float | None = None
     recall_rate: float | None = None
+    best_recall: float | None = None
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     index_wait_ms: float = 0.0

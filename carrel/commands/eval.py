@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,13 +14,13 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import OWN, add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, plan_cells
-from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.local import local_worker
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
 from carrel.evaluation.runner import Runner
-from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
+from carrel.evaluation.suite import Library, Suite
 from carrel.evaluation.table import markdown_table, rich_table, verdicts
+from carrel.evaluation.tasks import expand
 from carrel.evaluation.worker_client import WorkerClient
 from carrel.methods import ablations_of, read_methods
 from carrel.process.options import OptionError
@@ -48,13 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
-    if arguments.books is None:
-        raise OptionError("--books DIR is needed: a folder that holds heldout/ with books as *.txt.xz")
     if arguments.resume and arguments.json is None:
         raise OptionError("--resume needs --json FILE, the report to go on with")
     model = Path(find_model(arguments.model))
-    suite = load_suite(model, arguments.books, arguments.seed)
     first, step = arguments.shard
+    begun = time.monotonic()
+    library = Library(arguments.books, arguments.text_dir)
+    suite = Suite(model, library, arguments.seed, arguments.chat)
+    tasks = expand(arguments.tasks)
+    # what cannot be asked is told before anything is started
+    for task in tasks:
+        suite.question(task, min(arguments.lengths), first)
     indexes = range(first, arguments.documents, step)
     with (
         _worker(arguments, model, notes) as target,
@@ -63,11 +68,9 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         info = worker.info()
         ablations = ablations_of(read_methods()) if ABLATIONS in arguments.policies else {}
         policies = name_policies(arguments.policies, info.policies, ablations)
-        cells = plan_cells(
-            arguments.tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets
-        )
+        cells = plan_cells(tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets)
         _check(info, cells)
-        report = _open_report(arguments, _source(arguments, model, info))
+        report = _open_report(arguments, _source(arguments, model, library, info))
 
         def save() -> None:
             if arguments.json:
@@ -77,7 +80,8 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         with closing(RunProgress(notes, report, len(cells), len(indexes))) as progress:
             num_measured = arguments.measure_documents if arguments.measure else 0
             order = Order(cells, indexes, arguments.rounds_of, num_measured)
-            Runner(suite, worker, report, save, progress, concurrency).run(order)
+            ends = None if arguments.limit_seconds is None else begun + arguments.limit_seconds
+            Runner(suite, worker, report, save, progress, concurrency, ends).run(order)
     return report
 
 
@@ -91,7 +95,8 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Itera
     texts = {field: text for field, text in given.items() if text is not None}
     texts["max_model_len"] = str(max(arguments.lengths))
     # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
-    texts["prefix_cache"] = "on" if arguments.measure else "off"
+    texts.setdefault("prefix_cache", "on" if arguments.measure else "off")
+    texts["no_warmup"] = "true"
     with local_worker(str(model), texts, lambda text: notes.print(text, highlight=False)) as address:
         yield address
 
@@ -107,11 +112,13 @@ def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
         raise EvaluationError(f"--lengths {longest} is beyond the worker's {info.max_model_len} tokens")
 
 
-def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.GetInfoResponse) -> Source:
+def _source(
+    arguments: argparse.Namespace, model: Path, library: Library, info: gpu_worker_pb2.GetInfoResponse
+) -> Source:
     try:
         return Source(
             model_sha256=hash_files(model_files(model)),
-            books_sha256=hash_files(book_paths(arguments.books, "eval")),
+            books_sha256=hash_files(files) if (files := library.files()) else "",
             seed=arguments.seed,
             device=info.device,
             dtype=info.dtype,
@@ -119,8 +126,9 @@ def _source(arguments: argparse.Namespace, model: Path, info: gpu_worker_pb2.Get
             is_measured=arguments.measure,
             index_device=arguments.index_device,
             calibration_sha256=hash_files([Path(arguments.calibration)]) if arguments.calibration else None,
+            is_chat=arguments.chat,
         )
-    except (OSError, CorpusError) as exc:
+    except OSError as exc:
         raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc
 
 
@@ -130,7 +138,7 @@ def _open_report(arguments: argparse.Namespace, source: Source) -> Report:
         require_same_source(source, report.source)
         return report
     about = describe(source.device)
-    about |= {"model": str(arguments.model or "carrel-nano"), "answer_tokens": ANSWER_TOKENS}
+    about["model"] = Path(arguments.model).name if arguments.model else "carrel-nano"
     return Report(source, about)
 
 

@@ -57,7 +57,9 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def model_files(model: Path) -> list[Path]:
-    """The files of a model directory that decide what it answers."""
+    """The files of a model directory that decide what it answers; a model of one file is that."""
+    if model.is_file():
+        return [model]
     return [*model.glob("*.safetensors"), model / "config.json", model / "tokenizer.json"]
 
 

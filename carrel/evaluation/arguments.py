@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from carrel.evaluation.cells import PROTOCOLS
-from carrel.evaluation.suite import TASKS
+from carrel.evaluation.fact_suite import FACT_TASKS
+from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
 from carrel.process.command_line import at_least, budget
 from carrel.process.options import options_of
 from carrel.serve.options import ServeOptions
@@ -23,20 +24,36 @@ OWN = dict.fromkeys(
         "calibration",
         "num_trainers",
     )
-) | {"device": "auto", "hot_cache": "0.25"}
+) | {"device": "auto", "hot_cache": "0.25", "prefix_cache": None}
+TASKS = (*FACT_TASKS, *TEXT_TASKS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Lengths count prompt and answer together. docs/evaluation.md says how to read the table."
-    parser.add_argument("--model", metavar="DIR", help="model directory (default: carrel-nano)")
-    parser.add_argument("--books", type=Path, metavar="DIR", help="folder that holds heldout/*.txt.xz")
+    parser.add_argument("--model", metavar="MODEL", help="as for carrel serve (default: carrel-nano)")
+    parser.add_argument(
+        "--books",
+        type=Path,
+        metavar="DIR",
+        help="folder that holds heldout/*.txt.xz; mixed and needle need it",
+    )
+    parser.add_argument(
+        "--text-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of *.txt or *.txt.xz for haystacks (default: those of --books; without, sentences are invented)",
+    )
     parser.add_argument(
         "--tasks",
         nargs="+",
-        choices=list(TASKS),
+        choices=[*TASKS, *GROUPS],
         default=["mixed"],
         metavar="TASK",
-        help="mixed (1 of 16 facts), needle (one fact) (default: mixed)",
+        help=f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are carrel-nano's "
+        "(default: mixed)",
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="ask in the model's chat template (default: text to go on with)"
     )
     parser.add_argument(
         "--lengths",
@@ -79,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
         "(default: one cell after the other)",
+    )
+    parser.add_argument(
+        "--limit-seconds",
+        type=float,
+        metavar="S",
+        help="ask nothing more after so long, the start of the worker included; --json then has what there is",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the questions (default: 1)")
     parser.add_argument(

@@ -15,6 +15,7 @@ from rich.progress import (
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.record import Report
+from carrel.evaluation.table import mean_text
 
 
 class RunProgress:
@@ -44,6 +45,8 @@ class RunProgress:
     def finished(self, cell: Cell) -> None:
         result = self._report.result(cell)
         shown = f"{result.exact_match:.2f} ({result.low:.2f}-{result.high:.2f})"
+        if result.score is not None:
+            shown = f"score {mean_text(result.score)}, right {shown}"
         self._console.print(f"{cell.name}: {shown} of {result.n}", highlight=False)
 
     def left_out(self, cell: Cell, reason: EvaluationError) -> None:
@@ -53,6 +56,9 @@ class RunProgress:
     def round(self, number: int, total: int) -> None:
         if total > 1:
             self._console.print(f"round {number} of {total} is done", highlight=False)
+
+    def out_of_time(self) -> None:
+        self._console.print("out of time: what was not asked stays out", highlight=False)
 
     def close(self) -> None:
         self._bar.stop()

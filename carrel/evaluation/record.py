@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.cells import Cell
-from carrel.evaluation.scoring import Rate
+from carrel.evaluation.cells import UNBUDGETED, Cell
+from carrel.evaluation.scoring import Mean, Rate, bootstrap, paired
 
 FORMAT = 1
 # What a result has the means of, by its outcomes' names.
 MEANS = (
-    *("attention_mass", "recall_rate", "budget_tokens", "attended_tokens", "window_tokens", "hit_rate"),
+    *(
+        "attention_mass",
+        "recall_rate",
+        "best_recall",
+        "budget_tokens",
+        "attended_tokens",
+        "window_tokens",
+        "hit_rate",
+    ),
     *("bytes_moved", "offloaded_tokens", "prefill_ms", "device_bytes", "host_bytes"),
 )
 
@@ -26,8 +34,9 @@ MEANS = (
 class Outcome:
     """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
 
-    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last four in
-    reports from before they were kept. is_measured: whether they were asked for.
+    `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last six in
+    reports from before they were kept. is_measured: whether they were asked for. score: by the task's metric, which
+    asks whether an answer holds what is wanted; is_correct: whether it is right as the task counts whole answers.
     """
 
     index: int
@@ -51,6 +60,8 @@ class Outcome:
     device_bytes: int | None = None
     host_bytes: int | None = None
     is_measured: bool | None = None
+    score: float | None = None
+    best_recall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,8 @@ class Source:
     """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
 
     is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
-    where it was not said. calibration_sha256: of the worker's calibration file, where it was given one.
+    where it was not said. calibration_sha256: of the worker's calibration file, where it was given one. is_chat: asked
+    in the model's chat template. books_sha256: of the texts, "" where sentences were invented.
     """
 
     model_sha256: str
@@ -70,12 +82,13 @@ class Source:
     is_measured: bool = True
     index_device: str | None = None
     calibration_sha256: str | None = None
+    is_chat: bool = False
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval. num_measured: the
-    documents that `attention_mass` and `recall_rate` are means of.
+    """Means over the documents of a cell; the share of exact matches with its 95 % Wilson interval, and the score with
+    its bootstrap interval. num_measured: the documents that `attention_mass` and `recall_rate` are means of.
 
     The medians are for comparing times: the first documents of a cell may wait for a kernel to be compiled. None where
     measuring slowed what was timed.
@@ -101,6 +114,8 @@ class CellResult:
     median_step_ms: float | None
     device_bytes: float | None
     host_bytes: float | None
+    score: Mean | None = None
+    best_recall: float | None = None
 
 
 def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True) -> CellResult:
@@ -119,6 +134,7 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         decode_ms_per_token=sum(outcome.decode_ms for outcome in outcomes) / max(1, decoded),
         median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
         median_step_ms=None if is_measured else _median_step(outcomes),
+        score=bootstrap(scores) if (scores := list(_scores(outcomes).values())) else None,
         **{name: _mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
     )
 
@@ -156,6 +172,10 @@ class Report:
         """Of a cell that has an outcome."""
         return summarize(cell, self.outcomes(cell), self.source.is_measured)
 
+    def difference(self, cell: Cell, other: Cell) -> Mean | None:
+        """How much higher `cell` scores than `other` on the documents that both were asked."""
+        return paired(_scores(self.outcomes(cell)), _scores(self.outcomes(other)))
+
     def merge(self, other: Report) -> None:
         """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
         require_same_source(self.source, other.source)
@@ -170,6 +190,8 @@ class Report:
         for result in self.results():
             rows = [_row(outcome) for outcome in self.outcomes(result.cell)]
             shown = asdict(result)
+            against = self.difference(result.cell, replace(result.cell, policy=UNBUDGETED, budget=None))
+            shown["against_full"] = asdict(against) if against is not None else None
             cells.append({"cell": shown.pop("cell"), "result": shown, "documents": rows})
         names = [field.name for field in fields(Outcome)]
         content = {
@@ -214,6 +236,11 @@ def require_same_source(ours: Source, theirs: Source) -> None:
         raise EvaluationError(
             f"the report is of another run: {', '.join(differing)}; write to another --json"
         )
+
+
+def _scores(outcomes: Iterable[Outcome]) -> dict[int, float]:
+    """By document, of those that have one."""
+    return {outcome.index: outcome.score for outcome in outcomes if outcome.score is not None}
 
 
 def _row(outcome: Outcome) -> list[Any]:

@@ -11,12 +11,11 @@ from typing import Any
 
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell, Order, Stage
-from carrel.evaluation.documents import Codec
 from carrel.evaluation.progress import RunProgress
+from carrel.evaluation.questions import Question
 from carrel.evaluation.record import Outcome, Report
-from carrel.evaluation.scoring import exact_match
-from carrel.evaluation.suite import Question, Suite
-from carrel.evaluation.worker_client import AnswerFailed, BudgetRefused, Generation, WorkerClient
+from carrel.evaluation.suite import Suite
+from carrel.evaluation.worker_client import AnswerFailed, BudgetRefused, WorkerClient
 from gpu_worker.v1.gpu_worker_pb2 import Usage
 
 # what a run that is killed without a warning loses at most
@@ -36,13 +35,16 @@ class Runner:
         save: Callable[[], None],
         progress: RunProgress,
         concurrency: int,
+        ends: float | None = None,
     ) -> None:
+        """ends: on the monotonic clock, when nothing more is asked; None: everything is."""
         self._suite = suite
         self._worker = worker
         self._report = report
         self._save = save
         self._progress = progress
         self._concurrency = concurrency
+        self._ends = ends
         self._stop = threading.Event()
         self._questions: dict[tuple[str, int, int], Question] = {}
         self._left_out: set[Cell] = set()
@@ -64,6 +66,9 @@ class Runner:
             for number, indexes in enumerate(order.rounds, 1):
                 for stage in order.stages(indexes):
                     self._run_stage(stage, order, pool)
+                if self._is_late:
+                    self._progress.out_of_time()
+                    return
                 self._progress.round(number, len(order.rounds))
         finally:
             # not waited for: the owner of the worker's connection ends the calls that still run
@@ -80,7 +85,11 @@ class Runner:
         pending: dict[Future[Outcome], Cell] = {}
         while True:
             # a few ahead only: a document takes memory, and drawing one takes time
-            while len(pending) < 2 * self._concurrency and (job := next(queue, None)) is not None:
+            while (
+                not self._is_late
+                and len(pending) < 2 * self._concurrency
+                and (job := next(queue, None)) is not None
+            ):
                 cell, index = job
                 if cell not in self._left_out:
                     question = self._question(cell, index)
@@ -94,6 +103,10 @@ class Runner:
             if time.monotonic() - self._saved_at > SAVE_INTERVAL_S:
                 self._save()
                 self._saved_at = time.monotonic()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._ends is not None and time.monotonic() > self._ends
 
     def _take(self, cell: Cell, future: Future[Outcome], order: Order) -> None:
         try:
@@ -124,24 +137,23 @@ class Runner:
         if self._stop.is_set():
             raise InterruptedError("the run is over")
         generation = self._worker.generate(cell, question, is_measured)
-        return outcome(cell, question, generation, self._suite.codec, is_measured)
+        prediction = self._suite.decode(generation.token_ids)
+        return outcome(cell, question, prediction, generation.usage, is_measured)
 
 
-def outcome(
-    cell: Cell, question: Question, generation: Generation, codec: Codec, is_measured: bool
-) -> Outcome:
-    """Score one answer by exact match and keep its cost."""
-    prediction = codec.decode(generation.token_ids)
+def outcome(cell: Cell, question: Question, prediction: str, usage: Usage, is_measured: bool) -> Outcome:
+    """Score one answer and keep its cost."""
     # The step that reads the last prompt token gives the first of the answer; under P1 that is the prefill's.
     num_decoded = len(question.question_ids) if cell.protocol == "P2" else 0
     return Outcome(
         index=question.index,
         kind=question.kind,
-        is_correct=exact_match(prediction, question.answer),
+        is_correct=question.is_right(prediction),
+        score=question.score(prediction),
         prediction=prediction,
-        decode_steps=num_decoded + max(0, generation.usage.completion_tokens - 1),
+        decode_steps=num_decoded + max(0, usage.completion_tokens - 1),
         is_measured=is_measured,
-        **_costs(generation.usage),
+        **_costs(usage),
     )
 
 

@@ -1,9 +1,20 @@
-"""Scores answers: exact match of the whole answer, with a confidence interval."""
+"""Scores answers: exact match of the whole answer, or how much of what is wanted it holds, with intervals."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+# From 0 to 1, of a prediction and the answers that are wanted.
+Metric = Callable[[str, Sequence[str]], float]
+
+NUM_RESAMPLES = 2000
+SEED = 0
+CHUNK = 500
 
 
 def normalize(answer: str) -> str:
@@ -40,3 +51,47 @@ class Rate:
         centre = (share + z * z / (2 * self.n)) / scale
         margin = z / scale * math.sqrt(share * (1 - share) / self.n + z * z / (4 * self.n * self.n))
         return max(0.0, centre - margin), min(1.0, centre + margin)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over `n` documents with its 95 % bootstrap interval, which is a point where all are equal."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def contained(prediction: str, answers: Sequence[str]) -> float:
+    """The share of the answers that the prediction contains, whatever stands around them; case aside."""
+    said = prediction.lower()
+    return sum(answer.lower() in said for answer in answers) / len(answers)
+
+
+def first_integer(prediction: str, answers: Sequence[str]) -> float:
+    """Whether the first whole number of the prediction is an answer."""
+    found = re.search(r"\d+", prediction)
+    return float(found is not None and found[0] in answers)
+
+
+def first_number(prediction: str, answers: Sequence[str]) -> float:
+    """Whether the first number of the prediction, which may have decimals, equals an answer."""
+    found = re.search(r"-?\d+(?:\.\d+)?", prediction)
+    return float(found is not None and float(found[0]) in map(float, answers))
+
+
+def bootstrap(values: Sequence[float]) -> Mean:
+    """The mean of one value a document, at least one, and its percentile interval over resampled documents."""
+    taken = np.asarray(values, dtype=float)
+    rng, means = np.random.default_rng(SEED), []
+    for _ in range(0, NUM_RESAMPLES, CHUNK):
+        means.append(taken[rng.integers(len(taken), size=(CHUNK, len(taken)))].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return Mean(float(taken.mean()), float(low), float(high), len(taken))
+
+
+def paired(ours: dict[int, float], theirs: dict[int, float]) -> Mean | None:
+    """The mean difference over the documents, by index, that both were asked; None where there are none."""
+    both = sorted(ours.keys() & theirs.keys())
+    return bootstrap([ours[index] - theirs[index] for index in both]) if both else None

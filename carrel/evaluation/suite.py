@@ -1,72 +1,85 @@
-"""The questions of an evaluation run: drawn from held-out books, the same for every policy, budget and protocol."""
+"""The questions of an evaluation run, the same for every policy, budget and protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from random import Random
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from carrel.errors import EvaluationError
-from carrel.evaluation import corpus, facts
-from carrel.evaluation.corpus import CorpusError
-from carrel.evaluation.documents import Codec, DocumentError, TokenizedBook, prompt, tokenize_book
-from carrel.evaluation.facts import Fact
-from carrel.evaluation.words import Pools, pools
+from carrel.evaluation.corpus import CorpusError, book_paths
+from carrel.evaluation.fact_suite import ANSWER_TOKENS, FACT_TASKS, FactSuite, load_fact_suite
+from carrel.evaluation.questions import Question
+from carrel.evaluation.tasks import read_filler, text_files
+from carrel.evaluation.text_suite import TextSuite
+from gateway.errors import ConfigError
 
-# Room for the answer: a cell's length counts prompt and answer together.
-ANSWER_TOKENS = 48
-NUM_FACTS = 16
+if TYPE_CHECKING:
+    from gateway.tokenizer import Tokenizer
 
-TASKS: dict[str, Callable[[Random, Pools], list[Fact]]] = {
-    "mixed": lambda rng, words: facts.mixed(NUM_FACTS, rng, words),
-    "needle": lambda rng, words: facts.draw_set(["number"], rng, words),
-}
+__all__ = ["ANSWER_TOKENS", "Library", "Question", "Suite", "load_suite"]
 
 
 @dataclass(frozen=True)
-class Question:
-    """One document with its question. `context_ids` is what protocol P2 prefills; both together are the prompt."""
+class Library:
+    """Where texts come from. books: a folder that holds heldout/ with *.txt.xz. texts: a folder of *.txt or *.txt.xz,
+    before those. Without either, sentences are invented."""
 
-    index: int
-    kind: str
-    answer: str
-    context_ids: tuple[int, ...]
-    question_ids: tuple[int, ...]
+    books: Path | None = None
+    texts: Path | None = None
+
+    def files(self) -> list[Path]:
+        """What the haystacks are of. Raises EvaluationError."""
+        if self.texts is not None:
+            return text_files(self.texts)
+        try:
+            return [] if self.books is None else book_paths(self.books, "eval")
+        except CorpusError as exc:
+            raise EvaluationError(str(exc)) from exc
 
 
 class Suite:
-    """Draws question `index` of a task at a length; it depends on nothing but the seed and these three."""
+    """Draws question `index` of a task at a length; reads what its tasks need when the first one is asked for."""
 
-    def __init__(self, codec: Codec, books: Sequence[TokenizedBook], seed: int) -> None:
-        self.codec = codec
-        self._books = books
+    def __init__(self, model: Path, library: Library, seed: int, is_chat: bool = False) -> None:
+        self._model = model
+        self._library = library
         self._seed = seed
-        self._words = pools("eval")
+        self._is_chat = is_chat
 
     def question(self, task: str, length: int, index: int) -> Question:
-        """A prompt that leaves `ANSWER_TOKENS` of `length`. Raises EvaluationError on a length no book can fill."""
-        rng = Random(f"{self._seed}:{task}:{length}:{index}")
-        drawn = TASKS[task](rng, self._words)
-        book, asked = rng.choice(self._books), rng.randrange(len(drawn))
+        """Of at most `length` tokens, its answer included. Raises EvaluationError where none can be made."""
+        source = self.facts if task in FACT_TASKS else self._texts
+        return source.question(task, length, index)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return self.tokenizer.decode(token_ids)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        # here, as it takes seconds: help needs none
+        from gateway.tokenizer import load_tokenizer
+
         try:
-            made = prompt(self.codec, book, drawn, asked, length - ANSWER_TOKENS, rng)
-        except DocumentError as exc:
-            raise EvaluationError(f"no document of {length} tokens: {exc}") from exc
-        context_ids, question_ids = tuple(made.context_ids.tolist()), tuple(made.question_ids.tolist())
-        return Question(index, made.kind, made.answer, context_ids, question_ids)
+            return load_tokenizer(self._model, None)
+        except ConfigError as exc:
+            raise EvaluationError(str(exc)) from exc
+
+    @cached_property
+    def facts(self) -> FactSuite:
+        """carrel-nano's own tasks. Raises EvaluationError for another model, or without books."""
+        return load_fact_suite(self._model, self._library.books, self._seed)
+
+    @cached_property
+    def _texts(self) -> TextSuite:
+        return TextSuite(self.tokenizer, read_filler(self._library.files()), self._seed, self._is_chat)
 
 
 def load_suite(model: Path, books: Path, seed: int) -> Suite:
-    """Reads the tokenizer and the held-out books. Raises EvaluationError when either cannot be used."""
-    path = model / "tokenizer.json"
-    if not path.is_file():
-        raise EvaluationError(f"no {path}: name the model's directory with --model")
-    try:
-        codec = Codec(Tokenizer.from_file(str(path)))
-        tokenized = [tokenize_book(codec, book) for book in corpus.load(books, "eval")]
-    except (CorpusError, DocumentError) as exc:
-        raise EvaluationError(str(exc)) from exc
-    return Suite(codec, tokenized, seed)
+    """With carrel-nano's tasks read at once. Raises EvaluationError when the tokenizer or the books cannot be used."""
+    suite = Suite(model, Library(books), seed)
+    suite.facts  # noqa: B018
+    return suite

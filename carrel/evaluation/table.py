@@ -9,6 +9,7 @@ from rich.table import Table
 
 from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.record import CellResult
+from carrel.evaluation.scoring import Mean
 
 MIB = 2**20
 
@@ -30,8 +31,10 @@ COLUMNS = (
     Column("budget", lambda r, _: budget_name(r.cell.budget) or "all", False),
     Column("n", lambda r, _: str(r.n)),
     Column("exact match", lambda r, _: f"{r.exact_match:.2f} ({r.low:.2f}-{r.high:.2f})"),
+    Column("score", lambda r, _: "-" if r.score is None else mean_text(r.score)),
     Column("attention mass", lambda r, _: _share(r.attention_mass)),
     Column("recall rate", lambda r, _: _share(r.recall_rate)),
+    Column("of the best", lambda r, _: _share(r.best_recall)),
     Column(
         "attended",
         lambda r, _: f"{r.attended_tokens:.0f}" + (f" + {r.window_tokens:.0f}" if r.window_tokens else ""),
@@ -140,6 +143,11 @@ def _recalls(result: CellResult) -> bool:
 def _ratio(result: CellResult, full: CellResult | None, time: Callable[[CellResult], float | None]) -> str:
     ours, theirs = time(result), time(full) if full else None
     return f"{ours / theirs:.2f}" if ours is not None and theirs else "-"
+
+
+def mean_text(mean: Mean) -> str:
+    """Such as "0.98 (0.95-1.00)"."""
+    return f"{mean.value:.2f} ({mean.low:.2f}-{mean.high:.2f})"
 
 
 def _mib(num_bytes: float | None) -> str:

@@ -10,7 +10,7 @@ import grpc
 
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell, is_tokens
-from carrel.evaluation.suite import ANSWER_TOKENS, Question
+from carrel.evaluation.questions import Question
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 INFO_TIMEOUT_S = 10.0
@@ -97,7 +97,7 @@ def make_request(cell: Cell, question: Question, is_measured: bool) -> gpu_worke
     return gpu_worker_pb2.GenerateRequest(
         request_id=f"eval-{uuid.uuid4().hex}",
         prompt_token_ids=question.context_ids + question.question_ids,
-        sampling=gpu_worker_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
+        sampling=gpu_worker_pb2.SamplingParams(max_tokens=question.max_tokens, temperature=0),
         policy=cell.policy,
         budget=make_budget(cell.budget),
         num_prefill_tokens=len(question.context_ids) if cell.protocol == "P2" else 0,

@@ -58,6 +58,7 @@ class DenseCache(Cache):
                 meter.num_measured += num_layers
                 meter.attention_mass += num_layers
                 meter.recall_rate += num_layers
+                meter.best_recall += num_layers
 
     def release(self, sequence: Sequence, layer: int) -> None:
         self._block_tables.release(sequence.seat, layer)

@@ -37,7 +37,7 @@ class _Keys:
 
 
 class Probe:
-    """Adds attention mass and recall rate of (layer, step) pairs to the meters; all layers of a step at once."""
+    """Adds attention mass and recalls of (layer, step) pairs to the meters; all layers of a step at once."""
 
     def __init__(self, offloader: Offloader, scale: float) -> None:
         self._offloader = offloader
@@ -47,22 +47,25 @@ class Probe:
 
     def measure(self, layers: range, sightings: list[Sighting]) -> None:
         """Attention mass is the exact softmax weight on `positions`, the mean over query heads; recall rate the share
-        of the exact top k candidates that `selected` found, the mean over KV heads (1 where nothing was selected).
+        of the exact top k candidates that `selected` found, the mean over KV heads (1 where nothing was selected). Best
+        recall has no part in how a policy splits its budget: of the B tokens of highest exact weight, wherever they
+        stand, the share that is among `positions`; B is the budget.
         """
         sums = torch.stack([self._sums(layers, sighting) for sighting in sightings])
         # One synchronisation a step.
-        for sighting, (mass, recall) in zip(sightings, sums.tolist(), strict=True):
+        for sighting, (mass, recall, best) in zip(sightings, sums.tolist(), strict=True):
             meter = sighting.sequence.meter
             meter.num_measured += len(layers)
             meter.attention_mass += mass
             meter.recall_rate += recall
+            meter.best_recall += best
 
     def _sums(self, layers: range, sighting: Sighting) -> Tensor:
-        """Attention mass and recall rate, summed over the layers: float64 [2]."""
+        """Attention mass, recall rate and best recall, summed over the layers: float64 [3]."""
         keys = self._keys(layers, sighting)
         per_pass = max(1, MAX_KEY_ELEMENTS // keys[0].numel())
         num_tokens = torch.full((min(per_pass, len(layers)),), keys.shape[2], device=keys.device)
-        mass, recall = [], []
+        mass, recall, best = [], [], []
         for begin in range(0, len(layers), per_pass):
             part = slice(begin, begin + per_pass)
             at_layers = keys[part]
@@ -71,7 +74,8 @@ class Probe:
             )
             mass.append(_mass(weights, sighting.positions[part]) / _group_size(sighting))
             recall.append(_recall(weights, sighting.sequence, sighting.selected[part]))
-        return torch.stack([torch.cat(mass), torch.cat(recall)]).double().sum(dim=1)
+            best.append(_best_recall(weights, sighting.sequence, sighting.positions[part]))
+        return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
     def _keys(self, layers: range, sighting: Sighting) -> Tensor:
         """Keys of all tokens, the new one included: [L, H_kv, n, d]."""
@@ -109,9 +113,19 @@ def _recall(weights: Tensor, sequence: Sequence, selected: Tensor) -> Tensor:
     num_best = min(sequence.plan.num_selected or 0, end - begin)
     if not num_best:
         return weights.new_ones(weights.shape[0])
-    best = weights[:, :, begin:end].topk(num_best, dim=2).indices + begin
+    return _found(weights[:, :, begin:end].topk(num_best, dim=2).indices + begin, selected, weights)
+
+
+def _best_recall(weights: Tensor, sequence: Sequence, positions: Tensor) -> Tensor:
+    """Share of the budget's best tokens that were attended, the mean over KV heads: [L]."""
+    num_best = min(sequence.plan.budget_tokens, weights.shape[2])
+    return _found(weights.topk(num_best, dim=2).indices, positions, weights)
+
+
+def _found(best: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
+    """Share of `best` that is among `positions`, the mean over KV heads: [L]."""
     num_layers, num_kv_heads, num_tokens = weights.shape
     # Pads write to a column of their own.
     found = weights.new_zeros(num_layers, num_kv_heads, num_tokens + 1)
-    found.scatter_(2, selected.where(selected >= 0, num_tokens), 1.0)
+    found.scatter_(2, positions.where(positions >= 0, num_tokens), 1.0)
     return found.gather(2, best).mean(dim=(1, 2))

@@ -34,6 +34,7 @@ class Meter:
     num_measured: int = 0
     attention_mass: float = 0.0
     recall_rate: float = 0.0
+    best_recall: float = 0.0
 
 
 @dataclass(slots=True)
@@ -219,6 +220,7 @@ class Sequence:
             recall_rate=meter.recall_rate / meter.num_measured
             if meter.num_measured and self.plan.num_selected != 0
             else None,
+            best_recall=meter.best_recall / meter.num_measured if meter.num_measured else None,
             queue_ms=1e3 * ((clock.admitted or now) - clock.submitted),
             prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
             index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,

@@ -122,7 +122,7 @@ class Token(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "policy", "budget_tokens", "context_tokens", "offloaded_tokens", "attended_tokens", "window_tokens", "hit_rate", "bytes_moved", "attention_mass", "recall_rate", "queue_ms", "prefill_ms", "index_wait_ms", "decode_ms", "device_bytes", "host_bytes")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "policy", "budget_tokens", "context_tokens", "offloaded_tokens", "attended_tokens", "window_tokens", "hit_rate", "bytes_moved", "attention_mass", "recall_rate", "queue_ms", "prefill_ms", "index_wait_ms", "decode_ms", "device_bytes", "host_bytes", "best_recall")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Usage(_message.Message):
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BEST_RECALL_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -161,7 +162,8 @@ class Usage(_message.Message):
     decode_ms: float
     device_bytes: int
     host_bytes: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., policy: _Optional[str] = ..., budget_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., offloaded_tokens: _Optional[int] = ..., attended_tokens: _Optional[float] = ..., window_tokens: _Optional[float] = ..., hit_rate: _Optional[float] = ..., bytes_moved: _Optional[int] = ..., attention_mass: _Optional[float] = ..., recall_rate: _Optional[float] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., index_wait_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+    best_recall: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., policy: _Optional[str] = ..., budget_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., offloaded_tokens: _Optional[int] = ..., attended_tokens: _Optional[float] = ..., window_tokens: _Optional[float] = ..., hit_rate: _Optional[float] = ..., bytes_moved: _Optional[int] = ..., attention_mass: _Optional[float] = ..., recall_rate: _Optional[float] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., index_wait_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., best_recall: _Optional[float] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("computed_tokens", "cached_tokens")

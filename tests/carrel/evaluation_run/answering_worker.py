@@ -11,7 +11,7 @@ import grpc
 from waiting import PATIENCE
 
 from carrel.evaluation.documents import Codec
-from carrel.evaluation.suite import Question
+from carrel.evaluation.questions import Question
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
@@ -39,7 +39,7 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
 
     def __init__(self, codec: Codec, questions: list[Question], wrong: tuple[str, ...] = ()) -> None:
         self._codec = codec
-        self._answers = {(q.context_ids + q.question_ids): q.answer for q in questions}
+        self._answers = {(q.context_ids + q.question_ids): q.answers[0] for q in questions}
         self._wrong = wrong
         self._lock = threading.Lock()
         self.requests: list[pb.GenerateRequest] = []
@@ -92,7 +92,7 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
             usage.prefill_ms *= 2
             usage.decode_ms /= 2
             if request.measure:
-                usage.attention_mass, usage.recall_rate = 0.75, 0.5
+                usage.attention_mass, usage.recall_rate, usage.best_recall = 0.75, 0.5, 0.625
                 usage.offloaded_tokens = len(request.prompt_token_ids)
         if request.policy in ("oracle", "pqcache", "clusterkv"):
             usage.offloaded_tokens, usage.host_bytes = len(request.prompt_token_ids), HOST_BYTES

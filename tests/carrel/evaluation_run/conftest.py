@@ -58,7 +58,7 @@ def fake_run(suite: Suite, books: Path) -> Iterator[Callable[..., FakeRun]]:
 
         def make(wrong: tuple[str, ...] = ()) -> FakeRun:
             questions = [suite.question("mixed", LENGTH, index) for index in range(NUM_DOCUMENTS)]
-            worker = FakeWorker(suite.codec, questions, wrong)
+            worker = FakeWorker(suite.facts.codec, questions, wrong)
             server, address = serve(worker, Path(folder))
             servers.append(server)
             arguments = ["eval", "--model", MODEL, "--books", books, "--worker", address, "--lengths", LENGTH]

@@ -64,7 +64,7 @@ def test_the_report_holds_scores_and_costs(
     assert (results["oracle"].attention_mass, results["oracle"].recall_rate) == (0.75, 0.5)
     assert results["oracle"].bytes_moved == 2**20
     shown = capsys.readouterr().out
-    assert "| mixed | 1K | P1 | pqcache | n/5 | 6 | 0.00 (0.00-0.39) |" in shown
+    assert "| mixed | 1K | P1 | pqcache | n/5 | 6 | 0.00 (0.00-0.39) | 0.00 (0.00-0.00) |" in shown
     assert "oracle loses +0.000 against full (target: at most 0.03): met" in shown
     assert "pqcache loses +1.000 against oracle (target: at most 0.05): MISSED" in shown
     about = json.loads(path.read_text())["about"]
@@ -105,8 +105,8 @@ def test_memory_is_told_of_what_a_policy_keeps(
     assert (full.host_bytes, oracle.host_bytes, snapkv.host_bytes) == (0, HOST_BYTES, 0)
     shown = capsys.readouterr().out
     # Its rows were in the store to be measured by: it hits nothing, and moves nothing.
-    assert "| 0.750 | 0.500 | 100 | - | 3.00 | 0 | - | - | - |" in shown
-    assert "| 0.750 | 0.500 | 100 | 0.900 | 3.00 | 5.00 | 1.0 | - | - |" in shown
+    assert "| 0.750 | 0.500 | 0.625 | 100 | - | 3.00 | 0 | - | - | - |" in shown
+    assert "| 0.750 | 0.500 | 0.625 | 100 | 0.900 | 3.00 | 5.00 | 1.0 | - | - |" in shown
 
 
 @pytest.mark.parametrize("protocol", ["P1", "P2"])
@@ -121,8 +121,8 @@ def test_times_are_compared_where_nothing_is_measured(
     assert (full.median_prefill_ms, full.median_step_ms) == (PREFILL_MS, pytest.approx(STEP_MS))
     assert (oracle.attention_mass, oracle.recall_rate) == (None, None)
     shown = capsys.readouterr().out
-    assert "| - | - | 100 | - | 3.00 | 0 | - | 1.00 | 1.00 |" in shown
-    assert "| - | - | 100 | 0.900 | 3.00 | 5.00 | 1.0 | 2.00 | 0.50 |" in shown
+    assert "| - | - | - | 100 | - | 3.00 | 0 | - | 1.00 | 1.00 |" in shown
+    assert "| - | - | - | 100 | 0.900 | 3.00 | 5.00 | 1.0 | 2.00 | 0.50 |" in shown
     # A run that measures is another one.
     assert main([*arguments, "--resume"]) == 1
     assert "is_measured (False there, True here)" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""The tasks whose documents are text: for any model with a tokenizer. None needs anything to be downloaded."""
+
+from collections.abc import Sequence
+
+from carrel.evaluation.tasks.arithmetic import ARITHMETIC
+from carrel.evaluation.tasks.base import Task, Text
+from carrel.evaluation.tasks.counting import COUNTING
+from carrel.evaluation.tasks.filler import Filler, read_filler, text_files
+from carrel.evaluation.tasks.labels import LABELS
+from carrel.evaluation.tasks.lookup import LOOKUP
+from carrel.evaluation.tasks.needles import NEEDLES
+from carrel.evaluation.tasks.reading import READING
+from carrel.evaluation.tasks.tracking import TRACKING
+from carrel.evaluation.tasks.turns import TURNS
+
+__all__ = ["GROUPS", "TEXT_TASKS", "Filler", "Task", "Text", "expand", "read_filler", "text_files"]
+
+TEXT_TASKS: dict[str, Task] = {
+    **NEEDLES,
+    **TRACKING,
+    **COUNTING,
+    **READING,
+    **LOOKUP,
+    **ARITHMETIC,
+    **LABELS,
+    **TURNS,
+}
+
+# what a name stands for
+GROUPS = {"ruler": (*NEEDLES, *TRACKING, *COUNTING, *READING), "text": tuple(TEXT_TASKS)}
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Groups as their tasks, each once."""
+    return list(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))
