@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -50,6 +52,6 @@ def to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """int64, of the shape of the lists. From memory that is not pinned the host would wait for all that is queued."""
+def to_device(values: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """int64, of the shape of the values. From memory that is not pinned the host would wait for all that is queued."""
     return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)

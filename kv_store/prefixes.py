@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -58,22 +59,30 @@ class PrefixDirectory:
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
         """Slabs without another holder, counted from the least recently used on until there are enough. waived: int32
         [num_slabs], references of each slab that do not count."""
-        references, found = self._allocator.references, 0
-        for slabs in self._entries.values():
+        found = 0
+        for _, slabs in self._oldest_first(enough):
+            is_alone = (self._allocator.references(slabs) - waived[slabs]).max(axis=1) == 1
+            found += int(is_alone.sum()) * slabs.shape[1]
             if found >= enough:
                 break
-            if (references(slabs) - waived[slabs]).max() == 1:
-                found += slabs.size
         return found
 
-    def evict_one(self) -> bool:
-        """Drop the least recently used entry without a lease; False when there is none."""
-        for value, slabs in self._entries.items():
-            if self._is_unleased(slabs):
-                del self._entries[value]
-                self._allocator.release(slabs)
-                return True
-        return False
+    def evict(self, num_slabs: int) -> bool:
+        """Drop entries without a lease, the least recently used first, until they gave `num_slabs` or there is none;
+        False when there was none."""
+        evicted: list[tuple[bytes, npt.NDArray[np.int32]]] = []
+        for names, slabs in self._oldest_first(num_slabs):
+            most = -(-num_slabs // slabs.shape[1]) - len(evicted)
+            is_alone = self._allocator.references(slabs).max(axis=1) == 1
+            evicted += [(names[place], slabs[place]) for place in np.flatnonzero(is_alone)[:most]]
+            if len(evicted) * slabs.shape[1] >= num_slabs:
+                break
+        if not evicted:
+            return False
+        for name, _ in evicted:
+            del self._entries[name]
+        self._allocator.release(np.concatenate([slabs for _, slabs in evicted]))
+        return True
 
     def clear(self) -> None:
         """Drop every entry, leased or not; leased slabs live on with their holders."""
@@ -81,8 +90,13 @@ class PrefixDirectory:
             self._allocator.release(slabs)
         self._entries.clear()
 
-    def _is_unleased(self, slabs: npt.NDArray[np.int32]) -> bool:
-        return bool(self._allocator.references(slabs).max() == 1)
+    def _oldest_first(self, num_slabs: int) -> Iterator[tuple[list[bytes], npt.NDArray[np.int32]]]:
+        """All entries, some at a time, which may be enough for `num_slabs`: their names, and their slabs
+        [n, num_layers]."""
+        entries = iter(self._entries.items())
+        num_layers = next((slabs.size for slabs in self._entries.values()), 1)
+        while some := list(islice(entries, max(8, num_slabs // num_layers))):
+            yield [name for name, _ in some], np.stack([slabs for _, slabs in some])
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         for value in reversed(hashes):

@@ -84,7 +84,7 @@ class StoreState:
         missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
             raise OutOfSpace(what, missing * self.slab_bytes)
-        while num_slabs > allocator.num_free and self._evict():
+        while (missing := num_slabs - allocator.num_free) > 0 and self._evict(missing):
             pass
 
     def allocate_segment(self, num_bytes: int, what: str) -> range:
@@ -94,14 +94,15 @@ class StoreState:
             return range(0)
         self.make_room(count, what)
         while (slabs := self.allocator.allocate_run(count)) is None:
-            if not self._evict():
+            if not self._evict(1):
                 missing = count - self.allocator.longest_run
                 raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
         return slabs
 
-    def _evict(self) -> bool:
-        """Give up the least recently used prefix, or the oldest session where all that is left is in one."""
-        return self.prefixes.evict_one() or self.sessions.drop_oldest()
+    def _evict(self, num_slabs: int) -> bool:
+        """Give up the least recently used prefixes, so many slabs of them, or the oldest session where all that is left
+        is in one."""
+        return self.prefixes.evict(num_slabs) or self.sessions.drop_oldest()
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""

@@ -78,11 +78,8 @@ class Store:
             if added > 0:
                 num_layers = state.geometry.layout.num_layers
                 state.make_room(added * num_layers, f"{num_tokens} tokens")
-                rows = []
-                for layer in range(num_layers):
-                    after = int(sequence.table[layer, -1]) if sequence.slabs_per_layer else None
-                    rows.append(state.allocator.allocate(added, after))
-                sequence.grow(np.array(rows, np.int32))
+                after = sequence.table[:, -1] if sequence.slabs_per_layer else None
+                sequence.grow(state.allocator.allocate(num_layers, added, after))
             return sequence.table
 
     def seal(

@@ -55,8 +55,8 @@ class Cache(ABC):
         return None
 
     @abstractmethod
-    def admit(self, sequence: Sequence, layer: int) -> None:
-        """Take the sequence's slots for this layer. Raises CapacityError."""
+    def admit(self, sequence: Sequence, layers: range) -> None:
+        """Take the sequence's slots in these layers. Raises CapacityError."""
 
     @abstractmethod
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
@@ -90,5 +90,5 @@ class Cache(ABC):
         """Add one step in these layers to the sequences' meters; before their new tokens count as past."""
 
     @abstractmethod
-    def release(self, sequence: Sequence, layer: int) -> None:
-        """Free the slots. Safe to call for a layer that was never admitted."""
+    def release(self, sequence: Sequence, layers: range) -> None:
+        """Free the slots. Safe to call for layers that were never admitted."""

@@ -108,8 +108,9 @@ class CacheSet:
         serving.prepare(sequence)
         if serving is self.recall:
             self._sharing.add(sequence, sparse)
-        for layer, cache in enumerate(self.of(sequence)):
-            cache.admit(sequence, layer)
+        self._dense.admit(sequence, range(sparse.start))
+        if sparse:
+            serving.admit(sequence, sparse)
         sequence.offloads = self._offloading(sequence).needs_store(sequence)
         return True
 
@@ -181,8 +182,9 @@ class CacheSet:
 
     def release(self, sequence: Sequence) -> None:
         self._sharing.remove(sequence)
-        for layer, cache in enumerate(self.of(sequence)):
-            cache.release(sequence, layer)
+        sparse = self._sparse_layers(sequence)
+        self._dense.release(sequence, range(sparse.start))
+        self._serving(sequence).release(sequence, sparse)
 
 
 def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:

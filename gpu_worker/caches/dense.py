@@ -28,8 +28,8 @@ class DenseCache(Cache):
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
         return num_layers * self._block_tables.tables.shape[2] * num_blocks(sequence.capacity)
 
-    def admit(self, sequence: Sequence, layer: int) -> None:
-        self._block_tables.assign(sequence.seat, layer, sequence.capacity)
+    def admit(self, sequence: Sequence, layers: range) -> None:
+        self._block_tables.assign(sequence.seat, layers, sequence.capacity)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self._whole.store(sequence, layer, rows)
@@ -60,8 +60,8 @@ class DenseCache(Cache):
                 meter.recall_rate += num_layers
                 meter.best_recall += num_layers
 
-    def release(self, sequence: Sequence, layer: int) -> None:
-        self._block_tables.release(sequence.seat, layer)
+    def release(self, sequence: Sequence, layers: range) -> None:
+        self._block_tables.release(sequence.seat, layers)
 
 
 class DenseStep(GroupStep):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import le
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,9 +14,11 @@ from gpu_worker.device import to_device
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
+BlockIds = npt.NDArray[np.int64]
+
 
 class SlotPool:
-    """Blocks of 64 slots and the list of free ones.
+    """Blocks of 64 slots and the stack of free ones.
 
     rows: [num_blocks * 64, 2d], K then V. Freed blocks keep their bytes: readers go by lengths, never by content.
     """
@@ -22,29 +26,34 @@ class SlotPool:
     def __init__(self, num_blocks: int, row_elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_blocks = num_blocks
         self.rows = torch.empty(num_blocks * BLOCK_SIZE, row_elements, dtype=dtype, device=device)
-        self._free = list(range(num_blocks - 1, -1, -1))
+        # A prompt of 128K takes half a million: they are moved in arrays. The first `num_free_blocks` are free.
+        self._free: BlockIds = np.arange(num_blocks - 1, -1, -1)
+        self.num_free_blocks = num_blocks
 
     @property
     def row_bytes(self) -> int:
         return self.rows.shape[1] * self.rows.element_size()
 
     @property
-    def num_free_blocks(self) -> int:
-        return len(self._free)
-
-    @property
     def num_used_slots(self) -> int:
-        return (self.num_blocks - len(self._free)) * BLOCK_SIZE
+        return (self.num_blocks - self.num_free_blocks) * BLOCK_SIZE
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Block ids, ascending runs where possible. Raises CapacityError that says how many blocks are missing."""
-        if num_blocks > len(self._free):
-            missing = (num_blocks - len(self._free)) * BLOCK_SIZE * self.row_bytes
+    def allocate(self, num_blocks: int) -> BlockIds:
+        """Block ids [num_blocks], ascending runs where possible. Raises CapacityError that says how many bytes are
+        missing."""
+        left = self.num_free_blocks - num_blocks
+        if left < 0:
+            missing = -left * BLOCK_SIZE * self.row_bytes
             raise CapacityError(f"{missing} bytes of slots are missing; give more with --slot-memory")
-        return [self._free.pop() for _ in range(num_blocks)]
+        taken = self._free[left : self.num_free_blocks][::-1].copy()
+        self.num_free_blocks = left
+        return taken
 
-    def free(self, block_ids: list[int]) -> None:
-        self._free.extend(reversed(block_ids))
+    def free(self, block_ids: BlockIds) -> None:
+        """Of any shape."""
+        end = self.num_free_blocks + block_ids.size
+        self._free[self.num_free_blocks : end] = block_ids.ravel()[::-1]
+        self.num_free_blocks = end
 
 
 class BlockTables:
@@ -60,17 +69,15 @@ class BlockTables:
         max_blocks = -(-max_slots // BLOCK_SIZE)
         shape = (num_seats, num_layers, num_kv_heads, max_blocks)
         self.tables = torch.empty(shape, dtype=torch.int64, device=pool.rows.device)
-        self._held: dict[tuple[int, int], list[int]] = {}
+        # By seat and layer: [H_kv, blocks of a head], or [blocks] where they were reserved.
+        self._held: dict[tuple[int, int], BlockIds] = {}
         self._dealt: dict[tuple[int, int], list[int]] = {}
 
-    def assign(self, seat: int, layer: int, num_slots: int) -> None:
-        """Give every KV head of a layer room for `num_slots` slots. Raises CapacityError."""
-        num_blocks = -(-num_slots // BLOCK_SIZE)
-        num_kv_heads = self.tables.shape[2]
-        blocks = self._pool.allocate(num_blocks * num_kv_heads)
-        self._held[seat, layer] = blocks
-        held = to_device(blocks, self.tables.device)
-        self.tables[seat, layer, :, :num_blocks] = held.view(num_kv_heads, num_blocks)
+    def assign(self, seat: int, layers: range, num_slots: int) -> None:
+        """Give every KV head of these layers room for `num_slots` slots. Raises CapacityError."""
+        per_head = num_blocks(num_slots)
+        blocks = self._pool.allocate(len(layers) * self._num_kv_heads * per_head)
+        self._hold(seat, layers, blocks.reshape(len(layers), self._num_kv_heads, per_head))
 
     def reserve(self, seat: int, layer: int, num_blocks: int) -> None:
         """Reserve so many blocks for a layer, to be divided among its heads later. Raises CapacityError."""
@@ -85,48 +92,55 @@ class BlockTables:
         if before is not None and not frees_rest and all(map(le, num_blocks, before)):
             return
         self._dealt[seat, layer] = num_blocks
-        ends = accumulate(num_blocks)
-        heads = [held[end - count : end] for count, end in zip(num_blocks, ends, strict=True)]
         # What pads a head's is never read.
-        padded = [blocks + [0] * (most - len(blocks)) for blocks in heads]
-        self.tables[seat, layer, :, :most] = to_device(padded, self.tables.device)
+        heads = np.zeros((len(num_blocks), most), dtype=np.int64)
+        for head, (count, end) in enumerate(zip(num_blocks, accumulate(num_blocks), strict=True)):
+            heads[head, :count] = held[end - count : end]
+        self.tables[seat, layer, :, :most] = to_device(heads, self.tables.device)
         if frees_rest:
             self._pool.free(held[num_dealt:])
             self._held[seat, layer] = held[:num_dealt]
 
-    def shrink(self, seat: int, layer: int, num_slots: int) -> None:
-        """Leave every KV head the blocks of its first `num_slots` slots; the others are free."""
-        held, num_kv_heads = self._held[seat, layer], self.tables.shape[2]
-        per_head, num_kept = len(held) // num_kv_heads, -(-num_slots // BLOCK_SIZE)
-        heads = [held[first : first + per_head] for first in range(0, len(held), per_head)]
-        self._held[seat, layer] = [block for blocks in heads for block in blocks[:num_kept]]
-        self._pool.free([block for blocks in heads for block in blocks[num_kept:]])
+    def shrink(self, seat: int, layers: range, num_slots: int) -> None:
+        """Leave every KV head of these layers the blocks of its first `num_slots` slots; the others are free."""
+        num_kept = num_blocks(num_slots)
+        for layer in layers:
+            held = self._held[seat, layer]
+            self._held[seat, layer] = held[:, :num_kept].copy()
+            self._pool.free(held[:, num_kept:])
 
     def num_held(self, seat: int) -> int:
         """Blocks that a seat holds in all layers; 0 for none."""
-        return sum(len(blocks) for (holder, _), blocks in self._held.items() if holder == seat)
+        return sum(blocks.size for (holder, _), blocks in self._held.items() if holder == seat)
 
     def held_bytes(self, seat: int) -> int:
         """Of the slots that a seat holds in all layers; 0 for none."""
         return self.num_held(seat) * BLOCK_SIZE * self._pool.row_bytes
 
-    def extend(self, seat: int, layer: int, num_slots: int) -> None:
-        """Give every KV head of a layer blocks for `num_slots` slots, with those that it has. Raises CapacityError."""
-        held, num_kv_heads = self._held[seat, layer], self.tables.shape[2]
-        per_head, wanted = len(held) // num_kv_heads, num_blocks(num_slots)
-        added = self._pool.allocate((wanted - per_head) * num_kv_heads)
-        more = wanted - per_head
-        heads = [
-            held[head * per_head : (head + 1) * per_head] + added[head * more : (head + 1) * more]
-            for head in range(num_kv_heads)
-        ]
-        self._held[seat, layer] = [block for blocks in heads for block in blocks]
-        self.tables[seat, layer, :, :wanted] = to_device(heads, self.tables.device)
+    def extend(self, seat: int, layers: range, num_slots: int) -> None:
+        """Give every KV head of these layers blocks for `num_slots` slots, with those that it has, which are as many in
+        all of them. Raises CapacityError."""
+        held = np.stack([self._held[seat, layer] for layer in layers])
+        more = num_blocks(num_slots) - held.shape[2]
+        added = self._pool.allocate(held.shape[0] * held.shape[1] * more)
+        self._hold(seat, layers, np.concatenate([held, added.reshape(*held.shape[:2], more)], axis=2))
 
-    def release(self, seat: int, layer: int) -> None:
+    def release(self, seat: int, layers: range) -> None:
         """Free what `assign` or `reserve` gave; nothing where they gave nothing."""
-        self._dealt.pop((seat, layer), None)
-        self._pool.free(self._held.pop((seat, layer), []))
+        for layer in layers:
+            self._dealt.pop((seat, layer), None)
+            if (held := self._held.pop((seat, layer), None)) is not None:
+                self._pool.free(held)
+
+    @property
+    def _num_kv_heads(self) -> int:
+        return self.tables.shape[2]
+
+    def _hold(self, seat: int, layers: range, blocks: BlockIds) -> None:
+        """blocks: all of these layers', [layers, H_kv, blocks of a head]."""
+        self._held.update({(seat, layer): held for layer, held in zip(layers, blocks, strict=True)})
+        held = to_device(blocks, self.tables.device)
+        self.tables[seat, layers.start : layers.stop, :, : blocks.shape[2]] = held
 
 
 def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:

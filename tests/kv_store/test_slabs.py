@@ -7,38 +7,46 @@ from kv_store.slabs import SlabAllocator
 def test_random_holders_never_overlap_and_everything_comes_back() -> None:
     rng = np.random.default_rng(0)
     allocator = SlabAllocator(97)
-    held: list[list[int]] = []
+    held: list[np.ndarray] = []
     for _ in range(2000):
         if held and rng.random() < 0.48:
-            allocator.release(held.pop(rng.integers(len(held))))
+            allocator.release(held.pop(rng.integers(len(held))).ravel())
         else:
-            count = int(rng.integers(1, 9))
-            if count <= allocator.num_free:
-                after = held[-1][-1] if held and rng.random() < 0.5 else None
-                held.append(allocator.allocate(count, after))
-        ids = [slab for slabs in held for slab in slabs]
+            rows, count = (int(number) for number in rng.integers(1, 4, size=2))
+            if rows * count <= allocator.num_free:
+                grown = [slabs for slabs in held if slabs.shape[0] == rows]
+                after = grown[-1][:, -1] if grown and rng.random() < 0.5 else None
+                held.append(allocator.allocate(rows, count, after))
+        ids = [slab for slabs in held for slab in slabs.ravel().tolist()]
         assert len(set(ids)) == len(ids)
         assert all(0 <= slab < 97 for slab in ids)
         assert allocator.num_used == len(ids)
     for slabs in held:
-        allocator.release(slabs)
+        allocator.release(slabs.ravel())
     assert allocator.num_free == 97
     assert allocator.allocate_run(97) == range(97)
 
 
 def test_growth_is_contiguous_where_the_next_slabs_are_free() -> None:
     allocator = SlabAllocator(32)
-    first = allocator.allocate(4)
-    assert first == [0, 1, 2, 3]
-    assert allocator.allocate(3, after=3) == [4, 5, 6]
-    other = allocator.allocate(2)
-    assert other == [7, 8]
-    assert allocator.allocate(2, after=6) == [9, 10]
+    first = allocator.allocate(2, 2)
+    assert first.tolist() == [[0, 1], [2, 3]]
+    # Behind slab 1 is another row's, behind slab 3 there is room.
+    assert allocator.allocate(2, 2, first[:, -1]).tolist() == [[6, 7], [4, 5]]
+    assert allocator.allocate(1, 2, np.array([31], np.int32)).tolist() == [[8, 9]]
+
+
+def test_rows_without_a_long_run_take_what_is_free() -> None:
+    allocator = SlabAllocator(8)
+    allocator.allocate(1, 8)
+    allocator.release([1, 3, 4, 6])
+    assert allocator.allocate(2, 2).tolist() == [[1, 3], [4, 6]]
+    assert allocator.num_free == 0
 
 
 def test_a_run_is_the_tightest_free_one() -> None:
     allocator = SlabAllocator(16)
-    allocator.allocate(16)
+    allocator.allocate(1, 16)
     allocator.release([0, 1, 2, 3, 4])
     allocator.release([8, 9])
     assert allocator.allocate_run(2) == range(8, 10)
@@ -48,7 +56,7 @@ def test_a_run_is_the_tightest_free_one() -> None:
 
 def test_shared_slabs_live_until_the_last_reference() -> None:
     allocator = SlabAllocator(4)
-    slabs = allocator.allocate(2)
+    slabs = allocator.allocate(1, 2)[0]
     allocator.retain(slabs)
     allocator.release(slabs)
     assert allocator.num_used == 2
@@ -58,11 +66,11 @@ def test_shared_slabs_live_until_the_last_reference() -> None:
 
 def test_misuse_is_refused() -> None:
     allocator = SlabAllocator(4)
-    slabs = allocator.allocate(1)
+    slabs = allocator.allocate(1, 1)[0]
     allocator.release(slabs)
     with pytest.raises(RuntimeError):
         allocator.release(slabs)
     with pytest.raises(RuntimeError):
         allocator.retain(slabs)
     with pytest.raises(RuntimeError):
-        allocator.allocate(5)
+        allocator.allocate(1, 5)

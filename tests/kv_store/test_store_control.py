@@ -346,7 +346,7 @@ def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: S
 
 def test_there_are_only_so_many_sessions(state: StoreState) -> None:
     sessions = SessionDirectory(state.allocator, max_sessions=3)
-    slabs = np.array(state.allocator.allocate(2), np.int32)
+    slabs = state.allocator.allocate(1, 2)[0]
     for number in range(5):
         sessions.pin(f"s{number}", slabs)
     assert len(sessions) == 3

@@ -142,8 +142,8 @@ class RecallCache(Cache):
             self.hot = HotCache(self._shape, self._pool, self._block_tables)
         return self.hot
 
-    def admit(self, sequence: Sequence, layer: int) -> None:
-        self._block_tables.assign(sequence.seat, layer, sequence.num_slots)
+    def admit(self, sequence: Sequence, layers: range) -> None:
+        self._block_tables.assign(sequence.seat, layers, sequence.num_slots)
 
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, which is at least its least."""
@@ -154,13 +154,12 @@ class RecallCache(Cache):
         fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
         for layer in layers:
             self.fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
-            self._block_tables.shrink(sequence.seat, layer, num_slots)
+        self._block_tables.shrink(sequence.seat, layers, num_slots)
         sequence.num_slots = num_slots
 
     def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Take more slots for a sequence that may miss; with fewer than its capacity it still may."""
-        for layer in layers:
-            self._block_tables.extend(sequence.seat, layer, num_slots)
+        self._block_tables.extend(sequence.seat, layers, num_slots)
         self._hot_cache().grow(sequence, layers, num_slots)
         sequence.num_slots = num_slots
 
@@ -296,6 +295,6 @@ class RecallCache(Cache):
                 self._offloader.count_fetched(sequence, num_rows)
         self._counted = counts
 
-    def release(self, sequence: Sequence, layer: int) -> None:
+    def release(self, sequence: Sequence, layers: range) -> None:
         self._leaving.pop(sequence, None)
-        self._block_tables.release(sequence.seat, layer)
+        self._block_tables.release(sequence.seat, layers)

@@ -83,9 +83,10 @@ class RetainCache(Cache):
         # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
         return sequence.request.measure and sequence.plan.selects and not sequence.plan.has_means
 
-    def admit(self, sequence: Sequence, layer: int) -> None:
-        blocks = self._layer_blocks(sequence, layer - self._first_layer)
-        self._block_tables.reserve(sequence.seat, layer, blocks)
+    def admit(self, sequence: Sequence, layers: range) -> None:
+        for layer in layers:
+            blocks = self._layer_blocks(sequence, layer - self._first_layer)
+            self._block_tables.reserve(sequence.seat, layer, blocks)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
@@ -180,5 +181,5 @@ class RetainCache(Cache):
             meter.num_layer_steps += num_layers
             meter.attended_tokens += sequence.num_kept / self._shape.num_kv_heads + num_layers * grown
 
-    def release(self, sequence: Sequence, layer: int) -> None:
-        self._block_tables.release(sequence.seat, layer)
+    def release(self, sequence: Sequence, layers: range) -> None:
+        self._block_tables.release(sequence.seat, layers)
