@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -96,17 +96,33 @@ class LoadClient:
             body["carrel"] = {name: value for name, value in carrel.items() if value is not None}
         begin = time.perf_counter()
         try:
+            return await _result(self.pieces(body), begin)
+        except (ValueError, KeyError, AttributeError) as exc:
+            raise RequestFailed(f"this is not OpenAI's protocol: {exc!r}") from exc
+
+    async def pieces(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The pieces of a streamed completion; closing it leaves the stream. Raises RequestFailed."""
+        try:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 if response.is_error:
                     await response.aread()
                     raise RequestFailed(_refusal(response))
-                return await _result(achunks(response), begin)
+                async for piece in achunks(response):
+                    if error := piece.get("error"):
+                        raise RequestFailed(str(error.get("message", error)))
+                    yield piece
         except httpx.HTTPError as exc:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
-        except (ValueError, KeyError, AttributeError) as exc:
-            raise RequestFailed(f"this is not OpenAI's protocol: {exc!r}") from exc
+
+    async def text(self, path: str) -> str:
+        """What a page says. Raises BenchmarkError."""
+        return (await self._ask("GET", path)).text
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = (await self._ask(method, path, body)).json()
+        return found
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             response = await self._client.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -115,8 +131,7 @@ class LoadClient:
             ) from exc
         if response.is_error:
             raise BenchmarkError(f"{self._url}{path}: {_refusal(response)}")
-        found: dict[str, Any] = response.json()
-        return found
+        return response
 
 
 async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> RequestResult:
@@ -125,8 +140,6 @@ async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> Reques
     gaps: list[float] = []
     usage: dict[str, Any] | None = None
     async for chunk in chunks:
-        if error := chunk.get("error"):
-            raise RequestFailed(str(error.get("message", error)))
         # a finish without text may be all that comes of tokens that make no character
         if chunk.get("choices"):
             now = time.perf_counter() - begin
