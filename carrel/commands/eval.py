@@ -14,6 +14,8 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import OWN, add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, plan_cells
+from carrel.evaluation.fidelity.report import markdown
+from carrel.evaluation.fidelity.run import run_fidelity
 from carrel.evaluation.local import local_worker
 from carrel.evaluation.progress import RunProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
@@ -42,6 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
             report.merge(read_report(path))
         if arguments.json:
             report.write(arguments.json)
+    elif arguments.fidelity:
+        texts = _given(arguments) | {"model": find_model(arguments.model)}
+        fidelity = run_fidelity(arguments, texts, notes)
+        if arguments.json:
+            fidelity.write(arguments.json)
+        print(markdown(fidelity.rows()))
+        return 0
     else:
         report = _measure(arguments, notes)
     _show(report)
@@ -91,14 +100,19 @@ def _worker(arguments: argparse.Namespace, model: Path, notes: Console) -> Itera
         with sigterm_as_interrupt():
             yield arguments.worker
         return
-    given = {field: getattr(arguments, field) for field in (*OWN, "runtime")}
-    texts = {field: text for field, text in given.items() if text is not None}
+    texts = _given(arguments)
     texts["max_model_len"] = str(max(arguments.lengths))
     # The time of a prefill that begins with another policy's rows would be compared with that of a whole one.
     texts.setdefault("prefix_cache", "on" if arguments.measure else "off")
     texts["no_warmup"] = "true"
     with local_worker(str(model), texts, lambda text: notes.print(text, highlight=False)) as address:
         yield address
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Options of the worker and the store, by field."""
+    given = {field: getattr(arguments, field) for field in (*OWN, "runtime")}
+    return {field: text for field, text in given.items() if text is not None}
 
 
 def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:

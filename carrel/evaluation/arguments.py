@@ -53,6 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: mixed)",
     )
     parser.add_argument(
+        "--fidelity",
+        action="store_true",
+        help="no tasks: perplexity of texts through decode steps, and the distance to full",
+    )
+    parser.add_argument(
+        "--forced",
+        type=at_least(2),
+        default=128,
+        metavar="N",
+        help="of --fidelity: last tokens of a text, which are forced through decode steps (default: 128)",
+    )
+    parser.add_argument(
+        "--generate",
+        type=at_least(0),
+        default=32,
+        metavar="N",
+        help="of --fidelity: tokens generated until one differs from full's (default: 32)",
+    )
+    parser.add_argument(
         "--chat", action="store_true", help="ask in the model's chat template (default: text to go on with)"
     )
     parser.add_argument(

@@ -37,11 +37,27 @@ def local_worker(model: str, texts: Mapping[str, str], notice: Callable[[str], N
 
 
 @contextmanager
-def _running(wanted: Sequence[ChildSpec], notice: Callable[[str], None]) -> Iterator[None]:
-    # what configures a server by environment is not meant for a measurement
-    environment = child_environment(
-        {key: value for key, value in os.environ.items() if not key.startswith("CARREL_")}
+def local_store(texts: Mapping[str, str], notice: Callable[[str], None]) -> Iterator[Endpoints]:
+    """A store alone, and where it listens; else as `local_worker`."""
+    with runtime_dir() as folder, sigterm_as_interrupt(), adopting_orphans() as own:
+        endpoints = Endpoints(folder, "localhost", 0, 0)
+        try:
+            with _running((store_spec(texts, endpoints),), notice):
+                yield endpoints
+        finally:
+            end_orphans(own)
+
+
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The children's: what configures a server by environment is not meant for a measurement."""
+    return child_environment(
+        {key: value for key, value in environment.items() if not key.startswith("CARREL_")}
     )
+
+
+@contextmanager
+def _running(wanted: Sequence[ChildSpec], notice: Callable[[str], None]) -> Iterator[None]:
+    environment = own_environment(os.environ)
     inbox: SimpleQueue[Message] = SimpleQueue()
     children: list[Child] = []
     try:

@@ -12,7 +12,7 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.fact_suite import ANSWER_TOKENS, FACT_TASKS, FactSuite, load_fact_suite
 from carrel.evaluation.questions import Question
-from carrel.evaluation.tasks import read_filler, text_files
+from carrel.evaluation.tasks import Filler, read_texts, text_files
 from carrel.evaluation.text_suite import TextSuite
 from gateway.errors import ConfigError
 
@@ -75,7 +75,7 @@ class Suite:
 
     @cached_property
     def _texts(self) -> TextSuite:
-        return TextSuite(self.tokenizer, read_filler(self._library.files()), self._seed, self._is_chat)
+        return TextSuite(self.tokenizer, Filler(read_texts(self._library.files())), self._seed, self._is_chat)
 
 
 def load_suite(model: Path, books: Path, seed: int) -> Suite:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -111,6 +111,19 @@ def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> C
         loss="the running requests",
         hang_timeout_s=config.hang_timeout_s,
     )
+
+
+def measuring_spec(
+    module: str, model: str, texts: Mapping[str, str], endpoints: Endpoints, own: Sequence[str]
+) -> ChildSpec:
+    """A process with a worker's options that serves nobody, measures and ends. own: its own words beside them."""
+    wired = {
+        "model": model,
+        "listen": f"unix:{endpoints.worker_socket}",
+        "store": f"unix:{endpoints.store_socket}",
+    }
+    _, argv = _command(module, WorkerConfig, {**texts, **wired})
+    return ChildSpec(module.rpartition(".")[2], (*argv, *own), lambda: True, 0, 0)
 
 
 def gateway_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:

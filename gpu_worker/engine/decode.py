@@ -64,6 +64,8 @@ class DecodeStep:
         self._device = pool.rows.device
         self._captures_graphs = captures_graphs and self._device.type == "cuda"
         self.graphs = StepGraphs(self._device)
+        # Sees every step that ran, for measuring.
+        self.watch: Callable[[StepResult], None] = lambda result: None
 
     def run(self, sequences: list[Sequence]) -> StepResult:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
@@ -101,7 +103,9 @@ class DecodeStep:
         kept = each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
-        return StepResult(kept, logits, failed, short, silent, indexing)
+        result = StepResult(kept, logits, failed, short, silent, indexing)
+        self.watch(result)
+        return result
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains

@@ -77,6 +77,7 @@ FLOORS = (
     "caches",
     "calibration",
     "engine",
+    "fidelity",
     "service",
     "__main__",
 )

@@ -52,10 +52,10 @@ class Filler:
         return list(_taken(iter(SENTENCE_END.split(run)[1:]), num_chars))
 
 
-def read_filler(paths: Sequence[Path]) -> Filler:
-    """Of plain or xz-packed texts. Raises EvaluationError."""
+def read_texts(paths: Sequence[Path]) -> list[str]:
+    """Plain or xz-packed ones. Raises EvaluationError."""
     try:
-        return Filler([_read(path) for path in paths])
+        return [_read(path) for path in paths]
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as exc:
         raise EvaluationError(f"cannot read a text of {paths[0].parent}: {exc}") from exc
 

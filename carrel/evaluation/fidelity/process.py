@@ -1,0 +1,79 @@
+"""Runs `python -m gpu_worker.fidelity` beside a store of its own, and reads what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from carrel.evaluation.cells import UNBUDGETED, is_tokens
+from carrel.evaluation.fidelity.report import Passage
+from carrel.evaluation.local import local_store, own_environment
+from carrel.serve.children import measuring_spec
+from carrel.serve.one_shot import run_to_end
+
+MODULE = "gpu_worker.fidelity"
+
+
+@dataclass(frozen=True)
+class Job:
+    """passages: token ids by length and index, in the order in which they are measured; of each the last `num_forced`
+    go through decode steps. settings: policies and budgets beside `full`. num_together: passages side by side."""
+
+    passages: Mapping[tuple[int, int], Sequence[int]]
+    settings: Sequence[tuple[str, float]]
+    num_forced: int
+    num_generated: int
+    num_together: int
+    limit_seconds: float | None
+
+
+def measure(model: str, texts: Mapping[str, str], job: Job, notes: Console) -> list[Passage]:
+    """What was measured until the job was done, or its time was up. Main thread only.
+
+    texts: options of the store and the worker, by field. Raises OptionError and ChildError.
+    """
+    with local_store(texts, lambda text: notes.print(text, highlight=False)) as endpoints:
+        job_file, out = endpoints.run / "job.json", endpoints.run / "found.jsonl"
+        job_file.write_text(json.dumps(_content(job)))
+        own = ["--job", str(job_file), "--out", str(out)]
+        if job.limit_seconds is not None:
+            own += ["--limit-seconds", f"{job.limit_seconds:.0f}"]
+        spec = measuring_spec(MODULE, model, texts, endpoints, own)
+        run_to_end(spec, own_environment(os.environ), notes)
+        return _read(out, list(job.passages), notes)
+
+
+def _content(job: Job) -> dict[str, Any]:
+    settings = [
+        (policy, {"tokens": int(budget)} if is_tokens(budget) else {"share": budget})
+        for policy, budget in job.settings
+    ]
+    return {
+        "documents": [list(token_ids) for token_ids in job.passages.values()],
+        "settings": settings,
+        "num_forced": job.num_forced,
+        "num_generated": job.num_generated,
+        "num_together": job.num_together,
+    }
+
+
+def _read(out: Path, keys: Sequence[tuple[int, int]], notes: Console) -> list[Passage]:
+    found = []
+    for line in out.read_text().splitlines():
+        values = json.loads(line)
+        length, index = keys[values.pop("document")]
+        share, tokens = values.pop("budget_share"), values.pop("budget_tokens")
+        budget = None if values["policy"] == UNBUDGETED else share if tokens is None else float(tokens)
+        if error := values.pop("error"):
+            notes.print(
+                f"left out: {length} {values['policy']} {budget}: {error}", markup=False, highlight=False
+            )
+            continue
+        found.append(Passage(length=length, index=index, budget=budget, **values))
+    return found

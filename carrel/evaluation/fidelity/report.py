@@ -1,0 +1,167 @@
+"""What was measured of every passage, and its means by length, policy and budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from carrel.errors import EvaluationError
+from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
+from carrel.evaluation.scoring import Mean, bootstrap, paired
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One passage under one policy and budget, as `python -m gpu_worker.fidelity` measured it: see its `Measured`.
+
+    length: of the whole passage in tokens. index: which of that length. budget: as a cell has it; None for `full`.
+    """
+
+    length: int
+    index: int
+    policy: str
+    budget: float | None
+    num_scored: int
+    nll: float
+    kl: float
+    agreement: float
+    same_tokens: int | None
+    attended: float
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Means over the passages of one length, policy and budget.
+
+    perplexity: exp of the mean negative log likelihood. ratio: to that of `full` on the same passages, with the paired
+    interval. kl: in nats. same_tokens: generated before the first that differs from `full`'s, of so many as were asked.
+    """
+
+    length: int
+    policy: str
+    budget: float | None
+    n: int
+    perplexity: float
+    ratio: Mean | None
+    kl: Mean
+    agreement: Mean
+    same_tokens: Mean | None
+    attended: float
+    device_bytes: float
+    host_bytes: float
+
+
+@dataclass(frozen=True)
+class FidelityReport:
+    """about: versions, machine, command and source, for a reader."""
+
+    about: dict[str, Any]
+    passages: tuple[Passage, ...]
+
+    def rows(self) -> list[Row]:
+        """In the order in which they were asked, by length."""
+        cells = dict.fromkeys((each.length, each.policy, each.budget) for each in self.passages)
+        return [self._row(*cell) for cell in sorted(cells, key=lambda cell: cell[0])]
+
+    def _row(self, length: int, policy: str, budget: float | None) -> Row:
+        ours = self._of(length, policy, budget)
+        full = self._of(length, UNBUDGETED, None)
+        longer = paired({each.index: each.nll for each in ours}, {each.index: each.nll for each in full})
+        same = [each.same_tokens for each in ours if each.same_tokens is not None]
+        return Row(
+            length,
+            policy,
+            budget,
+            len(ours),
+            math.exp(_mean([each.nll for each in ours])),
+            None if longer is None else _exp(longer),
+            bootstrap([each.kl for each in ours]),
+            bootstrap([each.agreement for each in ours]),
+            bootstrap(same) if same else None,
+            _mean([each.attended for each in ours]),
+            _mean([each.device_bytes for each in ours]),
+            _mean([each.host_bytes for each in ours]),
+        )
+
+    def _of(self, length: int, policy: str, budget: float | None) -> list[Passage]:
+        wanted = (length, policy, budget)
+        return [each for each in self.passages if (each.length, each.policy, each.budget) == wanted]
+
+    def write(self, path: Path) -> None:
+        """As JSON, in one step: an interrupted write leaves the old file."""
+        names = [field.name for field in fields(Passage)]
+        content = {
+            "format": FORMAT,
+            "about": self.about,
+            "fidelity": [asdict(row) for row in self.rows()],
+            "passage_fields": names,
+        }
+        lines = ",\n  ".join(json.dumps([getattr(each, name) for name in names]) for each in self.passages)
+        text = json.dumps(content, indent=1)[:-2] + f',\n "passages": [\n  {lines}\n ]\n}}\n'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(text)
+        os.replace(partial, path)
+
+
+def read_fidelity(path: Path) -> FidelityReport:
+    """A report as `FidelityReport.write` left it. Raises EvaluationError on any other file."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+        names = content["passage_fields"]
+        passages = [Passage(**dict(zip(names, values, strict=True))) for values in content["passages"]]
+    except OSError as exc:
+        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise EvaluationError(f"{path} is no report of --fidelity: {exc}") from exc
+    return FidelityReport(content["about"], tuple(passages))
+
+
+HEADINGS = (
+    *("length", "policy", "budget", "n", "perplexity", "/ full", "KL to full", "same best token"),
+    *("same tokens generated", "attended"),
+)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table, as Markdown."""
+    lines = [HEADINGS, ("---:", "---", "---", *["---:"] * (len(HEADINGS) - 3)), *map(_cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        length_name(row.length),
+        row.policy,
+        budget_name(row.budget) or "all",
+        str(row.n),
+        f"{row.perplexity:.2f}",
+        "-" if row.ratio is None else _interval(row.ratio, 4),
+        _interval(row.kl, 4),
+        _interval(row.agreement, 3),
+        "-" if row.same_tokens is None else _interval(row.same_tokens, 1),
+        f"{row.attended:.0f}",
+    )
+
+
+def _interval(mean: Mean, digits: int) -> str:
+    return f"{mean.value:.{digits}f} ({mean.low:.{digits}f}-{mean.high:.{digits}f})"
+
+
+def _exp(mean: Mean) -> Mean:
+    return Mean(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.n)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
