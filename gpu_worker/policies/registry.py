@@ -53,6 +53,7 @@ METHODS: tuple[Method, ...] = (
     Method("quest", "Quest"),
     Method("infinigen", "InfiniGen"),
     Method("sparq", "SparQ"),
+    Method("bitkeys", "BitKeys"),
     Method("infllm", "InfLLM", variants={"sparse": {"sparse_prefill": True}}),
     Method("streaming_llm", "StreamingLLM"),
     Method("h2o", "H2O", wrappers=SCORED),

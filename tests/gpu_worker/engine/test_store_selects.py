@@ -136,7 +136,7 @@ def test_what_lies_on_the_device_is_not_sent() -> None:
 def test_a_policy_with_an_index_of_its_own_is_refused_by_name() -> None:
     with attached(LAYOUT, "grpc", num_slabs=NUM_SLABS) as (_, client):
         rig = rig_over(client)
-        for name in ("oracle", "quest", "sparq", "infinigen", "infllm"):
+        for name in ("oracle", "quest", "sparq", "bitkeys", "infinigen", "infllm"):
             with pytest.raises(RequestError, match=f"'{name}'.*--transport zero_copy") as caught:
                 rig.submit(request(name, name, 0.2))
             assert caught.value.param == "carrel.policy"

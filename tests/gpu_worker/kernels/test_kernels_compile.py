@@ -127,6 +127,19 @@ for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (f
     pq_append(keys, codebooks, codes, counts, seats, begin)
     pq_append(keys, codebooks, codes, None, seats, begin)
 """
+BITS = """
+from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
+from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
+
+for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80):
+    codes, scales = zeros(2, 3, 2, 5008, head_dim // 4, dtype=uint8), zeros(2, 3, 2, 5008, dtype=float16)
+    keys, means, matrix = zeros(2, 3, 2, head_dim, dtype=dtype), zeros(2, 3, 2, head_dim), zeros(head_dim, head_dim)
+    code_leaving(keys, means, matrix, codes, scales, seats, begin)
+    keys = zeros(2, 900, 2 * head_dim, dtype=dtype)[..., :head_dim]
+    code_prompt(keys, means[0, 0], matrix, codes[0, 0], scales[0, 0])
+    query, sinks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 3, 2, 4, head_dim)[:, 1]
+    bit_score(query, matrix, codes[:, 1], scales[:, 1], sinks, seats, begin, end, 0.1, 5000)
+"""
 ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
@@ -191,7 +204,7 @@ SCRIPTS = {
         {"column_maxima", "prune", "finish", "select_in_tile", "count_digit", "tally", "write_best"},
     ),
     "scores": (
-        SCORES + PAIRS,
+        SCORES + PAIRS + BITS,
         {
             "_tables",
             "_chunk_totals",
@@ -206,6 +219,10 @@ SCRIPTS = {
             "mark_chunk",
             "write_taken",
             "_append",
+            "code_vectors",
+            "code_tokens",
+            "round_queries",
+            "weigh_codes",
         },
     ),
     "means": (

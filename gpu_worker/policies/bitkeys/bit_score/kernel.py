@@ -1,0 +1,75 @@
+"""Scoring by keys at two bits a coordinate in Triton: two launches, of which one reads the codes, once.
+
+A head here is one KV head of one lane.
+
+1. `round_queries`, some programs a head: the group's queries, rotated and rounded to 8 bits, and what each head's
+   softmax sums to over the sinks and over a share of the sampled candidates.
+2. `weigh_codes`, a program some tiles of a head: one shift and one mask of 32 bits bring out four codes as bytes, and
+   int8 tensor cores multiply these by all of the group's queries. What remains for a token and query head is a
+   conversion, two multiply-adds and an exponential. Scores are written once.
+
+Exact totals would need a second pass over the codes, or another over what the first had written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from gpu_worker.kernels.attention.kernel import is_interpreted
+from gpu_worker.policies.bitkeys.bit_score.programs import round_queries, weigh_codes
+from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES
+
+# Programs of a head that share its samples.
+SHARES = 4
+# Positions of a program at a time, and how many times.
+TILE = 256
+TILES = 8
+
+
+def bit_score(
+    query: Tensor,
+    rotation: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    sinks: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    scale: float,
+    num_positions: int,
+) -> Tensor:
+    """See the reference. All on one CUDA device; codes, scales and sinks may be views of one layer."""
+    batch, num_heads, head_dim = query.shape
+    num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
+    group, rows = num_heads // num_kv_heads, batch * num_kv_heads
+    scores = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
+    if scores.numel() == 0:
+        return scores
+    spans = (seats.contiguous(), begin.contiguous(), end.contiguous())
+    rounded = torch.empty(rows, group, head_dim, dtype=torch.int8, device=query.device)
+    # Of every query head: what a step of its products is worth, what is added to them, and the shares' totals.
+    worths = torch.empty(rows, group, 2 + SHARES, dtype=torch.float32, device=query.device)
+    strides = (*codes.stride()[:2], *scales.stride()[:2])
+    sizes = {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "NUM_BYTES": num_bytes,
+        # A dot of bytes needs 32 of them.
+        "BYTES": max(32, triton.next_power_of_2(num_bytes)),
+        "SHARES": SHARES,
+        "IS_PLAIN": is_interpreted(),
+        "num_warps": 4,
+    }
+    round_queries[(rows, SHARES)](
+        query.contiguous(), rotation, codes, scales, sinks, *spans, rounded, worths,
+        num_kv_heads, num_positions, sinks.shape[2], scale * LOG2_E, *strides, *sinks.stride()[:2],
+        **sizes, WIDTH=max(16, triton.next_power_of_2(group)), DIMS=max(16, triton.next_power_of_2(head_dim)),
+        SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // SHARES,
+    )  # fmt: skip
+    weigh_codes[(triton.cdiv(num_positions, TILE * TILES), rows)](
+        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions, *strides,
+        **sizes, WIDTH=max(8, triton.next_power_of_2(group)), TILE=TILE, TILES=TILES,
+    )  # fmt: skip
+    return scores

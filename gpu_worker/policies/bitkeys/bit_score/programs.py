@@ -1,0 +1,234 @@
+"""The programs of `kernel.py`: rounded queries with the totals of their heads, and weights from codes."""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gpu_worker.policies.bitkeys.bit_score import reference
+from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
+
+LARGEST = tl.constexpr(reference.LARGEST)
+CODE_CENTRE = tl.constexpr(CENTRE)
+# Below what a query or a total can be.
+TINY = tl.constexpr(1e-30)
+LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _two_bits(packed, QUARTER: tl.constexpr, IS_PLAIN: tl.constexpr):
+    """The codes of one quarter of the coordinates, int8 of the shape of their bytes: four at a time."""
+    if IS_PLAIN:
+        return (packed >> (2 * QUARTER)) & 3
+    elif QUARTER == 0:
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $1, 0x03030303;", "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4
+        )
+    elif QUARTER == 1:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; shr.u32 t, $1, 2; and.b32 $0, t, 0x03030303;}",
+            "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4,
+        )  # fmt: skip
+    elif QUARTER == 2:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x03030303;}",
+            "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; shr.u32 t, $1, 6; and.b32 $0, t, 0x03030303;}",
+            "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _rotated_quarter(
+    vectors, rotation, QUARTER: tl.constexpr,
+    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    """The coordinates of one quarter of rotated vectors [n, DIMS]: [n, BYTES]."""
+    dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
+    coordinate = QUARTER * NUM_BYTES + byte
+    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
+    axes = tl.load(
+        rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
+        mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
+        other=0.0,
+    )
+    return tl.dot(vectors, axes, input_precision="tf32")
+
+
+@triton.jit
+def _rounded(rotated, per_unit):
+    return tl.floor(rotated * per_unit[:, None] + 0.5).to(tl.int8)
+
+
+@triton.jit
+def _store_quarter(
+    rounded, target, is_head, QUARTER: tl.constexpr,
+    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    byte = tl.arange(0, BYTES)
+    coordinate = QUARTER * NUM_BYTES + byte
+    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
+    tl.store(target[:, None] + coordinate[None, :], rounded, mask=is_head[:, None] & is_coordinate[None, :])
+
+
+@triton.jit
+def round_queries(
+    query, rotation, codes, scales, sinks, seats, begin, end, rounded, worths,
+    num_kv_heads, num_positions, num_sinks, scale,
+    code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
+    sink_stride_seat, sink_stride_head,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, SINKS: tl.constexpr, SAMPLES: tl.constexpr,
+    SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    """One head's rounded queries, and its share of their totals in base 2: of the sinks, and of a share of the samples.
+
+    All programs of a head round its queries, which takes no longer than that one does; the first writes them.
+    """
+    row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
+    seat = tl.load(seats + sequence)
+    first = tl.load(begin + sequence).to(tl.int32)
+    last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
+    heads, dims = tl.arange(0, WIDTH), tl.arange(0, DIMS)
+    is_head = heads < GROUP
+
+    # The samples are on their way while the queries are rotated.
+    number = tl.maximum(last - first, 1)
+    stride = tl.cdiv(number, SAMPLES * SHARES)
+    byte = tl.arange(0, BYTES)
+    positions = first + stride // 2 + (share * SAMPLES + tl.arange(0, SAMPLES)) * stride
+    is_sampled = positions < last
+    num_sampled = tl.cdiv(tl.maximum(last - first - stride // 2, 0), stride)
+    codes += seat * code_stride_seat + kv_head * code_stride_head
+    packed = tl.load(
+        codes + positions.to(tl.int64)[:, None] * NUM_BYTES + byte[None, :],
+        mask=is_sampled[:, None] & (byte < NUM_BYTES)[None, :],
+        other=0,
+    ).to(tl.int8, bitcast=True)
+    scales += seat * scale_stride_seat + kv_head * scale_stride_head
+    worth = tl.load(scales + positions, mask=is_sampled, other=0.0).to(tl.float32)
+
+    query += (row * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
+    is_used = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    vectors = tl.load(query, mask=is_used, other=0.0).to(tl.float32)
+    quarter0 = _rotated_quarter(vectors, rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    quarter1 = _rotated_quarter(vectors, rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    quarter2 = _rotated_quarter(vectors, rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    quarter3 = _rotated_quarter(vectors, rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    largest = tl.maximum(tl.max(tl.abs(quarter0), axis=1), tl.max(tl.abs(quarter1), axis=1))
+    largest = tl.maximum(largest, tl.max(tl.abs(quarter2), axis=1))
+    largest = tl.maximum(largest, tl.max(tl.abs(quarter3), axis=1))
+    unit = largest / LARGEST * scale
+    per_unit = tl.where(largest > 0, LARGEST / tl.maximum(largest, TINY), 0.0)
+    rounded0, rounded1 = _rounded(quarter0, per_unit), _rounded(quarter1, per_unit)
+    rounded2, rounded3 = _rounded(quarter2, per_unit), _rounded(quarter3, per_unit)
+    total = tl.sum(
+        rounded0.to(tl.int32) + rounded1.to(tl.int32) + rounded2.to(tl.int32) + rounded3.to(tl.int32), axis=1
+    )
+    added = -CODE_CENTRE * unit * total.to(tl.float32)
+
+    products = tl.dot(_two_bits(packed, 0, IS_PLAIN), tl.trans(rounded0), out_dtype=tl.int32)
+    products = tl.dot(_two_bits(packed, 1, IS_PLAIN), tl.trans(rounded1), products, out_dtype=tl.int32)
+    products = tl.dot(_two_bits(packed, 2, IS_PLAIN), tl.trans(rounded2), products, out_dtype=tl.int32)
+    products = tl.dot(_two_bits(packed, 3, IS_PLAIN), tl.trans(rounded3), products, out_dtype=tl.int32)
+    logits = (products.to(tl.float32) * unit[None, :] + added[None, :]) * worth[:, None]
+    logits = tl.where(is_sampled[:, None], logits, float("-inf"))
+    # Each sample stands for as many candidates.
+    logits += tl.log2(number.to(tl.float32) / tl.maximum(num_sampled, 1).to(tl.float32))
+    peak = tl.max(logits, axis=0)
+    worths += (row * GROUP + heads) * (2 + SHARES)
+    if share == 0:
+        sink = tl.arange(0, SINKS)
+        is_sink = (sink < first) & (sink < num_sinks)
+        own_sinks = sinks + seat * sink_stride_seat + kv_head * sink_stride_head
+        own_sinks += sink[None, :] * HEAD_DIM + dims[:, None]
+        exact = tl.load(own_sinks, mask=is_sink[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
+        of_sinks = tl.dot(vectors, exact, input_precision="tf32") * scale
+        of_sinks = tl.where(is_sink[None, :], of_sinks, float("-inf"))
+        peak = tl.maximum(peak, tl.max(of_sinks, axis=1))
+        base = tl.where(peak > float("-inf"), peak, 0.0)
+        sum_of_sinks = tl.sum(tl.exp2(of_sinks - base[:, None]), axis=1)
+        target = rounded + (row * GROUP + heads) * HEAD_DIM
+        _store_quarter(rounded0, target, is_head, 0, HEAD_DIM, NUM_BYTES, BYTES)
+        _store_quarter(rounded1, target, is_head, 1, HEAD_DIM, NUM_BYTES, BYTES)
+        _store_quarter(rounded2, target, is_head, 2, HEAD_DIM, NUM_BYTES, BYTES)
+        _store_quarter(rounded3, target, is_head, 3, HEAD_DIM, NUM_BYTES, BYTES)
+        tl.store(worths, unit, mask=is_head)
+        tl.store(worths + 1, added, mask=is_head)
+    else:
+        base = tl.where(peak > float("-inf"), peak, 0.0)
+        sum_of_sinks = tl.zeros_like(peak)
+    total_weight = tl.sum(tl.exp2(logits - base[None, :]), axis=0) + sum_of_sinks
+    is_any = total_weight > 0
+    total_weight = base + tl.log2(tl.where(is_any, total_weight, 1.0))
+    tl.store(worths + 2 + share, tl.where(is_any, total_weight, float("-inf")), mask=is_head)
+
+
+@triton.jit
+def weigh_codes(
+    codes, scales, seats, begin, end, rounded, worths, scores, num_kv_heads, num_positions,
+    code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr,
+    BYTES: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Weights of TILES * TILE positions of one head, summed over the group; -inf where there is no candidate."""
+    row = tl.program_id(1).to(tl.int64)
+    sequence, kv_head = row // num_kv_heads, row % num_kv_heads
+    seat = tl.load(seats + sequence)
+    first = tl.load(begin + sequence).to(tl.int32)
+    last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
+    heads, byte = tl.arange(0, WIDTH), tl.arange(0, BYTES)
+    is_head = heads < GROUP
+    codes += seat * code_stride_seat + kv_head * code_stride_head
+    scales += seat * scale_stride_seat + kv_head * scale_stride_head
+    scores += row * num_positions
+
+    rounded += (row * GROUP + heads[None, :]) * HEAD_DIM
+    query0 = _load_quarter(rounded, is_head, 0, HEAD_DIM, NUM_BYTES, BYTES)
+    query1 = _load_quarter(rounded, is_head, 1, HEAD_DIM, NUM_BYTES, BYTES)
+    query2 = _load_quarter(rounded, is_head, 2, HEAD_DIM, NUM_BYTES, BYTES)
+    query3 = _load_quarter(rounded, is_head, 3, HEAD_DIM, NUM_BYTES, BYTES)
+    worths += (row * GROUP + heads) * (2 + SHARES)
+    unit = tl.load(worths, mask=is_head, other=0.0)
+    added = tl.load(worths + 1, mask=is_head, other=0.0)
+    share = tl.arange(0, SHARES)
+    totals = tl.load(worths[:, None] + 2 + share[None, :], mask=is_head[:, None], other=0.0)
+    base = tl.maximum(tl.max(totals, axis=1), LOWEST)
+    normaliser = base + tl.log2(tl.maximum(tl.sum(tl.exp2(totals - base[:, None]), axis=1), TINY))
+    # A head that is none weighs nothing.
+    normaliser = tl.where(is_head, normaliser, float("inf"))
+
+    chunk = tl.program_id(0) * TILES * TILE
+    for start in range(chunk, tl.minimum(chunk + TILES * TILE, num_positions), TILE):
+        positions = start + tl.arange(0, TILE)
+        is_candidate = (positions >= first) & (positions < last)
+        packed = tl.load(
+            codes + positions.to(tl.int64)[:, None] * NUM_BYTES + byte[None, :],
+            mask=is_candidate[:, None] & (byte < NUM_BYTES)[None, :],
+            other=0,
+        ).to(tl.int8, bitcast=True)
+        worth = tl.load(scales + positions, mask=is_candidate, other=0.0).to(tl.float32)
+        products = tl.dot(_two_bits(packed, 0, IS_PLAIN), query0, out_dtype=tl.int32)
+        products = tl.dot(_two_bits(packed, 1, IS_PLAIN), query1, products, out_dtype=tl.int32)
+        products = tl.dot(_two_bits(packed, 2, IS_PLAIN), query2, products, out_dtype=tl.int32)
+        products = tl.dot(_two_bits(packed, 3, IS_PLAIN), query3, products, out_dtype=tl.int32)
+        logits = (products.to(tl.float32) * unit[None, :] + added[None, :]) * worth[:, None]
+        weights = tl.sum(tl.exp2(logits - normaliser[None, :]), axis=1)
+        weights = tl.where(is_candidate, weights, float("-inf"))
+        tl.store(scores + positions, weights, mask=positions < num_positions)
+
+
+@triton.jit
+def _load_quarter(
+    rounded, is_head, QUARTER: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr
+):  # fmt: skip
+    """Rounded queries in one quarter of the coordinates: int8 [BYTES, heads]."""
+    byte = tl.arange(0, BYTES)
+    coordinate = QUARTER * NUM_BYTES + byte
+    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
+    return tl.load(rounded + coordinate[:, None], mask=is_coordinate[:, None] & is_head[None, :], other=0)

@@ -1,0 +1,91 @@
+"""The definition of scoring by keys at two bits a coordinate, in float32 PyTorch.
+
+A query is rotated as the keys were and rounded to 8 bits, so that its products with codes are of integers. Its heads'
+weights must be comparable to be summed over a group: each is divided by what the head's softmax sums to over the sinks,
+exactly, and over the candidates, by a sample of them. (What the mean of the keys adds is the same for all of them.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kernels.top_k.reference import outside
+from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE, num_code_bytes
+
+LOG2_E = math.log2(math.e)
+# Of a rounded query, either way.
+LARGEST = 127
+# Candidates that are sampled, at most.
+NUM_SAMPLES = 512
+
+
+def bit_score(
+    query: Tensor,
+    rotation: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    sinks: Tensor,
+    seats: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    scale: float,
+    num_positions: int,
+) -> Tensor:
+    """Approximate softmax weight of every candidate among sinks and candidates, summed over each GQA group.
+
+    query: [B, H_q, d]. rotation: float32 [d, d]. codes: uint8 [seats, H_kv, N, W]; scales: float16 [seats, H_kv, N], by
+    position, as `key_bits` has them. sinks: float32 [seats, H_kv, S, d], the keys at the positions below `begin`, of
+    which there are at most S, less the mean. seats: int64 [B], the seat of each row. begin, end: int64 [B], the
+    candidates' positions. num_positions: at most N. Returns float32 [B, H_kv, num_positions]; -inf beyond the
+    candidates.
+    """
+    masked = outside(num_positions, begin, end)[:, None]
+    num_kv_heads = codes.shape[1]
+    grouped, scale = query.float().unflatten(1, (num_kv_heads, -1)), scale * LOG2_E
+    # What is no candidate may hold anything.
+    codes = codes[seats, :, :num_positions]
+    worth = scales[seats, :, :num_positions].float().masked_fill(masked, 0.0) * scale
+    logits = _products(grouped @ rotation.T, codes) * worth[:, :, None]
+    logits = logits.masked_fill_(masked[:, :, None], -math.inf)
+    of_sinks = _sink_logits(grouped, sinks[seats], begin) * scale
+    sampled, per_sample = _sampled(begin, end, num_positions)
+    chosen = logits.masked_fill(~sampled[:, None, None], -math.inf)
+    peak = of_sinks.amax(dim=-1).maximum(chosen.amax(dim=-1)).nan_to_num(neginf=0.0)[..., None]
+    total = (of_sinks - peak).exp2_().sum(dim=-1)
+    total += (chosen - peak).exp2_().sum(dim=-1) * per_sample[:, None, None]
+    normaliser = peak + total.log2()[..., None]
+    return (logits - normaliser).exp2_().sum(dim=2).masked_fill_(masked, -math.inf)
+
+
+def _products(rotated: Tensor, codes: Tensor) -> Tensor:
+    """Products of rounded queries [B, H_kv, G, d] with codes [B, H_kv, N, W], in steps: [B, H_kv, G, N]."""
+    unit = rotated.abs().amax(dim=-1, keepdim=True) / LARGEST
+    rounded = (rotated / unit.where(unit > 0, 1.0) + 0.5).floor()
+    width = num_code_bytes(rotated.shape[-1])
+    products = -CODE_CENTRE * rounded.sum(dim=-1, keepdim=True)
+    for quarter, some in enumerate(rounded.split(width, dim=-1)):
+        values = ((codes >> (2 * quarter)) & 3)[..., : some.shape[-1]]
+        products = products + some @ values.float().transpose(-1, -2)
+    return products * unit
+
+
+def _sink_logits(grouped: Tensor, sinks: Tensor, begin: Tensor) -> Tensor:
+    """Of the keys below `begin`: [B, H_kv, G, S], -inf where there is none."""
+    absent = torch.arange(sinks.shape[2], device=begin.device) >= begin[:, None]
+    products = grouped @ sinks.masked_fill(absent[:, None, :, None], 0.0).transpose(-1, -2)
+    return products.masked_fill(absent[:, None, None], -math.inf)
+
+
+def _sampled(begin: Tensor, end: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Which positions are sampled, bool [B, N], and how many candidates each of them stands for, float32 [B].
+
+    They are evenly spaced, the first half a stride behind `begin`.
+    """
+    number = (end - begin).clamp(min=1)
+    stride = (number + NUM_SAMPLES - 1) // NUM_SAMPLES
+    place = torch.arange(num_positions, device=begin.device) - (begin + stride // 2)[:, None]
+    sampled = (place >= 0) & (place % stride[:, None] == 0) & ~outside(num_positions, begin, end)
+    return sampled, number / sampled.sum(dim=-1).clamp(min=1)

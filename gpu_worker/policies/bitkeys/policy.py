@@ -1,0 +1,95 @@
+"""BitKeys: keys centred, rotated and rounded to two bits a coordinate choose the tokens; nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.bitkeys.bit_score import bit_score
+from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes
+from gpu_worker.policies.bitkeys.rotation import Rotation
+from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class BitIndex:
+    """codes: uint8 [seats, L, H_kv, max_model_len, ceil(d/4)]; scales: float16 [seats, L, H_kv, max_model_len], both by
+    position. means: float32 [seats, L, H_kv, d], of the prompt's keys. sinks: float32 [seats, L, H_kv, num_sink, d],
+    their keys less the mean."""
+
+    codes: Tensor
+    scales: Tensor
+    means: Tensor
+    sinks: Tensor
+    rotation: Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class BitKeys(RecallPolicy[BitIndex]):
+    """All tokens; the top k are recalled by rotated keys of two bits a coordinate (Carrel's own).
+
+    num_sink: always attended first tokens. recent_ratio: the share of the rest of the budget that goes to the local
+    window; the more is selected, the more of the attention weight is found. Codes are unbiased as RaBitQ's are (Gao and
+    Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
+    """
+
+    num_sink: int = 4
+    recent_ratio: float = 0.1
+
+    name = "bitkeys"
+
+    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        num_sink = sink_tokens(self.num_sink, budget_tokens)
+        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    def allocate(self, shape: CacheShape) -> BitIndex:
+        length, head_dim = shape.max_model_len, shape.head_dim
+        return BitIndex(
+            codes=shape.seated(length, num_code_bytes(head_dim), dtype=torch.uint8),
+            scales=shape.seated(length, dtype=torch.float16),
+            means=shape.seated(head_dim, dtype=torch.float32),
+            sinks=shape.seated(self.num_sink, head_dim, dtype=torch.float32),
+            rotation=Rotation.of(head_dim, shape.device),
+        )
+
+    def observe_prefill(self, index: BitIndex, prefilled: PrefilledLayer) -> None:
+        plan, keys = prefilled.plan, prefilled.keys
+        if not plan.selects:
+            return
+        place = prefilled.seat, prefilled.layer
+        means, num_sink = keys.mean(dim=1, dtype=torch.float32), plan.num_sink
+        index.means[place] = means
+        index.sinks[place][:, :num_sink] = keys[:, :num_sink] - means[:, None]
+        coded = keys[:, : self.window_begin(plan, keys.shape[1])]
+        code_prompt(coded, means, index.rotation.matrix, index.codes[place], index.scales[place])
+
+    def extend(self, index: BitIndex, leaving: Leaving) -> None:
+        span = slice(leaving.layers.start, leaving.layers.stop)
+        code_leaving(
+            leaving.read_keys(),
+            index.means[:, span],
+            index.rotation.matrix,
+            index.codes[:, span],
+            index.scales[:, span],
+            leaving.seats,
+            leaving.positions,
+        )
+
+    def score(self, index: BitIndex, candidates: Candidates) -> Tensor:
+        layer = candidates.layer
+        return bit_score(
+            candidates.query,
+            index.rotation.matrix,
+            index.codes[:, layer],
+            index.scales[:, layer],
+            index.sinks[:, layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            candidates.scale,
+            candidates.num_positions,
+        )
