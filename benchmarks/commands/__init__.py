@@ -10,8 +10,8 @@ COMMANDS = {
     "kernels": "every GPU kernel against its bytes, the copy ceiling and PyTorch",
     "gateway": "processor time of the gateway for a request, a prompt token and a generated token",
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
-    "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
     "serve": "load on a running server: latencies and throughput by policy and concurrency",
+    "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
 }
 
 

@@ -24,10 +24,12 @@ BENCHMARKS = {
     "gateway": "processor time that the gateway takes for requests and tokens",
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server",
+    "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
 }
 # what each needs beyond this package's own
 LIBRARIES = {
     "serve": ("httpx",),
+    "soak": ("httpx",),
     "hitrate": ("torch", "tokenizers"),
     "gateway": ("httpx", "psutil", "tokenizers"),
     "nodes": ("ray", "httpx", "psutil"),
