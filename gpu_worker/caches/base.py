@@ -63,6 +63,11 @@ class Cache(ABC):
         """Store what is attended of a prefilled layer, as copies. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
         of the last w tokens, as many as the policy reads."""
 
+    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
+        """`store` some layers of which no queries are read. rows: [L, H_kv, n, 2d]."""
+        for layer, of_layer in zip(layers, rows, strict=True):
+            self.store(sequence, layer, of_layer, of_layer.new_empty(0, 0, of_layer.shape[2] // 2))
+
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """What the store must train of a prefilled layer of the sequence; None: nothing."""
         return None

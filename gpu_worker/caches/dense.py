@@ -32,7 +32,10 @@ class DenseCache(Cache):
         self._block_tables.assign(sequence.seat, layers, sequence.capacity)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        self._whole.store(sequence, layer, rows)
+        self._whole.store(sequence, range(layer, layer + 1), rows[None])
+
+    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
+        self._whole.store(sequence, layers, rows)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         return None

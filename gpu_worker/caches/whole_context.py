@@ -20,13 +20,13 @@ class WholeContext:
         self._tables = block_tables.tables
         self._in_block = torch.arange(BLOCK_SIZE, device=pool.rows.device)
 
-    def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
-        """Fill a prefilled layer's slots. rows: [H_kv, n, 2d]."""
-        num_tokens = rows.shape[1]
-        blocks = self._tables[sequence.seat, layer, :, : num_blocks(num_tokens)]
+    def store(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
+        """Fill prefilled layers' slots. rows: [L, H_kv, n, 2d]."""
+        num_tokens = rows.shape[2]
+        blocks = self._tables[sequence.seat, layers.start : layers.stop, :, : num_blocks(num_tokens)]
         # Few launches: of a short prompt they are what this costs.
-        slots = torch.add(self._in_block, blocks[..., None], alpha=BLOCK_SIZE).flatten(1)
-        self._pool.rows[slots[:, :num_tokens]] = rows
+        slots = torch.add(self._in_block, blocks[..., None], alpha=BLOCK_SIZE).flatten(2)
+        self._pool.rows[slots[..., :num_tokens]] = rows
 
     def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of a prefilled layer's positions int64 [T], in every head: int64 [H_kv, T]."""

@@ -14,17 +14,17 @@ from gpu_worker.device import Mark
 from gpu_worker.errors import no_room
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 from gpu_worker.store.prompt_copies import PromptCopies
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A computed layer on its way to the arena, and the time that computing it took: between two marks, decode steps
-    between its chunks included."""
+    """A computed layer on its way to the arena, where it is at `copied`, and the time that computing it took: between
+    two marks, decode steps between its chunks included."""
 
-    pending: PendingLayer
+    layer: int
+    copied: Mark
     begun: Mark
     ended: Mark
 
@@ -141,9 +141,9 @@ class PromptRows:
 
     def _finish_layer(self, begun: Mark, ended: Mark) -> None:
         sequence, layer, rows = self.sequence, self._num_layers, self.rows
-        if (pending := self._keeper.put_layer(sequence, layer, rows)) is not None:
-            self._computed.append(_Computed(pending, begun, ended))
-            self._copied[layer % len(self._buffers)] = pending.copied
+        if (put := self._keeper.put_layers(sequence, range(layer, layer + 1), rows[None])) is not None:
+            self._computed.append(_Computed(layer, put, begun, ended))
+            self._copied[layer % len(self._buffers)] = put
         self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
         self._num_layers, self._num_passed = layer + 1, 0
         if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
@@ -154,13 +154,13 @@ class PromptRows:
         """Seal the layers that are in the arena by now, and request their indexes; layers without one wait for the
         last, which saves calls. Raises StoreUnavailable, and StoreSilent where it may be called again once the store
         answers."""
-        copied = list(takewhile(lambda computed: computed.pending.copied.is_reached, self._computed))
-        sequence, jobs = self.sequence, [self._job(computed.pending.layer) for computed in copied]
+        copied = list(takewhile(lambda computed: computed.copied.is_reached, self._computed))
+        sequence, jobs = self.sequence, [self._job(computed.layer) for computed in copied]
         is_last = self._num_layers == len(self._caches) and len(copied) == len(self._computed)
         if sequence.offloads and not (is_last or any(jobs)):
             return
         if copied and sequence.offloads:
-            layers = range(copied[0].pending.layer, copied[-1].pending.layer + 1)
+            layers = range(copied[0].layer, copied[-1].layer + 1)
             # They stay until the store has answered.
             self._offloader.seal_layers(sequence, layers, self.num_tokens)
         for computed, job in zip(copied, jobs, strict=True):
@@ -168,8 +168,7 @@ class PromptRows:
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)
-                layer = computed.pending.layer
-                self.trained.append(self._offloader.build(sequence, layer, job, seconds))
+                self.trained.append(self._offloader.build(sequence, computed.layer, job, seconds))
 
     def _job(self, layer: int) -> IndexJob | None:
         return self._caches[layer].prompt_job(self.sequence, layer) if self.sequence.offloads else None
@@ -177,8 +176,8 @@ class PromptRows:
     def wait(self) -> None:
         """Let the host wait until the next finished layer is in the arena, if one is on its way."""
         for computed in self._computed:
-            if not computed.pending.copied.is_reached:
-                computed.pending.copied.wait()
+            if not computed.copied.is_reached:
+                computed.copied.wait()
                 return
 
     def publish(self) -> None:
@@ -189,7 +188,7 @@ class PromptRows:
     def cancel(self) -> None:
         """Wait until all copies are done: then the slabs may be given to others."""
         for computed in self._computed:
-            computed.pending.copied.wait()
+            computed.copied.wait()
         self._computed.clear()
         if self._loading is not None:
             self._loading.wait()

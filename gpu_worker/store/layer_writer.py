@@ -1,8 +1,6 @@
-"""Writes prefilled layers into the arena's slabs while the next layer is computed."""
+"""Writes prefilled layers into the arena's slabs beside what is computed next."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +13,6 @@ from gpu_worker.store.side_stream import SideStream
 
 # Rows in slab order that wait for their copy: enough for one copy to be long, little beside a layer.
 STAGE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PendingLayer:
-    """A prefilled layer on its way to the arena: at `copied` it is there, and may be overwritten on the device."""
-
-    layer: int
-    copied: Mark
 
 
 class LayerWriter:
@@ -41,35 +31,49 @@ class LayerWriter:
         self._stage: Tensor | None = None
 
     def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark:
-        """Start to copy rows [H_kv, n, 2d] into the layer's slabs; they must be in `slab_tables`.
+        """Start to copy rows [L, H_kv, n, 2d] of some layers into their slabs, [L, >= those of n tokens], which must be
+        in `slab_tables`.
 
         At the mark all of it is in the arena; until then nothing may write to `rows` or read from the slabs.
         """
-        num_slabs = -(-rows.shape[1] // self._arena.layout.tokens_per_slab)
-        per_granule = self._arena.granule_bytes // self._arena.layout.slab_bytes
+        num_slabs = -(-rows.shape[2] // self._arena.layout.tokens_per_slab)
         with self._beside.queue():
-            for begin, end in contiguous_runs(slabs[:num_slabs], self._most, per_granule):
-                self._write_run(rows, begin, end, int(slabs[begin]))
+            if num_slabs:
+                # Of short prompts many layers are copied at once.
+                at_once = max(1, self._most // num_slabs)
+                for first in range(0, len(rows), at_once):
+                    for begin in range(0, num_slabs, self._most):
+                        some = slice(first, first + at_once)
+                        self._write_some(
+                            rows[some], begin, slabs[some, begin : min(begin + self._most, num_slabs)]
+                        )
             return Mark(self._device)
 
     def wait(self) -> None:
         """Let the host wait until nothing is being copied any more."""
         self._beside.wait()
 
-    def _write_run(self, rows: Tensor, begin: int, end: int, slab: int) -> None:
-        """Slabs [begin, end) of the layer to the arena's from `slab` on."""
-        staged = self._staged(rows, begin, end)
+    def _write_some(self, rows: Tensor, begin: int, slabs: npt.NDArray[np.int32]) -> None:
+        """Slabs of each layer from its `begin` on to the arena's, [L, n slabs]."""
+        staged, places = self._staged(rows, begin, slabs.shape[1]), slabs.ravel()
+        slab_bytes = self._arena.layout.slab_bytes
+        per_granule = self._arena.granule_bytes // slab_bytes
+        for first, end in contiguous_runs(places, self._most, per_granule):
+            self._write_run(staged[first:end], int(places[first]))
+
+    def _write_run(self, staged: Tensor, slab: int) -> None:
+        """To the arena's slabs from `slab` on."""
         host, slab_bytes = self._arena.host, self._arena.layout.slab_bytes
         if self._used_bytes == slab_bytes:
-            place = host[slab * slab_bytes : (slab + end - begin) * slab_bytes]
+            place = host[slab * slab_bytes : (slab + len(staged)) * slab_bytes]
             place.copy_(staged.flatten(), non_blocking=True)
             return
         for offset, one in enumerate(staged):
             first = (slab + offset) * slab_bytes
             host[first : first + self._used_bytes].copy_(one, non_blocking=True)
 
-    def _staged(self, rows: Tensor, begin: int, end: int) -> Tensor:
-        """Slabs [begin, end) as the arena holds them, zeros behind the last token: uint8 [slabs, used bytes]."""
+    def _staged(self, rows: Tensor, begin: int, num_slabs: int) -> Tensor:
+        """So many slabs of each layer as the arena holds them, zeros behind the last token: uint8 [slabs, used bytes]."""
         if self._stage is None:
             with torch.inference_mode(False):
                 shape = (self._most, self._used_bytes)
@@ -78,15 +82,16 @@ class LayerWriter:
         per_slab, num_heads = layout.tokens_per_slab, self._arena.num_kv_heads
         # Moved in the widest words that a row is a multiple of: rows have an even number of elements.
         word = torch.int64 if layout.row_bytes % 8 == 0 else torch.int32
-        words = rows.view(word)[:, begin * per_slab : end * per_slab]
-        stage = self._stage[: end - begin]
-        slabs = stage.view(word).view(end - begin, num_heads, per_slab, words.shape[2])
-        num_full, num_rest = divmod(words.shape[1], per_slab)
-        full = words[:, : num_full * per_slab].view(num_heads, num_full, per_slab, words.shape[2])
-        slabs[:num_full] = full.transpose(0, 1)
+        words = rows.view(word)[:, :, begin * per_slab : (begin + num_slabs) * per_slab]
+        stage = self._stage[: len(rows) * num_slabs]
+        slabs = stage.view(word).view(len(rows), num_slabs, num_heads, per_slab, words.shape[3])
+        num_full, num_rest = divmod(words.shape[2], per_slab)
+        if num_full:
+            full = words[:, :, : num_full * per_slab].unflatten(2, (num_full, per_slab))
+            slabs[:, :num_full] = full.transpose(1, 2)
         if num_rest:
-            slabs[num_full] = 0
-            slabs[num_full, :, :num_rest] = words[:, num_full * per_slab :]
+            slabs[:, num_full] = 0
+            slabs[:, num_full, :, :num_rest] = words[:, :, num_full * per_slab :]
         return stage
 
 

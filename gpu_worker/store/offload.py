@@ -18,7 +18,6 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
-from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes, session_name
 from gpu_worker.store.prompt_copies import PromptCopies
@@ -83,7 +82,7 @@ class Offloader:
     def arena(self) -> ArenaView | None:
         """Where the device moves rows itself; None where they go through the host (`put_token`, `fetch`).
 
-        `open` may replace it, and `reserve` and `put_layer` may find that there is none any more.
+        `open` may replace it, and `reserve` and `put_layers` may find that there is none any more.
         """
         return self._arena.view
 
@@ -114,7 +113,7 @@ class Offloader:
 
     @property
     def copies_aside(self) -> bool:
-        """Whether `put_layer` returns before the rows are copied."""
+        """Whether `put_layers` returns before the rows are copied."""
         return self._arena.copies_aside
 
     def open(
@@ -124,7 +123,7 @@ class Offloader:
         ArenaFull that names the missing bytes.
 
         hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
-        `num_reusable` it shares those that are known. Its slabs reach `arena` layer by layer (`put_layer`). After a
+        `num_reusable` it shares those that are known. Its slabs reach `arena` as layers are put (`put_layers`). After a
         failure or a restart of the store this attaches again: then what earlier sequences held is lost (`holds`).
         """
         self._call(lambda: self._link.open(sequence.sequence_id))
@@ -188,11 +187,10 @@ class Offloader:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `SlabRows.read`."""
         return self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows, free)
 
-    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
-        """Start to write a prefilled layer, except the shared rows; `seal_layers` follows at the mark. rows:
-        [H_kv, n, 2d], not to be changed until then."""
-        copied = self._rows.write(sequence, self._extents[sequence.sequence_id], layer, rows)
-        return PendingLayer(layer, copied)
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+        """Start to write prefilled layers, except the shared rows; `seal_layers` follows at the mark. rows:
+        [L, H_kv, n, 2d], not to be changed until then."""
+        return self._rows.write(sequence, self._extents[sequence.sequence_id], layers, rows)
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
         """Make copied layers readable, in one call."""

@@ -12,7 +12,6 @@ from gpu_worker.device import Mark
 from gpu_worker.errors import PrefixLost, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
-from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import session_name
 from gpu_worker.store.slab_rows import SlabRows
@@ -86,21 +85,20 @@ class PromptCopies:
         except WorkerError as error:
             raise PrefixLost(f"a prefix could not be read: {error}") from error
 
-    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer | None:
-        """Start to write a computed layer [H_kv, n, 2d], which must not change until the mark; None where there is no
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark | None:
+        """Start to write computed layers [L, H_kv, n, 2d], which must not change until the mark; None where there is no
         copy."""
         extent = self._extent(sequence)
         if extent is None:
             return None
         if not _is_written(extent):
-            return PendingLayer(layer, Mark(self._device))
+            return Mark(self._device)
         try:
-            copied = self._rows.write(sequence, extent, layer, rows[:, : extent.reserved])
+            return self._rows.write(sequence, extent, layers, rows[:, :, : extent.reserved])
         except WorkerError:
             # What is still to be read of a prefix is lost too: `load_layer` tells.
             self._link.release(sequence.sequence_id, sequence.seat)
             return None
-        return PendingLayer(layer, copied)
 
     def end(self, sequence: Sequence) -> None:
         """Let others find a prompt of which all layers are copied, and let go of it. No error without a copy."""

@@ -31,7 +31,7 @@ class SlabRows:
     ) -> Mark:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones; they are there at the mark, and
         nothing else may use them until then. free: from when on they may be written; None: now."""
-        self._prepare(sequence, extent, layer)
+        self._prepare(sequence, extent, range(layer, layer + 1))
         num_slabs, shared = extent.shared // self._client.tokens_per_slab, rows[:, : extent.shared]
         read = self._arena.read(sequence.seat, layer, extent.slabs[layer, :num_slabs], shared, free)
         if read is None:
@@ -43,19 +43,20 @@ class SlabRows:
             read = Mark(self._device)
         return read
 
-    def write(self, sequence: Sequence, extent: Extent, layer: int, rows: Tensor) -> Mark:
-        """Start to write a layer's rows [H_kv, n, 2d], except the shared ones; they must not change until the mark."""
-        self._prepare(sequence, extent, layer)
+    def write(self, sequence: Sequence, extent: Extent, layers: range, rows: Tensor) -> Mark:
+        """Start to write rows of some layers [L, H_kv, n, 2d], except the shared ones; they must not change until the
+        mark."""
+        self._prepare(sequence, extent, layers)
         begin = extent.shared
-        copied = self._arena.write(
-            rows[:, begin:], extent.slabs[layer, begin // self._client.tokens_per_slab :]
-        )
+        own, first = rows[:, :, begin:], begin // self._client.tokens_per_slab
+        copied = self._arena.write(own, extent.slabs[layers.start : layers.stop, first:])
         if copied is None:
-            self._host.put(sequence.sequence_id, layer, begin, host_bytes(rows[:, begin:]))
+            for layer, data in zip(layers, host_bytes(own), strict=True):
+                self._host.put(sequence.sequence_id, layer, begin, data)
             copied = Mark(self._device)
         return copied
 
-    def _prepare(self, sequence: Sequence, extent: Extent, layer: int) -> None:
-        """Check that the slabs are still the sequence's, and let the device know the layer's."""
+    def _prepare(self, sequence: Sequence, extent: Extent, layers: range) -> None:
+        """Check that the slabs are still the sequence's, and let the device know those of the layers."""
         self._link.call(self._client.check)
-        self._arena.adopt(sequence.seat, extent.slabs[layer : layer + 1], layer)
+        self._arena.adopt(sequence.seat, extent.slabs[layers.start : layers.stop], layers.start)

@@ -168,7 +168,9 @@ class RecallCache(Cache):
         if sequence.can_miss:
             assert self.hot is not None
             cache = self.hot
-        cache.store(sequence, layer, rows)
+            cache.store(sequence, layer, rows)
+        else:
+            self._whole.store(sequence, range(layer, layer + 1), rows[None])
         fixed = fixed_positions(sequence, rows.shape[1], rows.device)
         self.fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
         try:

@@ -17,7 +17,6 @@ from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.layer_writer import PendingLayer
 from gpu_worker.store.offload import Offloader, TrainedLayer
 from gpu_worker.store.prompt_copies import PromptCopies
 
@@ -77,13 +76,14 @@ class SlowOffloader(Offloader):
         self.loading.append(SlowMark())
         return self.loading[-1]
 
-    def put_layer(self, sequence: Sequence, layer: int, rows: Tensor) -> PendingLayer:
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+        [layer], [rows] = layers, rows
         if layer == self.fails_at:
             raise StoreUnavailable("gone")
         self.marks.append(SlowMark())
         self._by_layer[sequence.sequence_id, layer] = self.marks[-1]
         self.rows.append(rows)
-        return PendingLayer(layer, self.marks[-1])
+        return self.marks[-1]
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
         assert all(self._by_layer[sequence.sequence_id, layer].is_reached for layer in layers)

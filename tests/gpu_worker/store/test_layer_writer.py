@@ -34,11 +34,10 @@ def test_the_arena_holds_what_the_host_would_have_put(
         client.arena[:] = 0
         rows = random_rows(layout, num_tokens, seed=num_tokens)
         on_device = rows.to(device)
-        for layer in range(layout.num_layers):
-            mark = writer.write(on_device + layer, table[layer])
-            # `on_device + layer` is gone by then, unless it is waited for here.
-            mark.wait()
-            assert mark.is_reached
+        every = torch.stack([on_device + layer for layer in range(layout.num_layers)])
+        mark = writer.write(every, table)
+        mark.wait()
+        assert mark.is_reached
         for layer in range(layout.num_layers):
             client.seal("mine", num_tokens, layer, layer + 1)
             wanted = [RowsWanted("mine", head, np.arange(num_tokens)) for head in range(layout.num_kv_heads)]
@@ -67,7 +66,7 @@ def test_copies_run_beside_the_stream_and_see_what_was_queued_before() -> None:
         rows = torch.zeros(8, 4000, 256, dtype=torch.bfloat16, device=device)
         torch.cuda._sleep(200_000_000)
         rows += 3
-        mark = writer.write(rows, table[0])
+        mark = writer.write(rows[None], table)
         assert not mark.is_reached
         # The host goes on, and so does the stream; what overwrites the rows waits.
         mark.hold()

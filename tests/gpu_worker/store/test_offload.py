@@ -51,8 +51,7 @@ def prefill(offloader: Offloader, sequence: Sequence, device: torch.device = CPU
     offloader.open(sequence, sequence.num_prefill + 1)
     for layer in range(FULL.num_layers):
         on_device = (rows + layer).to(device)
-        pending = offloader.put_layer(sequence, layer, on_device)
-        pending.copied.wait()
+        offloader.put_layers(sequence, range(layer, layer + 1), on_device[None]).wait()
         offloader.seal_layers(sequence, range(layer, layer + 1), sequence.num_prefill)
     sequence.num_tokens = sequence.num_prefill
     return rows
@@ -73,9 +72,7 @@ def test_a_sequence_s_slabs_are_in_the_table_from_its_layers_on_until_it_ends(de
         assert (tables(offloader) == -1).all()
         rows = random_rows(FULL, 63).to(device)
         for layer in range(FULL.num_layers):
-            pending = offloader.put_layer(sequence, layer, rows)
-            assert pending.layer == layer
-            pending.copied.wait()
+            offloader.put_layers(sequence, range(layer, layer + 1), rows[None]).wait()
             offloader.seal_layers(sequence, range(layer, layer + 1), sequence.num_prefill)
             assert ((tables(offloader)[1, : layer + 1, :2]) >= 0).all()
             assert (tables(offloader)[1, layer + 1 :] == -1).all()
@@ -212,7 +209,7 @@ def test_a_lost_lease_is_known_without_asking(lost: Exception) -> None:
         with pytest.raises(StoreUnavailable):
             offloader.check()
         with pytest.raises(StoreUnavailable):
-            offloader.put_layer(sequence, 0, random_rows(FULL, 40))
+            offloader.put_layers(sequence, range(1), random_rows(FULL, 40)[None])
         assert not offloader.is_reachable
         offloader.close()
 
@@ -232,8 +229,8 @@ def test_refused_memory_is_said_once_and_rows_go_through_the_host(
         monkeypatch.setattr(offloader.arena, "adopt", refuse)
         rows = random_rows(FULL, 40)
         with caplog.at_level(logging.WARNING):
-            for layer in range(FULL.num_layers):
-                offloader.put_layer(sequence, layer, rows)
+            layers = range(FULL.num_layers)
+            offloader.put_layers(sequence, layers, rows.expand(len(layers), *rows.shape))
             offloader.seal_layers(sequence, range(FULL.num_layers), 40)
             assert offloader.arena is None
             store.restart()
@@ -274,11 +271,12 @@ def test_slabs_are_freed_only_when_no_copy_goes_into_them() -> None:
         sequence = make_sequence("a", 0, 200)
         offloader.open(sequence, 201)
         torch.cuda._sleep(200_000_000)
-        pending = offloader.put_layer(sequence, 0, random_rows(FULL, 200).to(device, non_blocking=True))
+        rows = random_rows(FULL, 200).to(device, non_blocking=True)
+        copied = offloader.put_layers(sequence, range(1), rows[None])
         begun = time.monotonic()
-        assert not pending.copied.is_reached
+        assert not copied.is_reached
         offloader.release(sequence)
-        assert pending.copied.is_reached
+        assert copied.is_reached
         assert time.monotonic() - begun > 0.01
         offloader.close()
 
