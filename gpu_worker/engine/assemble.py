@@ -15,9 +15,11 @@ from gpu_worker.engine.patience import PATIENCE_SECONDS
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefills import MakePrefill
 from gpu_worker.engine.scheduler import STRETCH
+from gpu_worker.engine.short_pass import ShortPass
+from gpu_worker.engine.short_prefill import PrefillChoice
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import LoadedModel
+from gpu_worker.models import Decoder, LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, EngineInfo
@@ -60,11 +62,11 @@ class EngineOptions:
 
 
 def assemble(
-    model: LoadedModel, client: StoreClient, options: EngineOptions, make_prefill: MakePrefill = Prefill
+    model: LoadedModel, client: StoreClient, options: EngineOptions, make_prefill: MakePrefill | None = None
 ) -> Engine:
     """An engine over a loaded model and an attached store, which it owns from then on.
 
-    make_prefill: computes prompts; a benchmark of decoding fills caches at random instead.
+    make_prefill: computes prompts; None: what suits the device. A benchmark of decoding fills caches at random instead.
     """
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
@@ -123,13 +125,20 @@ def assemble(
         offloader=offloader,
         decode=DecodeStep(decoder, caches, offloader, pool, options.captures_graphs),
         prefill_chunk=options.prefill_chunk,
-        make_prefill=make_prefill,
+        make_prefill=make_prefill or _usual_prefill(decoder, options),
         prefixes=prefixes,
         itl_seconds=options.itl_seconds,
         stretch=options.stretch,
         store_patience_seconds=options.store_patience_seconds,
         max_joining=options.max_joining or JOINING_TOKENS[device.type],
     )
+
+
+def _usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
+    """On a GPU short prompts' passes are captured."""
+    if decoder.device.type != "cuda" or not options.captures_graphs:
+        return Prefill
+    return PrefillChoice(ShortPass(decoder, min(options.prefill_chunk, options.max_model_len)))
 
 
 def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:

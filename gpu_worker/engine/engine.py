@@ -19,7 +19,7 @@ from gpu_worker.engine.pace import Pace, Span, prompt_work
 from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
 from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefills import MakePrefill, Prefills
+from gpu_worker.engine.prefills import AnyPass, MakePrefill, Prefills
 from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.engine.store_care import StoreCare
@@ -162,7 +162,7 @@ class Engine:
         self._pace.prefilled(spans)
         return bool(spans) or self.scheduler.num_waiting < num_waiting
 
-    def _next_prefill(self) -> Prefill | None:
+    def _next_prefill(self) -> AnyPass | None:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
         room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
         may_admit = may_offload = True
@@ -231,7 +231,7 @@ class Engine:
         """Check the store; to be called now and then, between steps, with or without work."""
         self._store_care.tend()
 
-    def _run_quantum(self, prefill: Prefill) -> bool:
+    def _run_quantum(self, prefill: AnyPass) -> bool:
         """False where it waits for a silent store."""
         failed, silent = prefill.advance(), set()
         self._stats.prompt_tokens_total += prefill.count_computed()

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.engine.captured import Captured
 from gpu_worker.state.batch import Batch, BatchShape
 
 # A captured 32-layer step is some hundred launches; shapes that no batch had for long are captured again.
 MAX_GRAPHS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """graph: reads `table` and writes `logits`. staged: pinned memory that the host fills through `filled`, a view of
-    it. taken: the mark from which the host may fill it again."""
-
-    graph: torch.cuda.CUDAGraph
-    table: Tensor
-    staged: Tensor
-    filled: npt.NDArray[np.int64]
-    logits: Tensor
-    taken: torch.cuda.Event
+# Nodes of a captured layer, at most.
+GRAPH_LAYER_BYTES = 320 << 10
 
 
 class StepGraphs:
@@ -39,7 +26,7 @@ class StepGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.captured: OrderedDict[BatchShape, _Captured] = OrderedDict()
+        self.captured: OrderedDict[BatchShape, Captured] = OrderedDict()
         self._seen: set[BatchShape] = set()
         self._state: tuple[object, ...] = ()
         self._memory_pool: Any = None
@@ -64,22 +51,12 @@ class StepGraphs:
                 return forward(torch.tensor(batch.table, device=self._device))
             captured = self._capture(batch, forward)
         self.captured.move_to_end(batch.shape)
-        captured.taken.synchronize()
-        captured.filled[:] = batch.table
-        captured.table.copy_(captured.staged, non_blocking=True)
-        captured.taken.record()
-        captured.graph.replay()
-        return captured.logits
+        return captured.replay(batch.table)
 
-    def _capture(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> _Captured:
+    def _capture(self, batch: Batch, forward: Callable[[Tensor], Tensor]) -> Captured:
         if self._memory_pool is None:
             self._memory_pool = torch.cuda.graph_pool_handle()
-        table = torch.tensor(batch.table, device=self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory_pool, capture_error_mode="thread_local"):
-            logits = forward(table)
-        staged = torch.tensor(batch.table).pin_memory()
-        captured = _Captured(graph, table, staged, staged.numpy(), logits, torch.cuda.Event())
+        captured = Captured.of(batch.table, self._device, forward, self._memory_pool)
         self.captured[batch.shape] = captured
         while len(self.captured) > MAX_GRAPHS:
             self.captured.popitem(last=False)

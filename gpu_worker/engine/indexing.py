@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
 from gpu_worker.engine.each import each
-from gpu_worker.engine.prompt_rows import PromptRows
+from gpu_worker.engine.prompt import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -42,7 +42,7 @@ class Indexing:
     def sequences(self) -> Collection[Sequence]:
         return self._trained.keys()
 
-    def take_early(self, prompts: Iterable[PromptRows]) -> Taken:
+    def take_early(self, prompts: Iterable[Prompt]) -> Taken:
         """Load the ready indexes of prompts that are being computed: the first of their `trained`, removed there. None
         of them is ready to decode; of those that are short of room `ask_again_for`."""
         taken = Taken()

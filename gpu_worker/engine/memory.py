@@ -16,8 +16,9 @@ from torch import Tensor
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.retain.kept_slots import KeptSlots
-from gpu_worker.engine.graphs import MAX_GRAPHS
+from gpu_worker.engine.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.engine.prompt_memory import prefill_bytes
+from gpu_worker.engine.short_memory import short_pass_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -32,8 +33,6 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 CONTEXT_BYTES = 1 << 30
 # Code that is loaded later, the workspaces of libraries, and gaps between allocations.
 LIBRARY_BYTES = 512 << 20
-# Nodes of a captured step, a layer.
-GRAPH_LAYER_BYTES = 320 << 10
 # Scores, ranks and marks of a candidate while a step selects.
 CANDIDATE_BYTES = 16
 # Tokens decoded by a sequence whose layers are compressed, for which its state has room at once.
@@ -52,8 +51,8 @@ class MemoryPlan:
     """Bytes of device memory beside the weights.
 
     seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
-    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length. decode: steps of a full
-    batch, captured ones and libraries included. slots: the pool.
+    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length, and captured passes of short ones.
+    decode: steps of a full batch, captured ones and libraries included. slots: the pool.
     """
 
     seats: int
@@ -73,7 +72,8 @@ class MemoryPlan:
 
         Raises ConfigError where no request of the greatest length fits, or the fixed pool does not.
         """
-        seats, prefill, decode = seat_bytes(workload), prefill_bytes(workload), decode_bytes(workload)
+        seats, decode = seat_bytes(workload), decode_bytes(workload)
+        prefill = prefill_bytes(workload) + short_pass_bytes(workload)
         default = workload.default
         indexes = index_bytes(default, workload.shape) if workload.has_indexes else 0
         rest = available - seats - prefill - decode - indexes

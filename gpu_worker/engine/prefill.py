@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from itertools import chain
 
 import torch
@@ -11,26 +9,25 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark, to_device
-from gpu_worker.engine.each import each
 from gpu_worker.engine.pace import last_layer_work, layer_work
+from gpu_worker.engine.prompt import Prompt, keeper
 from gpu_worker.engine.prompt_memory import buffer_tokens
-from gpu_worker.engine.prompt_rows import PromptRows, keeper
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.engine.prompt_pass import PromptPass
+from gpu_worker.engine.prompt_rows import PromptRows
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
 
 
-class Prefill:
-    """A prompt on its way through the layers; or several short ones, packed one behind another, that share each pass
-    over a layer's weights. A quantum is one (layer, chunk), or several that have a chunk's tokens together, so that
-    short prompts take few. `advance` does one.
+class Prefill(PromptPass[PromptRows]):
+    """Layer by layer; several short prompts are packed one behind another, and share each pass over a layer's weights.
+    A quantum is one (layer, chunk), or several that have a chunk's tokens together, so that short prompts take few.
 
     Between quanta the hidden states of all tokens, [T, hidden], and one layer's rows, [H_kv, n, 2d], are kept; two
     layers' in turn where one is copied to the arena while the next is computed. Heads of a prompt's rows lie a power
     of two of rows apart (`buffer_tokens`): cuDNN plans attention again, for tens of milliseconds, at every other
-    distance. Of prefixes that the store has (`num_cached`) only rows are read. `cancel` prompts that are not done.
+    distance. Of prefixes that the store has (`num_cached`) only rows are read.
     """
 
     def __init__(
@@ -48,8 +45,9 @@ class Prefill:
         self._chunk_size = chunk_size
         self._device = decoder.device
         self._num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in sequences)
+        self.is_short = self._num_tokens <= chunk_size
         self._buffers = self._make_buffers(sequences, offloader, max_tokens)
-        self._parts = self._make_parts(sequences, caches, offloader)
+        super().__init__(self._make_parts(sequences, caches, offloader))
         token_ids = list(chain(*(part.token_ids for part in self._parts)))
         self._hidden = decoder.embed(to_device(token_ids, self._device))
         spans = [torch.arange(part.first, part.num_tokens, device=self._device) for part in self._parts]
@@ -66,32 +64,12 @@ class Prefill:
                     [begin + span for begin, span in zip(row_begins, spans, strict=True)]
                 )
         self._sparse = sequences[0].prompt_attention()
-        # Those that neither failed nor were cancelled.
-        self.prompts = list(self._parts)
-        self._failed: list[tuple[Sequence, WorkerError]] = []
-        self._num_counted = 0
         self._layer = 0
         self._begin = 0
         self._begun = Mark(self._device)
 
     @property
-    def is_done(self) -> bool:
-        """Every layer is computed, and in the arena if it goes there."""
-        return len(self.done) == len(self.prompts)
-
-    @property
-    def done(self) -> list[PromptRows]:
-        """The prompts that are done; the others may have to wait for a store that is silent."""
-        return [prompt for prompt in self.prompts if self._is_computed and not prompt.is_copying]
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a chunk has all of its tokens."""
-        return self._num_tokens <= self._chunk_size
-
-    @property
     def next_work(self) -> float:
-        """Floating-point operations of the next quantum; 0 where copies only are waited for."""
         config, begin, end = self._decoder.config, self._begin, self._next_end
         if self._is_computed:
             return 0.0
@@ -115,22 +93,9 @@ class Prefill:
         """All prompts' of the layer that is computed."""
         return self._buffers[self._layer % len(self._buffers)]
 
-    def advance(self) -> list[tuple[Sequence, WorkerError]]:
-        """One quantum; the last may only wait for copies. Returns the prompts that failed: StoreUnavailable where rows
-        cannot be offloaded, PrefixLost where a known prefix is gone and the prompt must be computed anew, CapacityError
-        where device memory runs out, and what caches raise. The others go on; so does who is StoreSilent, once the
-        store answers, and nobody does before where it needs a known prefix."""
-        self._failed = []
-        try:
-            self._run_quantum()
-        except torch.OutOfMemoryError as error:
-            self._fail([(prompt, no_room("the prompt", error)) for prompt in self.prompts])
-        return self._failed
-
     def _run_quantum(self) -> None:
         if self._is_computed:
-            for prompt in self.prompts:
-                prompt.wait()
+            self._wait()
         left = self._chunk_size
         while self.prompts and not self._is_computed and (end := self._next_end) - self._begin <= left:
             left -= end - self._begin
@@ -142,48 +107,9 @@ class Prefill:
                 self._finish_layer()
         self._settle()
 
-    def _settle(self) -> None:
-        self._each(PromptRows.take_copied)
-        for prompt in self.done:
-            prompt.publish()
-
-    def cancel(self, sequence: Sequence) -> deque[TrainedLayer]:
-        """Wait until all copies of its prompt are done: then its slabs may be given to others. What is computed of it
-        from now on goes nowhere. Returns the indexes that it still needed."""
-        [part] = [part for part in self._parts if part.sequence is sequence]
-        part.cancel()
-        self.prompts = [prompt for prompt in self.prompts if prompt is not part]
-        return part.trained
-
-    def _each(self, operation: Callable[[PromptRows], None]) -> bool:
-        """Do it for every prompt; where it fails that one leaves. False where one waits for a silent store."""
-        failed: list[tuple[PromptRows, WorkerError]] = []
-        short: list[tuple[PromptRows, ArenaFull]] = []
-        each(self.prompts, operation, failed, short)
-        return self._fail([*failed, *short])
-
-    def _fail(self, failed: list[tuple[PromptRows, WorkerError]]) -> bool:
-        is_silent = False
-        for prompt, error in failed:
-            self._failed.append((prompt.sequence, error))
-            match error:
-                case StoreSilent():
-                    is_silent = True
-                case _:
-                    self.cancel(prompt.sequence)
-        return not is_silent
-
-    def count_computed(self) -> int:
-        """Prompt tokens that were computed since this was asked last."""
-        before, self._num_counted = self._num_counted, sum(part.computed_tokens for part in self._parts)
-        return self._num_counted - before
-
-    def take_done(self) -> tuple[list[PromptRows], Tensor]:
-        """The prompts that are done, some at least, which leave, and the logits of the tokens after them: float32
-        [P, vocab]."""
-        done = self.done
-        self.prompts = [prompt for prompt in self.prompts if prompt not in done]
-        return done, self._decoder.logits(torch.stack([self._hidden[prompt.end - 1] for prompt in done]))
+    def _logits(self, done: list[Prompt]) -> Tensor:
+        ends = {prompt.sequence: prompt.end for prompt in self._parts}
+        return self._decoder.logits(torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in done]))
 
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer = self._decoder, self._layer

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import Cache, CacheSet
-from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prompt_rows import PromptRows
+from gpu_worker.engine.prompt import Prompt
+from gpu_worker.engine.prompt_pass import PromptPass
 from gpu_worker.errors import no_room
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
-MakePrefill = Callable[[list[Sequence], Decoder, list[list[Cache]], Offloader, int, int], Prefill]
+AnyPass = PromptPass[Prompt]
+MakePrefill = Callable[[list[Sequence], Decoder, list[list[Cache]], Offloader, int, int], AnyPass]
 
 
-class Prefills(Mapping[Sequence, Prefill]):
+class Prefills(Mapping[Sequence, AnyPass]):
     """By sequence; those whose prompts are computed together have the same one."""
 
     def __init__(
@@ -38,9 +39,9 @@ class Prefills(Mapping[Sequence, Prefill]):
         self._offloader = offloader
         self._chunk_size = chunk_size
         self._max_tokens = max_tokens
-        self._by_sequence: dict[Sequence, Prefill] = {}
+        self._by_sequence: dict[Sequence, AnyPass] = {}
 
-    def __getitem__(self, sequence: Sequence) -> Prefill:
+    def __getitem__(self, sequence: Sequence) -> AnyPass:
         return self._by_sequence[sequence]
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -55,7 +56,7 @@ class Prefills(Mapping[Sequence, Prefill]):
         return sum(prompt.left_tokens for prefill in self._distinct for prompt in prefill.prompts)
 
     @property
-    def _distinct(self) -> list[Prefill]:
+    def _distinct(self) -> list[AnyPass]:
         return list(dict.fromkeys(self._by_sequence.values()))
 
     def begin(self, sequences: list[Sequence]) -> None:
@@ -75,7 +76,7 @@ class Prefills(Mapping[Sequence, Prefill]):
         prefill = self._by_sequence.pop(sequence, None)
         return deque() if prefill is None else prefill.cancel(sequence)
 
-    def take_done(self) -> tuple[list[PromptRows], Tensor] | None:
+    def take_done(self) -> tuple[list[Prompt], Tensor] | None:
         """Those that are done, which are in progress no more, and the logits of the tokens after them, float32
         [P, vocab]; None for none."""
         done = [prefill.take_done() for prefill in self._distinct if prefill.done]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark
+from gpu_worker.engine.prompt import Prompt
 from gpu_worker.errors import no_room
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader, TrainedLayer
-from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.offload import Offloader
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Computed:
     ended: Mark
 
 
-class PromptRows:
+class PromptRows(Prompt):
     """Holds what is the prompt's own while a `Prefill` computes it, alone or with others.
 
     Of a layer that is computed: the rows of all tokens, [H_kv, n, 2d], in two buffers in turn where one is copied to
@@ -48,14 +48,9 @@ class PromptRows:
         share: float,
     ) -> None:
         """buffers: its own parts. begin: of its tokens among those that are computed together. share: of these."""
-        self.sequence = sequence
-        self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
+        super().__init__(sequence, offloader, share)
         self.begin, self.end = begin, begin + self.num_tokens - self.first
-        self.share = share
         self._caches = caches
-        self._offloader = offloader
-        # Who takes the layers to the arena, and has those of a known prefix.
-        self._keeper = keeper(sequence, offloader)
         self._buffers = buffers
         asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
         head_dim = buffers[0].shape[2] // 2
@@ -68,13 +63,6 @@ class PromptRows:
         # Tokens of the next layer that are computed.
         self._num_passed = 0
         self._computed: deque[_Computed] = deque()
-        # Indexes that the store trains while later layers compute, until they are taken.
-        self.trained: deque[TrainedLayer] = deque()
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Of the tokens that are computed."""
-        return self.sequence.prefill_token_ids[self.first :]
 
     @property
     def rows(self) -> Tensor:
@@ -83,18 +71,11 @@ class PromptRows:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a finished layer is not known to be in the arena."""
         return bool(self._computed)
 
     @property
     def computed_tokens(self) -> int:
-        """Of those that are not cached, each chunk of a layer as its share of the whole."""
         return (self._num_layers * (self.end - self.begin) + self._num_passed) // len(self._caches)
-
-    @property
-    def left_tokens(self) -> int:
-        """Neither computed nor cached."""
-        return self.end - self.begin - self.computed_tokens
 
     def is_dense(self, layer: int) -> bool:
         return self._caches[layer].is_dense
@@ -152,8 +133,7 @@ class PromptRows:
 
     def take_copied(self) -> None:
         """Seal the layers that are in the arena by now, and request their indexes; layers without one wait for the
-        last, which saves calls. Raises StoreUnavailable, and StoreSilent where it may be called again once the store
-        answers."""
+        last, which saves calls."""
         copied = list(takewhile(lambda computed: computed.copied.is_reached, self._computed))
         sequence, jobs = self.sequence, [self._job(computed.layer) for computed in copied]
         is_last = self._num_layers == len(self._caches) and len(copied) == len(self._computed)
@@ -174,26 +154,14 @@ class PromptRows:
         return self._caches[layer].prompt_job(self.sequence, layer) if self.sequence.offloads else None
 
     def wait(self) -> None:
-        """Let the host wait until the next finished layer is in the arena, if one is on its way."""
         for computed in self._computed:
             if not computed.copied.is_reached:
                 computed.copied.wait()
                 return
 
-    def publish(self) -> None:
-        """Once all is done: let others find a copy of the prompt."""
-        self._offloader.copies.end(self.sequence)
-        self.sequence.num_tokens = self.num_tokens
-
     def cancel(self) -> None:
-        """Wait until all copies are done: then the slabs may be given to others."""
         for computed in self._computed:
             computed.copied.wait()
         self._computed.clear()
         if self._loading is not None:
             self._loading.wait()
-
-
-def keeper(sequence: Sequence, offloader: Offloader) -> Offloader | PromptCopies:
-    """Who has an admitted sequence's rows in the arena, if anybody."""
-    return offloader if sequence.offloads else offloader.copies

@@ -73,7 +73,7 @@ class LayerWriter:
             host[first : first + self._used_bytes].copy_(one, non_blocking=True)
 
     def _staged(self, rows: Tensor, begin: int, num_slabs: int) -> Tensor:
-        """So many slabs of each layer as the arena holds them, zeros behind the last token: uint8 [slabs, used bytes]."""
+        """So many slabs of each layer as the arena holds them, zeros behind the last token: uint8 [n, used bytes]."""
         if self._stage is None:
             with torch.inference_mode(False):
                 shape = (self._most, self._used_bytes)

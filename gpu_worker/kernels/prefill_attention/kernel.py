@@ -49,8 +49,7 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
     head_dim = query.shape[2]
     rows = rows[:, : sum(packed.num_rows)]
     keys, values = rows[..., :head_dim], rows[..., head_dim:]
-    asked = SDPAParams(query.transpose(0, 1)[None], keys[None], values[None], None, 0.0, False, True)
-    if not can_use_flash_attention(asked):
+    if not reads_bounds(query, rows):
         return packed.attend_each(attend_chunk, query, rows, scale)
     attend = torch.ops.aten._flash_attention_forward
     query, keys, values = (_padded(each) for each in (query, keys.transpose(0, 1), values.transpose(0, 1)))
@@ -58,6 +57,13 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
     longest = max(packed.num_queries), max(packed.num_rows)
     output, *_ = attend(query, keys, values, *bounds, *longest, 0.0, True, False, scale=scale)
     return output[..., :head_dim]
+
+
+def reads_bounds(query: Tensor, rows: Tensor) -> bool:
+    """See the reference."""
+    keys, values = rows.chunk(2, dim=-1)
+    asked = SDPAParams(query.transpose(0, 1)[None], keys[None], values[None], None, 0.0, False, True)
+    return bool(can_use_flash_attention(asked))
 
 
 def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -53,6 +53,12 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
     return packed.attend_each(attend_chunk, query, rows[:, : sum(packed.num_rows)], scale)
 
 
+def reads_bounds(query: Tensor, rows: Tensor) -> bool:
+    """Whether `attend_prompts` of such tensors reads where prompts begin and end on the device, and takes no more from
+    `num_queries` and `num_rows` than the greatest of each and their sum."""
+    return False
+
+
 def _past_and_chunk(query: Tensor, keys: Tensor, values: Tensor, begin: int, scale: float) -> Tensor:
     """Two unmasked calls instead of one masked: a mask costs the CPU kernel twice the time of the past itself."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -77,12 +77,12 @@ class SlowOffloader(Offloader):
         return self.loading[-1]
 
     def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
-        [layer], [rows] = layers, rows
-        if layer == self.fails_at:
+        if self.fails_at in layers:
             raise StoreUnavailable("gone")
         self.marks.append(SlowMark())
-        self._by_layer[sequence.sequence_id, layer] = self.marks[-1]
-        self.rows.append(rows)
+        for layer, of_layer in zip(layers, rows, strict=True):
+            self._by_layer[sequence.sequence_id, layer] = self.marks[-1]
+            self.rows.append(of_layer)
         return self.marks[-1]
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
@@ -100,11 +100,16 @@ class SlowOffloader(Offloader):
 class NoCache:
     """Takes the rows of a layer as a cache does, and keeps them."""
 
+    is_dense = True
+
     def __init__(self) -> None:
         self.stored: list[Tensor] = []
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self.stored.append(rows.clone())
+
+    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
+        self.stored += rows.clone()
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         return prompt_job(sequence)
