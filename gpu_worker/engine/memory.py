@@ -51,8 +51,8 @@ class MemoryPlan:
     """Bytes of device memory beside the weights.
 
     seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
-    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length, and captured passes of short ones.
-    decode: steps of a full batch, captured ones and libraries included. slots: the pool.
+    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length, and captured passes
+    of short ones. decode: steps of a full batch, captured ones and libraries included. slots: the pool.
     """
 
     seats: int

@@ -13,8 +13,8 @@ LOGIT_BYTES = 10
 
 
 def short_pass_bytes(workload: Workload) -> int:
-    """Rows of all layers of the largest pass, its temporaries, and the graphs; 0 where nothing is captured. Graphs of
-    several sizes use the same temporaries, as far as those of one fit where another's were."""
+    """Rows of all layers of the largest pass, temporaries, and the graphs; 0 where nothing is captured. Sizes captured
+    the smallest first take twice the largest one's temporaries, which are less than half of `token_bytes`."""
     shape = workload.shape
     if workload.dtype == torch.float32 or shape.head_dim > 256:
         return 0
@@ -22,6 +22,4 @@ def short_pass_bytes(workload: Workload) -> int:
     most = buckets[-1] if buckets else BUCKETS[0]
     rows = most * shape.num_layers * workload.head_layer_bytes
     logits = MAX_PROMPTS * workload.model.vocab_size * LOGIT_BYTES
-    return (
-        rows + 2 * most * workload.token_bytes + logits + len(buckets) * shape.num_layers * GRAPH_LAYER_BYTES
-    )
+    return rows + most * workload.token_bytes + logits + len(buckets) * shape.num_layers * GRAPH_LAYER_BYTES

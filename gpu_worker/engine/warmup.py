@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.graphs import MAX_GRAPHS
 from gpu_worker.engine.pace import NUM_SAMPLES
+from gpu_worker.engine.short_batch import buckets_within
 from gpu_worker.errors import CapacityError, WorkerError
 from gpu_worker.records import (
     CompleteEvent,
@@ -53,11 +54,14 @@ class Stage:
 
 
 def stages(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Stage]:
-    """What a warm-up does, the likeliest first. On a GPU: batches of every size that steps are captured for, and
-    prompts of every length that is planned by itself. On a CPU, which compiles nothing: one short request."""
+    """What a warm-up does, the likeliest first. On a GPU: short prompts and batches of every size that is captured,
+    and prompts of every length that is planned by itself. On a CPU, which compiles nothing: one short request."""
     policy, longest = info.default_policy, info.max_model_len
     found = [Stage(policy, WORDS)]
     if info.device != "cpu":
+        # As it is, then captured; the largest first, whose memory serves the others.
+        for size in reversed(buckets_within(min(prefill_chunk, longest))):
+            found += [Stage(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
         sizes = _batch_sizes(info.max_num_seqs, buckets)
         for each in dict.fromkeys((policy, DENSE)):
             found.append(Stage(each, CHAT, min(MAX_TOKENS, longest - CHAT), sizes))
@@ -71,7 +75,9 @@ def stages(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Stage
         # The engine's measure of a step is that of a captured one again.
         found += [Stage(policy, CHAT, 1 + NUM_SAMPLES, num_steps=NUM_SAMPLES)]
     return [
-        each for each in found if each.max_tokens > NUM_STEPS and each.num_prompt + each.max_tokens <= longest
+        each
+        for each in found
+        if each.max_tokens > each.num_steps and each.num_prompt + each.max_tokens <= longest
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from engine_rig import Rig, pool_of, request
 
+from gpu_worker.engine.short_batch import BUCKETS
 from gpu_worker.engine.warmup import Stage, WarmUp, stages
 from gpu_worker.records import Budget, EngineStats, GenerationRequest
 from gpu_worker.state.batch import Buckets
@@ -87,7 +88,11 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     found = stages(info, 2048, ON_GPU)
     assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
     assert [each.policy for each in found if len(each.sizes) > 1] == ["pqcache", "full"]
-    alone = [each.num_prompt for each in found if each.sizes == (1,) and each.max_tokens < 10]
+    # First tokens only; each pass runs as it is, then is captured.
+    short = [each.num_prompt for each in found if not each.num_steps]
+    assert short[:4] == [1024, 1024, 896, 896]
+    assert set(short) == set(BUCKETS)
+    alone = [each.num_prompt for each in found if each.sizes == (1,) and 1 < each.max_tokens < 10]
     assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
     # Shorter prompts are attended whole, or nearly so.
     wide = stages(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
