@@ -102,7 +102,9 @@ class WorkerOptions:
         ge=1,
         le=1000,
     )
-    enforce_eager: bool = option(False, "capture no CUDA graphs of decode steps; on a CPU there are none")
+    enforce_eager: bool = option(
+        False, "capture no CUDA graphs of decode steps and short prompts; on a CPU there are none"
+    )
     no_warmup: bool = option(
         False, "serve at once: what first requests need is compiled, planned and captured while they wait"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Status
+from gpu_worker.state.slot_pool import physical_slots
 from kv_store.client import Layout, StoreClient
 
 pytest.importorskip("faiss")
@@ -50,11 +52,13 @@ def running(
     window_size: int = 24,
     captures_graphs: bool = True,
     reuses_prefixes: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Engine]:
-    """carrel-nano in float32, over a store of its own."""
-    model = load_model(str(NANO), device=torch.device(device), dtype=torch.float32)
+    """carrel-nano over a store of its own."""
+    model = load_model(str(NANO), device=torch.device(device), dtype=dtype)
     config = model.config
-    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, "fp32")
+    row_type = "fp32" if dtype == torch.float32 else "bf16"
+    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, row_type)
     options = EngineOptions(
         max_model_len=8192,
         slot_bytes=slot_bytes,
@@ -281,3 +285,33 @@ def test_what_is_known_of_a_prompt_is_read_while_it_is_computed(policy: str, tra
         assert {name: record.tokens for name, record in records.items()} == {
             name: expected[name] for name in records
         }
+
+
+def test_a_captured_prompt_answers_alike_whatever_ran_before_and_is_the_same_in_slots_and_arena() -> None:
+    pages = dict(zip(("pqcache", "full", "clusterkv"), prompts([500, 300, 40]), strict=True))
+
+    def short(name: str, policy: str) -> GenerationRequest:
+        return replace(request(name, policy, pages[policy], 12), budget=Budget(tokens=4096))
+
+    with running("cuda", dtype=torch.bfloat16) as engine:
+        found = []
+        # Run as it is, captured, replayed.
+        for _ in range(4):
+            found.append([answers(engine, [short(policy, policy)])[policy] for policy in pages])
+            # Who comes next gets other slots.
+            engine.submit(short("stays", "full"), lambda event: None)
+            engine.submit(short("goes", "pqcache"), lambda event: None)
+            engine.step()
+            engine.abort("goes")
+            step_until(engine, lambda: not engine.has_work)
+        assert all(tokens == found[0] for tokens in found)
+
+        engine.submit(short("kept", "pqcache"), lambda event: None)
+        kept = engine.scheduler.find("kept")
+        step_until(engine, lambda: kept.status is Status.DECODE)
+        num_tokens, tables = kept.num_prefill, engine.caches.block_tables.tables[kept.seat]
+        positions = torch.arange(num_tokens, device="cuda")
+        for layer, table in enumerate(tables):
+            slots = physical_slots(table, positions.expand(len(table), -1))
+            in_arena = engine.offloader.inspect(kept, layer, len(table))[:, :num_tokens]
+            assert torch.equal(in_arena, engine.pool.rows[slots])
