@@ -80,6 +80,9 @@ class Prefill(PromptPass[PromptRows]):
         work = (len(layers) - has_last) * sum(layer_work(config, span.start, span.stop) for span in spans)
         return work + has_last * sum(last_layer_work(config, span.start, span.stop) for span in spans)
 
+    def _has_computed(self, prompt: Prompt) -> bool:
+        return self._is_computed
+
     @property
     def _is_computed(self) -> bool:
         return self._layer == self._decoder.config.num_layers

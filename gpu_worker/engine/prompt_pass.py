@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -43,17 +43,16 @@ class PromptPass(ABC, Generic[One]):
     @property
     def done(self) -> list[One]:
         """The prompts that are done; the others may have to wait for a store that is silent."""
-        return [prompt for prompt in self.prompts if self._is_computed and not prompt.is_copying]
+        return [prompt for prompt in self.prompts if self._has_computed(prompt) and not prompt.is_copying]
 
     @property
     @abstractmethod
     def next_work(self) -> float:
         """Floating-point operations of the next quantum; 0 where copies only are waited for."""
 
-    @property
     @abstractmethod
-    def _is_computed(self) -> bool:
-        """Whether every layer is."""
+    def _has_computed(self, prompt: Prompt) -> bool:
+        """Whether every layer of it is computed."""
 
     @abstractmethod
     def _run_quantum(self) -> None:
@@ -104,14 +103,15 @@ class PromptPass(ABC, Generic[One]):
         for prompt in self.done:
             prompt.publish()
 
-    def _each(self, operation: Callable[[Any], None]) -> bool:
-        """Do it for every prompt; where it fails that one leaves. False where one waits for a silent store."""
-        failed: list[tuple[One, WorkerError]] = []
-        short: list[tuple[One, ArenaFull]] = []
-        each(self.prompts, operation, failed, short)
+    def _each(self, operation: Callable[[Any], None], prompts: Iterable[Prompt] | None = None) -> bool:
+        """Do it for every prompt, or for these; where it fails that one leaves. False where one waits for a silent
+        store."""
+        failed: list[tuple[Prompt, WorkerError]] = []
+        short: list[tuple[Prompt, ArenaFull]] = []
+        each(self.prompts if prompts is None else prompts, operation, failed, short)
         return self._fail([*failed, *short])
 
-    def _fail(self, failed: list[tuple[One, WorkerError]]) -> bool:
+    def _fail(self, failed: list[tuple[Prompt, WorkerError]]) -> bool:
         is_silent = False
         for prompt, error in failed:
             self._failed.append((prompt.sequence, error))

@@ -19,6 +19,9 @@ from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 
+# Of a pass for several prompts. With more tokens it takes about as long as two of half as many.
+GROUP_TOKENS = 512
+
 
 class ShortPrompt(Prompt):
     """All layers are computed at once, and go to cache and arena in one call each. No layer has an index."""
@@ -40,6 +43,11 @@ class ShortPrompt(Prompt):
     @property
     def is_copying(self) -> bool:
         return self._copied is not None
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether its rows are not in the arena yet; then they may still have to be sealed there."""
+        return self._copied is not None and not self._copied.is_reached
 
     def store(self, rows: Tensor) -> Mark | None:
         """rows: [L, H_kv, n, 2d], not to be changed on another stream than the current one until the mark, if there is
@@ -69,7 +77,8 @@ class ShortPrompt(Prompt):
 
 
 class ShortPrefill(PromptPass[ShortPrompt]):
-    """One quantum computes all prompts that are there by then; a second may wait for copies."""
+    """A quantum computes as many prompts as one pass is for, or waits until their rows are in the arena: who was
+    computed first shall have its token first."""
 
     is_short = True
 
@@ -93,38 +102,52 @@ class ShortPrefill(PromptPass[ShortPrompt]):
         self._config = decoder.config
         self._pass = short_pass
         # Of each prompt that was computed, float32 [vocab].
-        self._computed: dict[Prompt, Tensor] | None = None
+        self._computed: dict[Prompt, Tensor] = {}
 
     @property
     def next_work(self) -> float:
-        if self._is_computed:
-            return 0.0
-        return sum(prompt_work(self._config, 0, prompt.num_tokens) for prompt in self.prompts)
+        group = [] if self._copying else self._next_group()
+        return sum((prompt_work(self._config, 0, prompt.num_tokens) for prompt in group), 0.0)
 
     @property
-    def _is_computed(self) -> bool:
-        return self._computed is not None
+    def _copying(self) -> list[ShortPrompt]:
+        return [prompt for prompt in self.prompts if prompt.is_on_its_way]
+
+    def _has_computed(self, prompt: Prompt) -> bool:
+        return prompt in self._computed
 
     def _run_quantum(self) -> None:
-        if self._is_computed:
-            self._wait()
-        else:
-            self._compute()
+        if copying := self._copying:
+            for prompt in copying:
+                prompt.wait()
+        elif group := self._next_group():
+            self._compute(group)
         self._settle()
 
-    def _compute(self) -> None:
-        logits, rows = self._pass.run(ShortBatch.of([prompt.token_ids for prompt in self.prompts]))
-        self._computed = dict(zip(self.prompts, logits, strict=False))
-        of_prompts = dict(zip(self.prompts, rows, strict=True))
+    def _next_group(self) -> list[ShortPrompt]:
+        """The first prompts that are not computed yet."""
+        group: list[ShortPrompt] = []
+        most = min(GROUP_TOKENS, self._pass.max_tokens)
+        for prompt in self.prompts:
+            if not self._has_computed(prompt):
+                total = prompt.num_tokens + sum(other.num_tokens for other in group)
+                if group and (total > most or len(group) == MAX_PROMPTS):
+                    break
+                group.append(prompt)
+        return group
+
+    def _compute(self, group: list[ShortPrompt]) -> None:
+        logits, rows = self._pass.run(ShortBatch.of([prompt.token_ids for prompt in group]))
+        self._computed.update(zip(group, logits, strict=False))
+        of_prompts = dict(zip(group, rows, strict=True))
 
         def store(prompt: ShortPrompt) -> None:
             if (copied := prompt.store(of_prompts[prompt])) is not None:
                 self._pass.is_read_until(copied)
 
-        self._each(store)
+        self._each(store, group)
 
     def _logits(self, done: list[Prompt]) -> Tensor:
-        assert self._computed is not None, "what is done was computed"
         return torch.stack([self._computed[prompt] for prompt in done])
 
 
@@ -144,8 +167,7 @@ class PrefillChoice:
         max_tokens: int,
     ) -> AnyPass:
         """With the arguments of `Prefill`."""
-        num_tokens = sum(sequence.num_prefill for sequence in sequences)
-        fits = num_tokens <= self._pass.max_tokens and len(sequences) <= MAX_PROMPTS
+        fits = all(sequence.num_prefill <= self._pass.max_tokens for sequence in sequences)
         is_whole = not any(sequence.num_cached or sequence.prompt_attention() for sequence in sequences)
         is_dense = all(cache.is_dense for of_layers in caches for cache in of_layers)
         if self._pass.is_open and fits and is_whole and is_dense:

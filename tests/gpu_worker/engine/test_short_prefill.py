@@ -128,6 +128,25 @@ def test_one_that_is_cancelled_is_waited_for_and_the_others_are_done_by_themselv
     assert [sequence.num_tokens for sequence in sequences] == [0, 0, 5]
 
 
+@torch.inference_mode()
+def test_what_is_too_much_for_a_pass_is_computed_after_who_came_first_is_done() -> None:
+    decoder = make_model().decoder
+    computed = Computed(decoder, (200, 90, 250), pass_of(decoder))
+    prefill, offloader = computed.prefill, computed.offloader
+    prefill.advance()
+    assert prefill.next_work == 0
+    assert [len(cache.stored) for cache in computed.caches] == [NUM_LAYERS, NUM_LAYERS, 0]
+    # Waits for the copies of the first two.
+    prefill.advance()
+    assert [mark.reached for mark in offloader.marks] == [True, True]
+    first, logits = prefill.take_done()
+    assert [prompt.sequence for prompt in first] == computed.sequences[:2]
+    assert prefill.next_work > 0
+    logits = torch.cat([logits, computed.logits()])
+    alone = [Computed(decoder, (length,)).logits() for length in (200, 90, 250)]
+    torch.testing.assert_close(logits, torch.cat(alone))
+
+
 def short_rig(**options: object) -> Rig:
     model = make_model()
     choice = PrefillChoice(ShortPass(model.decoder, CHUNK, captures=False))
