@@ -122,7 +122,7 @@ class Sequence:
         self.table = np.concatenate([self.table, added], axis=1)
 
     def cut_to_prefix(self) -> npt.NDArray[np.int32]:
-        """Keep the slabs that `LookupPrefix` gave only; returns the others."""
+        """Keep the slabs that it shares since its begin only; returns the others."""
         num_kept = self.num_prefix_tokens // self.geometry.tokens_per_slab
         own = self.table[:, num_kept:].ravel()
         self.table = self.table[:, :num_kept].copy()

@@ -144,9 +144,18 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         )
 
     @_unary
-    def OpenSequence(self, request: pb.OpenSequenceRequest) -> pb.OpenSequenceResponse:
-        self._store.open_sequence(request.epoch, request.worker_id, request.sequence_id)
-        return pb.OpenSequenceResponse()
+    def Begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
+        num_shared, table = self._store.begin(
+            request.epoch,
+            request.worker_id,
+            request.sequence_id,
+            request.num_tokens,
+            tuple(request.prefix_hashes),
+            request.takes_less,
+        )
+        return pb.BeginResponse(
+            num_shared_tokens=num_shared, slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1]
+        )
 
     @_unary
     def Reserve(self, request: pb.ReserveRequest) -> pb.ReserveResponse:
@@ -163,17 +172,9 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.layer_begin,
             request.layer_end,
             tuple(request.prefix_hashes),
+            request.session_id,
         )
         return pb.SealResponse()
-
-    @_unary
-    def LookupPrefix(self, request: pb.LookupPrefixRequest) -> pb.LookupPrefixResponse:
-        num_tokens, table = self._store.lookup_prefix(
-            request.epoch, request.worker_id, request.sequence_id, tuple(request.prefix_hashes)
-        )
-        return pb.LookupPrefixResponse(
-            num_tokens=num_tokens, slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1]
-        )
 
     @_unary
     def BuildIndex(self, request: pb.BuildIndexRequest) -> pb.BuildIndexResponse:
@@ -234,14 +235,10 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         return pb.PutRowsResponse()
 
     @_unary
-    def Release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
-        self._store.release(request.epoch, request.worker_id, request.sequence_id, request.keeps_prefix)
-        return pb.ReleaseResponse()
-
-    @_unary
-    def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
-        self._store.pin_session(request.epoch, request.worker_id, request.sequence_id, request.session_id)
-        return pb.PinSessionResponse()
+    def End(self, request: pb.EndRequest) -> pb.EndResponse:
+        ends = [wire.end_from_message(each) for each in request.ends]
+        self._store.end(request.epoch, request.worker_id, ends)
+        return pb.EndResponse()
 
     @_unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

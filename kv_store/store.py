@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
 from kv_store.client.wire import SequenceStats, StoreStats
-from kv_store.errors import InvalidArgument
+from kv_store.errors import InvalidArgument, OutOfSpace
 from kv_store.prefixes import check_hashes
 from kv_store.sequences import Sequence
 from kv_store.slabs import distinct
@@ -33,6 +34,11 @@ def check_id(name: str, value: str) -> None:
     """Raises InvalidArgument for an empty or overlong id."""
     if not 1 <= len(value) <= _MAX_ID_CHARACTERS:
         raise InvalidArgument(f"{name} has {len(value)} characters, it must have 1 to {_MAX_ID_CHARACTERS}")
+
+
+def _check_num_tokens(num_tokens: int) -> None:
+    if not 0 <= num_tokens <= _MAX_TOKENS:
+        raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
 
 
 class Store:
@@ -58,28 +64,46 @@ class Store:
             state.workers.add(worker_id, slabs)
             return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)
 
-    def open_sequence(self, epoch: int, worker_id: str, sequence_id: str) -> None:
-        """Start an empty sequence; nothing changes when it is open already."""
+    def begin(
+        self,
+        epoch: int,
+        worker_id: str,
+        sequence_id: str,
+        num_tokens: int,
+        prefix_hashes: Items[bytes] = (),
+        takes_less: bool = False,
+    ) -> tuple[int, npt.NDArray[np.int32]]:
+        """Start a sequence, or leave nothing behind: it shares the sealed slabs of the longest known prefix, and has
+        slabs for `num_tokens` tokens in all. One that was started already keeps what it has.
+
+        takes_less: where room is missing it has the known prefix only; where none is known it is not started. Returns
+        the number of shared tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace,
+        InvalidArgument.
+        """
         check_id("sequence_id", sequence_id)
+        check_hashes(prefix_hashes)
+        _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
-            if state.sequences.find(worker_id, sequence_id) is None:
-                state.sequences.add(Sequence(worker_id, sequence_id, state.geometry))
+            known = state.sequences.find(worker_id, sequence_id)
+            sequence = known or self._start(worker_id, sequence_id, prefix_hashes)
+            try:
+                self._grow(sequence, num_tokens)
+            except OutOfSpace:
+                if known is None and not (takes_less and sequence.num_prefix_tokens):
+                    state.drop_sequence(sequence)
+                if not takes_less:
+                    raise
+            return sequence.num_prefix_tokens, sequence.table
 
     def reserve(self, epoch: int, worker_id: str, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
         """Slabs of every layer for `num_tokens` tokens in all: int32 [num_layers, slabs_per_layer].
 
         All or nothing. Raises OutOfSpace, NotFound, InvalidArgument.
         """
-        if not 0 <= num_tokens <= _MAX_TOKENS:
-            raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
+        _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
-            added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
-            if added > 0:
-                num_layers = state.geometry.layout.num_layers
-                state.make_room(added * num_layers, f"{num_tokens} tokens")
-                after = sequence.table[:, -1] if sequence.slabs_per_layer else None
-                sequence.grow(state.allocator.allocate(num_layers, added, after))
+            self._grow(sequence, num_tokens)
             return sequence.table
 
     def seal(
@@ -91,92 +115,49 @@ class Store:
         layer_begin: int,
         layer_end: int,
         prefix_hashes: Items[bytes] = (),
+        session_id: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in these layers; wholly filled slabs become immutable.
 
-        With `prefix_hashes`, slabs full in every layer are listed for reuse. Sealing less than before is harmless.
-        Raises NotFound, InvalidArgument.
+        With `prefix_hashes`, slabs full in every layer are listed for reuse; with `session_id` those are kept under
+        this name after the sequence's end. Sealing less than before is harmless. Raises NotFound, InvalidArgument.
         """
-        check_hashes(prefix_hashes)
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
-            num_layers = state.geometry.layout.num_layers
-            if not 0 <= layer_begin < layer_end <= num_layers:
-                raise InvalidArgument(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
-            if not 0 <= num_tokens <= sequence.capacity:
-                raise InvalidArgument(
-                    f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved"
-                )
-            known = sequence.prefix_hashes
-            common = min(len(known), len(prefix_hashes))
-            if tuple(prefix_hashes[:common]) != known[:common]:
-                raise InvalidArgument("the prefix hashes differ from those of an earlier call")
-            if len(prefix_hashes) > sequence.slabs_per_layer:
-                raise InvalidArgument(
-                    f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
-                )
-            sealed = sequence.sealed[layer_begin:layer_end]
-            np.maximum(sealed, num_tokens, out=sealed)
-            if len(prefix_hashes) > len(known):
-                sequence.prefix_hashes = tuple(prefix_hashes)
-            self._publish(sequence)
+            self._seal(sequence, num_tokens, layer_begin, layer_end, prefix_hashes)
+            self._pin(sequence, session_id)
 
-    def lookup_prefix(
-        self, epoch: int, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes]
-    ) -> tuple[int, npt.NDArray[np.int32]]:
-        """Let an empty sequence share the sealed slabs of the longest known prefix.
+    def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
+        """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
 
-        Returns the number of tokens and the table int32 [num_layers, slabs_per_layer]. A second call returns the
-        same. Raises NotFound, InvalidArgument when the sequence has slabs of its own.
+        Raises the first InvalidArgument once all are ended: of what cannot be sealed, or of one that would keep its
+        prefix and has indexes, which alone does not end.
         """
-        check_hashes(prefix_hashes)
+        refused: list[InvalidArgument] = []
         with self._state.entered(epoch, worker_id) as state:
-            sequence = state.sequences.get(worker_id, sequence_id)
-            if sequence.num_prefix_tokens:
-                columns = sequence.num_prefix_tokens // sequence.geometry.tokens_per_slab
-                return sequence.num_prefix_tokens, sequence.table[:, :columns]
-            if sequence.slabs_per_layer:
-                raise InvalidArgument(f"sequence {sequence_id!r} has slabs already: look up before Reserve")
-            found = state.prefixes.lookup(prefix_hashes)
-            if found:
-                table = np.stack(found, axis=1)
-                state.allocator.retain(table.ravel())
-                sequence.grow(table)
-                sequence.num_prefix_tokens = len(found) * sequence.geometry.tokens_per_slab
-                sequence.sealed[:] = sequence.num_prefix_tokens
-                sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
-            return sequence.num_prefix_tokens, sequence.table
-
-    def release(self, epoch: int, worker_id: str, sequence_id: str, keeps_prefix: bool = False) -> None:
-        """End a sequence, or give up its own slabs only; releasing an unknown one is harmless, so a retry is safe.
-
-        keeps_prefix: it goes on reading what `lookup_prefix` found. Raises InvalidArgument where it has indexes.
-        """
-        with self._state.entered(epoch, worker_id) as state:
-            sequence = state.sequences.find(worker_id, sequence_id)
-            if sequence is None:
-                return
-            if not keeps_prefix:
-                state.drop_sequence(sequence)
-                return
-            if sequence.indexes or sequence.trainings:
-                raise InvalidArgument(
-                    f"sequence {sequence_id!r} has indexes over the slabs that it would give up"
-                )
-            state.allocator.release(sequence.cut_to_prefix())
-
-    def pin_session(self, epoch: int, worker_id: str, sequence_id: str, session_id: str) -> None:
-        """Keep the sequence's listed prefix slabs under this name after its release.
-
-        Raises NotFound, InvalidArgument when the sequence listed nothing.
-        """
-        check_id("session_id", session_id)
-        with self._state.entered(epoch, worker_id) as state:
-            sequence = state.sequences.get(worker_id, sequence_id)
-            found = state.prefixes.lookup(sequence.prefix_hashes)
-            if not found:
-                raise InvalidArgument(f"sequence {sequence_id!r} has no full slab sealed with prefix hashes")
-            state.sessions.pin(session_id, np.concatenate(found))
+            for each in ends:
+                sequence = state.sequences.find(worker_id, each.sequence_id)
+                if sequence is None:
+                    continue
+                try:
+                    if each.num_tokens:
+                        layers = state.geometry.layout.num_layers
+                        self._seal(sequence, each.num_tokens, 0, layers, each.prefix_hashes)
+                    self._pin(sequence, each.session_id)
+                except InvalidArgument as error:
+                    refused.append(error)
+                if not each.keeps_prefix:
+                    state.drop_sequence(sequence)
+                elif sequence.indexes or sequence.trainings:
+                    refused.append(
+                        InvalidArgument(
+                            f"sequence {each.sequence_id!r} has indexes over the slabs that it would give up"
+                        )
+                    )
+                else:
+                    state.allocator.release(sequence.cut_to_prefix())
+        if refused:
+            raise refused[0]
 
     def heartbeat(self, epoch: int, worker_id: str) -> None:
         """Renew the worker's lease and nothing else."""
@@ -228,6 +209,67 @@ class Store:
                     for sequence in state.sequences
                 ),
             )
+
+    def _start(self, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes]) -> Sequence:
+        """A new sequence with the slabs of the longest known prefix."""
+        state = self._state
+        sequence = Sequence(worker_id, sequence_id, state.geometry)
+        state.sequences.add(sequence)
+        if found := state.prefixes.lookup(prefix_hashes):
+            table = np.stack(found, axis=1)
+            state.allocator.retain(table.ravel())
+            sequence.grow(table)
+            sequence.num_prefix_tokens = len(found) * sequence.geometry.tokens_per_slab
+            sequence.sealed[:] = sequence.num_prefix_tokens
+            sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
+        return sequence
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """All or nothing. Raises OutOfSpace."""
+        state = self._state
+        added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
+        if added <= 0:
+            return
+        num_layers = state.geometry.layout.num_layers
+        state.make_room(added * num_layers, f"{num_tokens} tokens")
+        after = sequence.table[:, -1] if sequence.slabs_per_layer else None
+        sequence.grow(state.allocator.allocate(num_layers, added, after))
+
+    def _seal(
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        layer_begin: int,
+        layer_end: int,
+        prefix_hashes: Items[bytes],
+    ) -> None:
+        check_hashes(prefix_hashes)
+        num_layers = self._state.geometry.layout.num_layers
+        if not 0 <= layer_begin < layer_end <= num_layers:
+            raise InvalidArgument(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
+        if not 0 <= num_tokens <= sequence.capacity:
+            raise InvalidArgument(f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved")
+        known = sequence.prefix_hashes
+        common = min(len(known), len(prefix_hashes))
+        if tuple(prefix_hashes[:common]) != known[:common]:
+            raise InvalidArgument("the prefix hashes differ from those of an earlier call")
+        if len(prefix_hashes) > sequence.slabs_per_layer:
+            raise InvalidArgument(
+                f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
+            )
+        sealed = sequence.sealed[layer_begin:layer_end]
+        np.maximum(sealed, num_tokens, out=sealed)
+        if len(prefix_hashes) > len(known):
+            sequence.prefix_hashes = tuple(prefix_hashes)
+        self._publish(sequence)
+
+    def _pin(self, sequence: Sequence, session_id: str) -> None:
+        """Keep what is listed of the sequence under this name; nothing where it has none, or nothing is listed."""
+        if not session_id:
+            return
+        check_id("session_id", session_id)
+        if found := self._state.prefixes.lookup(sequence.prefix_hashes):
+            self._state.sessions.pin(session_id, np.concatenate(found))
 
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_tokens // sequence.geometry.tokens_per_slab

@@ -64,8 +64,6 @@ class StoreLink:
         self._extents = extents
         self._known = known
         self._is_mapped = True
-        # Sequences that ended while the store was silent, and that it still has.
-        self._unreleased: set[str] = set()
         self.is_attached = True
 
     @property
@@ -78,36 +76,37 @@ class StoreLink:
         """See `StoreClient.silent_seconds`."""
         return self._client.silent_seconds
 
-    def open(self, sequence_id: str) -> None:
-        """Open a sequence; after a failure or a restart of the store, attach again. Raises StoreError."""
+    def begin(
+        self, sequence_id: str, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
+    ) -> Extent:
+        """Start a sequence with room for so many tokens in all, which reads the longest known prefix of the first
+        `num_reusable` hashes; after a failure or a restart of the store, attach again. Nothing is left of one that does
+        not start. Raises StoreError."""
         if self.is_attached:
             try:
-                self.open_attached(sequence_id)
-                return
+                return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable)
             except StaleEpoch:
                 # It answers, as a new start that holds nothing of ours; this request has lost nothing.
                 self.is_attached = False
         self._attach_anew()
-        self.open_attached(sequence_id)
+        return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable)
 
-    def open_attached(self, sequence_id: str) -> None:
-        """Open a sequence, or fail: nothing is attached again. Raises StoreError."""
-        # What is left of an earlier try goes first.
-        self._release_left()
-        try:
-            self._client.open_sequence(sequence_id)
-        except NoAnswer:
-            # It may be open there all the same.
-            self._unreleased.add(sequence_id)
-            raise
-
-    def share(self, sequence_id: str, hashes: tuple[bytes, ...]) -> None:
-        """Let an open sequence without slabs read the longest known prefix of these. Raises StoreUnavailable."""
-        extent = self._extents[sequence_id]
-        if hashes:
-            match = self.call(lambda: self._client.lookup_prefix(sequence_id, hashes))
-            extent.shared = extent.written = extent.sealed = extent.reserved = match.num_tokens
-            extent.slabs = match.slab_table
+    def begin_attached(
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        hashes: tuple[bytes, ...],
+        num_reusable: int,
+        is_copy: bool = False,
+    ) -> Extent:
+        """As `begin`, but nothing is attached again. is_copy: where room is missing it only reads what is known, and no
+        extent is held where that is nothing."""
+        begun = self._client.begin(sequence_id, num_tokens, hashes[:num_reusable], takes_less=is_copy)
+        num_shared, reserved = begun.num_shared, begun.slab_table.shape[1] * self._client.tokens_per_slab
+        extent = Extent(reserved, num_shared, num_shared, num_shared, hashes, begun.slab_table, is_copy)
+        if reserved:
+            self._extents[sequence_id] = extent
+        return extent
 
     def reserve(self, sequence_id: str, num_tokens: int) -> None:
         """Room for so many tokens of an open sequence in all. Raises CapacityError that names the missing bytes, and
@@ -116,21 +115,37 @@ class StoreLink:
         extent.slabs = self.call(lambda: self._client.reserve(sequence_id, num_tokens))
         extent.reserved = -(-num_tokens // per_slab) * per_slab
 
-    def release(self, sequence_id: str, seat: int, is_idle: bool = False) -> None:
-        """Free a sequence's slabs at once, in a silent store once it answers; nothing is left to free in one that is
-        gone. is_idle: the device is done with them, which else is waited for."""
+    def end(
+        self,
+        sequence_id: str,
+        seat: int,
+        is_idle: bool = False,
+        num_tokens: int = 0,
+        hashes: tuple[bytes, ...] = (),
+        session: str = "",
+    ) -> None:
+        """Free a sequence's slabs, in a silent store once it answers; nothing is left to free in one that is gone.
+        Never waits for the store.
+
+        is_idle: the device is done with them, which else is waited for. num_tokens, hashes, session: what is sealed
+        before, as `seal` does in all layers; 0: nothing is.
+        """
         if self._extents.pop(sequence_id, None) is None:
             return
         self._arena.forget(seat, is_idle)
-        try:
-            self.call(lambda: self._client.release(sequence_id))
-        except StoreSilent:
-            self._unreleased.add(sequence_id)
-        except StoreUnavailable:
-            self.is_attached = False
+        self._client.end(sequence_id, num_tokens, hashes, session)
+        self._known.add(hashes)
 
-    def seal(self, sequence_id: str, num_tokens: int, layers: range, hashes: tuple[bytes, ...] = ()) -> None:
-        """Make written layers readable; by hashes others find them. Raises StoreUnavailable."""
+    def seal(
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        layers: range,
+        hashes: tuple[bytes, ...] = (),
+        session: str = "",
+    ) -> None:
+        """Make written layers readable; by hashes others find them, which the session keeps. Raises
+        StoreUnavailable."""
         self.call(
             lambda: self._client.seal(
                 sequence_id,
@@ -138,6 +153,7 @@ class StoreLink:
                 layer_begin=layers.start,
                 layer_end=layers.stop,
                 prefix_hashes=hashes,
+                session_id=session,
             )
         )
         self._known.add(hashes)
@@ -155,7 +171,6 @@ class StoreLink:
         if self.is_attached:
             try:
                 self._client.check()
-                self._release_left()
                 return False
             except NoAnswer:
                 return False
@@ -198,16 +213,10 @@ class StoreLink:
         except StoreSilent as error:
             raise StoreUnavailable(str(error)) from error
 
-    def _release_left(self) -> None:
-        for sequence_id in tuple(self._unreleased):
-            self._client.release(sequence_id)
-            self._unreleased.discard(sequence_id)
-
     def _attach_anew(self) -> None:
         # From here on nothing of before is held, also if the store is not there.
         self._extents.clear()
         self._known.clear()
-        self._unreleased.clear()
         self._let_go()
         if self._client.silent_seconds:
             raise NoAnswer("the KV store does not answer")

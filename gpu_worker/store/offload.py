@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
-from gpu_worker.errors import CapacityError, StoreSilent, WorkerError
+from gpu_worker.errors import CapacityError, StoreSilent
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
@@ -23,6 +25,8 @@ from gpu_worker.store.prefixes import KnownPrefixes, session_name
 from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
+
+Result = TypeVar("Result")
 
 # Of every layer, that a sequence asks for at once as it grows.
 SLABS_AHEAD = 4
@@ -119,21 +123,17 @@ class Offloader:
     def open(
         self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
     ) -> int:
-        """Start a sequence with room for `num_tokens`; returns how many of its first tokens the store has. Raises
-        ArenaFull that names the missing bytes.
+        """Start a sequence with room for `num_tokens`, in one call; returns how many of its first tokens the store has.
+        Raises ArenaFull that names the missing bytes.
 
         hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
         `num_reusable` it shares those that are known. Its slabs reach `arena` as layers are put (`put_layers`). After a
         failure or a restart of the store this attaches again: then what earlier sequences held is lost (`holds`).
         """
-        self._call(lambda: self._link.open(sequence.sequence_id))
-        extent = self._extents[sequence.sequence_id] = Extent(hashes=hashes)
-        try:
-            self._link.share(sequence.sequence_id, hashes[:num_reusable])
-            self._ask_for_room(sequence, num_tokens)
-        except WorkerError:
-            self.release(sequence)
-            raise
+        name = sequence.sequence_id
+        extent = self._with_room(
+            lambda: self._call(lambda: self._link.begin(name, num_tokens, hashes, num_reusable))
+        )
         return extent.shared
 
     def missing_alone(self, num_tokens: int, jobs: list[IndexJob]) -> int:
@@ -168,20 +168,21 @@ class Offloader:
         if num_tokens <= self._extents[sequence.sequence_id].reserved:
             return
         ahead = min(num_tokens + SLABS_AHEAD * self._client.tokens_per_slab, sequence.capacity)
+        name = sequence.sequence_id
         try:
-            self._link.reserve(sequence.sequence_id, max(num_tokens, ahead))
+            self._link.reserve(name, max(num_tokens, ahead))
         except CapacityError:
-            self._ask_for_room(sequence, num_tokens)
-        self._arena.adopt(sequence.seat, self._extents[sequence.sequence_id].slabs)
+            self._with_room(lambda: self._link.reserve(name, num_tokens))
+        self._arena.adopt(sequence.seat, self._extents[name].slabs)
 
-    def _ask_for_room(self, sequence: Sequence, num_tokens: int) -> None:
-        """Copies, which nobody needs, give way."""
+    def _with_room(self, ask: Callable[[], Result]) -> Result:
+        """Its result. Where room is missing copies, which nobody needs, give way."""
         try:
-            self._link.reserve(sequence.sequence_id, num_tokens)
+            return ask()
         except CapacityError:
             if not self.copies.give_way():
                 raise
-            self._link.reserve(sequence.sequence_id, num_tokens)
+            return ask()
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `SlabRows.read`."""
@@ -197,9 +198,8 @@ class Offloader:
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
         hashes = extent.hashes if layers.stop == self._num_layers else ()
-        self._link.seal(sequence.sequence_id, num_tokens, layers, hashes)
-        if hashes and (name := session_name(sequence.request)):
-            self._call(lambda: self._client.pin_session(sequence.sequence_id, name))
+        session = session_name(sequence.request) if hashes else ""
+        self._link.seal(sequence.sequence_id, num_tokens, layers, hashes, session)
         extent.written = extent.sealed = num_tokens
         self.offloaded_bytes += len(layers) * (num_tokens - extent.shared) * self._client.layout.token_bytes
 
@@ -327,8 +327,8 @@ class Offloader:
         self._call(self._client.check)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slabs at once, or its copy's."""
-        self._link.release(sequence.sequence_id, sequence.seat)
+        """Free the sequence's slabs, or its copy's. Never waits for the store."""
+        self._link.end(sequence.sequence_id, sequence.seat)
 
     def close(self) -> None:
         self._arena.close()

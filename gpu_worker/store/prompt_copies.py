@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import torch
@@ -49,25 +48,19 @@ class PromptCopies:
         return self._arena.copies_aside or (self._device.type == "cpu" and not self._client.selects_in_store)
 
     def open(self, sequence: Sequence, hashes: tuple[bytes, ...], num_reusable: int) -> int:
-        """Find what is known of a prompt, and room for the rest of the slabs that it fills; returns how many of its
-        first tokens are known. hashes, num_reusable: as for `Offloader.open`."""
+        """Find what is known of a prompt, and room for the rest of the slabs that it fills, in one call; returns how
+        many of its first tokens are known. hashes, num_reusable: as for `Offloader.open`."""
         if not (hashes and self._is_cheap and self._link.is_reachable):
             return 0
-        name = sequence.sequence_id
-        extent = Extent(hashes=hashes, is_copy=True)
+        room = len(hashes) * self._client.tokens_per_slab
         try:
-            self._link.call(lambda: self._link.open_attached(name))
-            self._extents[name] = extent
-            self._link.share(name, hashes[:num_reusable])
+            extent = self._link.call(
+                lambda: self._link.begin_attached(
+                    sequence.sequence_id, room, hashes, num_reusable, is_copy=True
+                )
+            )
         except WorkerError:
-            self._link.release(name, sequence.seat, is_idle=True)
             return 0
-        num_tokens = len(hashes) * self._client.tokens_per_slab
-        with contextlib.suppress(WorkerError):
-            if num_tokens > extent.shared:
-                self._link.reserve(name, num_tokens)
-        if not extent.reserved:
-            self._link.release(name, sequence.seat, is_idle=True)
         return extent.shared
 
     def holds(self, sequence: Sequence) -> bool:
@@ -97,25 +90,20 @@ class PromptCopies:
             return self._rows.write(sequence, extent, layers, rows[:, :, : extent.reserved])
         except WorkerError:
             # What is still to be read of a prefix is lost too: `load_layer` tells.
-            self._link.release(sequence.sequence_id, sequence.seat)
+            self._link.end(sequence.sequence_id, sequence.seat)
             return None
 
     def end(self, sequence: Sequence) -> None:
-        """Let others find a prompt of which all layers are copied, and let go of it. No error without a copy."""
+        """Let others find a prompt of which all layers are copied, and let go of it; never waits. No error without a
+        copy."""
         extent = self._extent(sequence)
         if extent is None:
             return
-        name, num_tokens = sequence.sequence_id, extent.reserved
-        with contextlib.suppress(WorkerError):
-            self._link.call(self._client.check)
-            if _is_written(extent):
-                layout = self._client.layout
-                self._link.seal(name, num_tokens, range(layout.num_layers), extent.hashes)
-                self.copied_bytes += (num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
-            if session := session_name(sequence.request):
-                self._link.call(lambda: self._client.pin_session(name, session))
+        num_tokens, hashes = (extent.reserved, extent.hashes) if _is_written(extent) else (0, ())
+        layout, name = self._client.layout, sequence.sequence_id
+        self.copied_bytes += max(0, num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
         # Behind the last layer's mark nothing uses its slabs.
-        self._link.release(name, sequence.seat, is_idle=True)
+        self._link.end(name, sequence.seat, True, num_tokens, hashes, session_name(sequence.request))
 
     def give_way(self) -> bool:
         """Give up the room of all copies that are being written; False where there is none. What they read they keep.
@@ -128,7 +116,7 @@ class PromptCopies:
         for name, extent in written.items():
             num_shared = extent.shared // self._client.tokens_per_slab
             extent.reserved, extent.slabs = extent.shared, extent.slabs[:, :num_shared]
-            self._link.call(functools.partial(self._client.release, name, keeps_prefix=True))
+            self._link.call(functools.partial(self._client.cut_to_prefix, name))
         return bool(written)
 
     def _extent(self, sequence: Sequence) -> Extent | None:

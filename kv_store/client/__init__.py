@@ -24,13 +24,14 @@ from kv_store.client.indexes import (
     check_metric,
 )
 from kv_store.client.layout import Layout
-from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted
+from kv_store.client.rows import Begun, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
 from kv_store.client.wire import SequenceStats, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",
     "PQ_METRICS",
+    "Begun",
     "HandoffRefused",
     "IndexSegment",
     "InvalidStoreRequest",
@@ -38,7 +39,6 @@ __all__ = [
     "Layout",
     "NotInStore",
     "PQParams",
-    "PrefixMatch",
     "RowsWanted",
     "SequenceStats",
     "StaleEpoch",

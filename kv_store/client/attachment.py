@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kv_store.client import wire
+from kv_store.client.ends import Ends, SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
 from kv_store.client.indexes import IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
@@ -32,6 +33,7 @@ class Attachment:
     rpc: StoreRpc
     transport: Transport
     lease: Lease
+    ends: Ends
 
     def ask(self, method: str, **fields: Any) -> Any:
         """The reply to a method of this name, asked with these fields by this worker. Raises StoreError; a StaleEpoch
@@ -53,7 +55,13 @@ class Attachment:
             self.lease.lose(exc)
             raise
 
-    def close(self) -> None:
+    def tell_ended(self, ends: Sequence[SequenceEnd]) -> None:
+        """Raises StoreError."""
+        self.ask("End", ends=[wire.end_to_message(each) for each in ends])
+
+    def close(self, is_drained: bool = False) -> None:
+        """is_drained: the store hears of what has ended first."""
+        self.ends.close(is_drained)
         self.rpc.close()
         self.lease.close()
         self.transport.close()
@@ -94,13 +102,18 @@ def attach(
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
     num_slabs = reply.arena_bytes // reply.slab_bytes - -(-reply.response_bytes // reply.slab_bytes)
-    return Attachment(reply.epoch, worker_id, geometry, num_slabs, rpc, mapped, lease)
+    ends = Ends(lambda batch: attached.tell_ended(batch), call_seconds)
+    attached = Attachment(reply.epoch, worker_id, geometry, num_slabs, rpc, mapped, lease, ends)
+    return attached
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
     """Wait for the trainers, then get at the arrays. Raises StoreError."""
+    rpc = attached.rpc
     with attached.noting_loss():
-        reply = attached.rpc.wait(attached.rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
+        reply = attached.ends.with_all_room(
+            lambda: rpc.wait(rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
+        )
     refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)

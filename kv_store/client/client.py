@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +12,11 @@ import numpy.typing as npt
 
 from kv_store.client import wire
 from kv_store.client.attachment import Attachment, attach, build_and_fetch
-from kv_store.client.errors import InvalidStoreRequest, StoreError
+from kv_store.client.ends import SequenceEnd
+from kv_store.client.errors import InvalidStoreRequest, StoreError, StoreSilent
 from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
-from kv_store.client.rows import PrefixMatch, RowsWanted, TopKWanted, count_rows
+from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.transports import transport_class
@@ -115,10 +117,34 @@ class StoreClient:
         """The mapped arena, uint8 [arena_bytes], for a GPU worker to register. Raises InvalidStoreRequest."""
         return self._attached.transport.mapping()
 
-    def open_sequence(self, sequence_id: str) -> None:
-        """Start an empty sequence; nothing changes when this worker has it open."""
-        self._attached.ask("OpenSequence", sequence_id=sequence_id)
-        self._tables.open(sequence_id)
+    def begin(
+        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+    ) -> Begun:
+        """Start a sequence, or leave nothing behind: it shares the sealed slabs of the longest known prefix, and has
+        slabs for `num_tokens` tokens in all. After StoreSilent it may be asked again.
+
+        takes_less: where room is missing it has the known prefix only; where none is known it is not started, and
+        has no slabs. Raises StoreFull, which names the missing bytes, InvalidStoreRequest.
+        """
+        attached = self._attached
+        attached.ends.settle_for(sequence_id, prefix_hashes)
+        try:
+            reply = attached.ends.with_all_room(
+                lambda: attached.ask(
+                    "Begin",
+                    sequence_id=sequence_id,
+                    num_tokens=num_tokens,
+                    prefix_hashes=prefix_hashes,
+                    takes_less=takes_less,
+                )
+            )
+        except StoreSilent:
+            # It may have begun there all the same.
+            attached.ends.put(SequenceEnd(sequence_id))
+            raise
+        table = self._tables.begin(sequence_id, reply.num_shared_tokens)
+        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
+        return Begun(reply.num_shared_tokens, table.table)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
         """Slabs of every layer for `num_tokens` tokens in all: int32 [num_layers, slabs_per_layer], read-only.
@@ -127,7 +153,9 @@ class StoreClient:
         """
         attached = self._attached
         table = self._tables.get(sequence_id)
-        reply = attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
+        reply = attached.ends.with_all_room(
+            lambda: attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
+        )
         table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
         return table.table
 
@@ -159,11 +187,12 @@ class StoreClient:
         layer_begin: int = 0,
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
+        session_id: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in layers [layer_begin, layer_end); full slabs become immutable.
 
-        `prefix_hashes`: a chain of 32-byte hashes, one for each full slab; those slabs stay for reuse after
-        `release`. Raises InvalidStoreRequest, NotInStore.
+        `prefix_hashes`: a chain of 32-byte hashes, one for each full slab; those slabs stay for reuse after the end.
+        `session_id`: a name under which they are kept longest. Raises InvalidStoreRequest, NotInStore.
         """
         table = self._tables.get(sequence_id)
         end = self._layout.num_layers if layer_end is None else layer_end
@@ -174,23 +203,10 @@ class StoreClient:
             layer_begin=layer_begin,
             layer_end=end,
             prefix_hashes=prefix_hashes,
+            session_id=session_id,
         )
         for layer in range(layer_begin, end):
             table.sealed[layer] = max(table.sealed[layer], num_tokens)
-
-    def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
-        """Let an open, empty sequence share the sealed slabs of the longest known prefix.
-
-        Raises InvalidStoreRequest when the sequence has slabs of its own, NotInStore.
-        """
-        attached = self._attached
-        table = self._tables.get(sequence_id)
-        reply = attached.ask("LookupPrefix", sequence_id=sequence_id, prefix_hashes=prefix_hashes)
-        if reply.num_tokens and not table.capacity:
-            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
-            table.sealed = [reply.num_tokens] * self._layout.num_layers
-            table.num_prefix_tokens = reply.num_tokens
-        return PrefixMatch(reply.num_tokens, table.table[:, : reply.slabs_per_layer])
 
     def build_index(
         self,
@@ -271,24 +287,29 @@ class StoreClient:
         positions = [part.reshape(heads, -1) for part in np.split(flat, ends)]
         return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)
 
-    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
-        """End a sequence; its private slabs and indexes are free at once. Unknown ids are harmless.
+    def end(
+        self, sequence_id: str, num_tokens: int = 0, prefix_hashes: Sequence[bytes] = (), session_id: str = ""
+    ) -> None:
+        """End a sequence, whose slabs and indexes are free soon; unknown ids are harmless. Returns at once and raises
+        nothing: the store is told beside the caller, again if it does not answer.
 
-        keeps_prefix: give up its private slabs only; it goes on reading what `lookup_prefix` found.
+        num_tokens: that are sealed before in all layers, as `seal` does; 0: none.
         """
-        attached = self._attached
-        if keeps_prefix:
-            self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
-        else:
-            self._tables.forget(sequence_id)
-        attached.ask("Release", sequence_id=sequence_id, keeps_prefix=keeps_prefix)
+        self._tables.forget(sequence_id)
+        self._attached.ends.put(SequenceEnd(sequence_id, num_tokens, tuple(prefix_hashes), session_id))
 
-    def pin_session(self, sequence_id: str, session_id: str) -> None:
-        """Keep the sequence's full slabs that were sealed with hashes; call it before `release`."""
-        self._attached.ask("PinSession", sequence_id=sequence_id, session_id=session_id)
+    def cut_to_prefix(self, sequence_id: str) -> None:
+        """Give up the slabs that a sequence does not share; it goes on reading what `begin` let it share. Raises
+        NotInStore, InvalidStoreRequest where it has indexes."""
+        attached = self._attached
+        self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
+        attached.tell_ended([SequenceEnd(sequence_id, keeps_prefix=True)])
 
     def stats(self) -> StoreStats:
-        """The whole store's figures, every worker's sequences included; needs no valid lease."""
+        """The whole store's figures, every worker's sequences included; needs no valid lease. What has ended is told
+        before."""
+        with contextlib.suppress(StoreError):
+            self._attached.ends.settle()
         rpc = self._attached.rpc
         return wire.stats_from_message(rpc.call(rpc.stub.Stats, pb.StatsRequest()))
 
@@ -313,7 +334,7 @@ class StoreClient:
         """
         self._tables.clear()
         attached = self._connect(self._call_seconds)
-        self._detach()
+        self._attached.close()
         self._attached = attached
 
     def unmap(self) -> None:
@@ -321,10 +342,8 @@ class StoreClient:
         self._attached.transport.close()
 
     def close(self) -> None:
-        """End the heartbeat and the connection; the store drops what is left when the lease runs out."""
+        """End the heartbeat and the connection, once the store knows what has ended or does not answer; it drops what
+        is left when the lease runs out."""
         self._builds.shutdown(wait=False, cancel_futures=True)
-        self._detach()
-
-    def _detach(self) -> None:
         self._tables.clear()
-        self._attached.close()
+        self._attached.close(is_drained=True)

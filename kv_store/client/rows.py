@@ -40,8 +40,9 @@ def count_rows(wanted: Sequence[RowsWanted]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Sealed slabs that a sequence now shares: `slab_table` int32 [num_layers, slabs_per_layer]."""
+class Begun:
+    """What a sequence has from its begin on: so many first tokens in slabs that it shares, and `slab_table` int32
+    [num_layers, slabs_per_layer], read-only, the shared ones first."""
 
-    num_tokens: int
+    num_shared: int
     slab_table: npt.NDArray[np.int32]

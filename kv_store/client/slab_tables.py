@@ -86,9 +86,13 @@ class SlabTables:
         self._layout = layout
         self._tables: dict[str, SlabTable] = {}
 
-    def open(self, sequence_id: str) -> None:
+    def begin(self, sequence_id: str, num_prefix_tokens: int) -> SlabTable:
+        """A sequence's table; a new one, which shares so many tokens, where it had none."""
         if sequence_id not in self._tables:
-            self._tables[sequence_id] = SlabTable(self._layout)
+            table = self._tables[sequence_id] = SlabTable(self._layout)
+            table.num_prefix_tokens = num_prefix_tokens
+            table.sealed = [num_prefix_tokens] * self._layout.num_layers
+        return self._tables[sequence_id]
 
     def get(self, sequence_id: str) -> SlabTable:
         """Raises NotInStore."""

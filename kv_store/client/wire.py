@@ -11,6 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from carrel.process.version import Edition, edition_of
+from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.indexes import ArrayRef, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
@@ -126,6 +127,15 @@ def array_from_message(message: pb.ArrayRef) -> ArrayRef:
     return ArrayRef(message.name, message.offset, message.num_bytes, message.dtype, tuple(message.shape))
 
 
+def end_to_message(end: SequenceEnd) -> pb.SequenceEnd:
+    """The message has the record's fields, by the same names."""
+    return pb.SequenceEnd(**_fields(SequenceEnd, end))
+
+
+def end_from_message(message: pb.SequenceEnd) -> SequenceEnd:
+    return SequenceEnd(**{**_fields(SequenceEnd, message), "prefix_hashes": tuple(message.prefix_hashes)})
+
+
 def stats_to_message(stats: StoreStats) -> pb.StatsResponse:
     """The message has the record's fields, by the same names."""
     return pb.StatsResponse(**dataclasses.asdict(stats))
@@ -136,8 +146,8 @@ def stats_from_message(message: pb.StatsResponse) -> StoreStats:
     return StoreStats(**{**_fields(StoreStats, message), "sequences": sequences})
 
 
-def _fields(kind: type, message: Message) -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+def _fields(kind: type, source: Message | SequenceEnd) -> dict[str, Any]:
+    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
 def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:

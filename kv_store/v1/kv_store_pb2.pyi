@@ -108,19 +108,31 @@ class AttachResponse(_message.Message):
     edition: Edition
     def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
-class OpenSequenceRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id")
+class BeginRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens", "prefix_hashes", "takes_less")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_LESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+    num_tokens: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    takes_less: bool
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., takes_less: bool = ...) -> None: ...
 
-class OpenSequenceResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class BeginResponse(_message.Message):
+    __slots__ = ("num_shared_tokens", "slab_table", "slabs_per_layer")
+    NUM_SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLAB_TABLE_FIELD_NUMBER: _ClassVar[int]
+    SLABS_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
+    num_shared_tokens: int
+    slab_table: _containers.RepeatedScalarFieldContainer[int]
+    slabs_per_layer: int
+    def __init__(self, num_shared_tokens: _Optional[int] = ..., slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens")
@@ -143,7 +155,7 @@ class ReserveResponse(_message.Message):
     def __init__(self, slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class SealRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes", "session_id")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +163,7 @@ class SealRequest(_message.Message):
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
@@ -158,33 +171,12 @@ class SealRequest(_message.Message):
     layer_end: int
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    session_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class SealResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class LookupPrefixRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "prefix_hashes")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    worker_id: str
-    sequence_id: str
-    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
-class LookupPrefixResponse(_message.Message):
-    __slots__ = ("num_tokens", "slab_table", "slabs_per_layer")
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SLAB_TABLE_FIELD_NUMBER: _ClassVar[int]
-    SLABS_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: int
-    slab_table: _containers.RepeatedScalarFieldContainer[int]
-    slabs_per_layer: int
-    def __init__(self, num_tokens: _Optional[int] = ..., slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class PQParams(_message.Message):
     __slots__ = ("num_subvectors", "num_bits", "max_iterations", "metric", "codebooks_only")
@@ -348,35 +340,31 @@ class PutRowsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ReleaseRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "keeps_prefix")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+class SequenceEnd(_message.Message):
+    __slots__ = ("sequence_id", "num_tokens", "prefix_hashes", "session_id", "keeps_prefix")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
-    KEEPS_PREFIX_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    worker_id: str
-    sequence_id: str
-    keeps_prefix: bool
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., keeps_prefix: bool = ...) -> None: ...
-
-class ReleaseResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class PinSessionRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "session_id")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: str
+    num_tokens: int
+    prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    session_id: str
+    keeps_prefix: bool
+    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., keeps_prefix: bool = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "ends")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
-    sequence_id: str
-    session_id: str
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    ends: _containers.RepeatedCompositeFieldContainer[SequenceEnd]
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[SequenceEnd, _Mapping]]] = ...) -> None: ...
 
-class PinSessionResponse(_message.Message):
+class EndResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -44,10 +44,10 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.AttachResponse.FromString,
                 _registered_method=True)
-        self.OpenSequence = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/OpenSequence',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceResponse.FromString,
+        self.Begin = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/Begin',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.BeginRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.BeginResponse.FromString,
                 _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Reserve',
@@ -58,11 +58,6 @@ class KVStoreStub(object):
                 '/carrel.kv_store.v1.KVStore/Seal',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.SealRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.SealResponse.FromString,
-                _registered_method=True)
-        self.LookupPrefix = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/LookupPrefix',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixResponse.FromString,
                 _registered_method=True)
         self.BuildIndex = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/BuildIndex',
@@ -89,15 +84,10 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsResponse.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/Release',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ReleaseResponse.FromString,
-                _registered_method=True)
-        self.PinSession = channel.unary_unary(
-                '/carrel.kv_store.v1.KVStore/PinSession',
-                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.SerializeToString,
-                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.FromString,
+        self.End = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/End',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.EndRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.EndResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Heartbeat',
@@ -128,8 +118,9 @@ class KVStoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def OpenSequence(self, request, context):
-        """Starts an empty sequence. Idempotent: the same worker and sequence id again changes nothing.
+    def Begin(self, request, context):
+        """Starts a sequence, or leaves nothing behind: it shares the sealed slabs of the longest known prefix, and has slabs for
+        `num_tokens` tokens in all. One that was started already keeps what it has, so a call may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,13 +135,6 @@ class KVStoreServicer(object):
 
     def Seal(self, request, context):
         """Second phase: tokens below `num_tokens` are complete. Slabs filled to the end become immutable.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LookupPrefix(self, request, context):
-        """Sealed slabs of the longest known prefix, leased to the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,16 +177,9 @@ class KVStoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Release(self, request, context):
-        """Ends a sequence: its references fall, its private slabs and indexes are free at once.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PinSession(self, request, context):
-        """Keeps a sequence's sealed slabs under a session name, instead of those that the session kept before, until all else
-        is evicted.
+    def End(self, request, context):
+        """Ends sequences, in this order: their references fall, their private slabs and indexes are free at once. Unknown ones
+        are passed over, so a call may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,10 +211,10 @@ def add_KVStoreServicer_to_server(servicer, server):
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.AttachRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.AttachResponse.SerializeToString,
             ),
-            'OpenSequence': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenSequence,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceResponse.SerializeToString,
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.BeginRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.BeginResponse.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -248,11 +225,6 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Seal,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.SealRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.SealResponse.SerializeToString,
-            ),
-            'LookupPrefix': grpc.unary_unary_rpc_method_handler(
-                    servicer.LookupPrefix,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixResponse.SerializeToString,
             ),
             'BuildIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.BuildIndex,
@@ -279,15 +251,10 @@ def add_KVStoreServicer_to_server(servicer, server):
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PutRowsResponse.SerializeToString,
             ),
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ReleaseRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.ReleaseResponse.SerializeToString,
-            ),
-            'PinSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.PinSession,
-                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.FromString,
-                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.SerializeToString,
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.EndRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.EndResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -365,7 +332,7 @@ class KVStore(object):
             _registered_method=True)
 
     @staticmethod
-    def OpenSequence(request,
+    def Begin(request,
             target,
             options=(),
             channel_credentials=None,
@@ -378,9 +345,9 @@ class KVStore(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/carrel.kv_store.v1.KVStore/OpenSequence',
-            kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.OpenSequenceResponse.FromString,
+            '/carrel.kv_store.v1.KVStore/Begin',
+            kv__store_dot_v1_dot_kv__store__pb2.BeginRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.BeginResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -435,33 +402,6 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/Seal',
             kv__store_dot_v1_dot_kv__store__pb2.SealRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.SealResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LookupPrefix(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/carrel.kv_store.v1.KVStore/LookupPrefix',
-            kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.LookupPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -608,7 +548,7 @@ class KVStore(object):
             _registered_method=True)
 
     @staticmethod
-    def Release(request,
+    def End(request,
             target,
             options=(),
             channel_credentials=None,
@@ -621,36 +561,9 @@ class KVStore(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/carrel.kv_store.v1.KVStore/Release',
-            kv__store_dot_v1_dot_kv__store__pb2.ReleaseRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.ReleaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PinSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/carrel.kv_store.v1.KVStore/PinSession',
-            kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.SerializeToString,
-            kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.FromString,
+            '/carrel.kv_store.v1.KVStore/End',
+            kv__store_dot_v1_dot_kv__store__pb2.EndRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.EndResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,7 +96,7 @@ def test_a_store_that_comes_back_as_another_version_is_refused_until_ours_return
             client.reattach()
         store.restart()
         client.reattach()
-        client.open_sequence("a")
+        client.begin("a", 0)
         client.close()
 
 

@@ -28,8 +28,7 @@ QUERIES = np.random.default_rng(1).standard_normal((HEADS, GROUP, LAYOUT.head_di
 
 def filled(client: StoreClient, name: str = "a", seed: int = 0) -> np.ndarray:
     rows = random_rows(LAYOUT, NUM_TOKENS, seed)
-    client.open_sequence(name)
-    client.reserve(name, NUM_TOKENS)
+    client.begin(name, NUM_TOKENS)
     for layer in range(LAYOUT.num_layers):
         client.put(name, layer, 0, rows)
     client.seal(name, NUM_TOKENS)
@@ -133,8 +132,7 @@ def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: C
     client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
     client.build_index("a", 0, TRAINED, 120, KMeansParams(4)).result(PATIENCE)
     client.build_index("a", 1, BEGIN, TRAINED, KMeansParams(4)).result(PATIENCE)
-    client.open_sequence("coarse")
-    client.reserve("coarse", 40)
+    client.begin("coarse", 40)
     client.put("coarse", 0, 0, random_rows(LAYOUT, 40))
     client.seal("coarse", 40)
     client.build_index("coarse", 0, 0, 40, PQParams(2, 4, codebooks_only=True)).result(PATIENCE)
@@ -158,8 +156,8 @@ def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: C
     for other in (client, connect("v")):
         with pytest.raises(NotInStore):
             other.top_k(0, [TopKWanted("b", BEGIN, TRAINED, 3, QUERIES)], SCALE)
-    client.release("coarse")
-    client.release("a")
+    client.end("coarse")
+    client.end("a")
     assert client.stats().reserved_bytes < used
     assert client.stats().num_indexes == 0
 

@@ -34,8 +34,7 @@ TRANSPORTS = ("zero_copy", "shm", "grpc")
 
 def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
     rows = random_rows(client.layout, num_tokens, seed)
-    client.open_sequence(name)
-    client.reserve(name, num_tokens)
+    client.begin(name, num_tokens)
     for layer in range(client.layout.num_layers):
         client.put(name, layer, 0, rows)
     client.seal(name, num_tokens)
@@ -92,8 +91,7 @@ def test_a_fit_that_nothing_hides_has_the_fewest_iterations_over_half_of_the_poi
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_puts_of_any_stride_and_cut(connect: Connect, transport: str) -> None:
     client = connect(transport=transport)
-    client.open_sequence("a")
-    client.reserve("a", 100)
+    client.begin("a", 100)
     rows = random_rows(LAYOUT, 100)
     by_token = np.ascontiguousarray(rows.transpose(1, 0, 2)).transpose(1, 0, 2)
     for begin, end in ((0, 1), (1, 30), (30, 35), (35, 99), (99, 100), (30, 70)):
@@ -185,7 +183,7 @@ def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
     with pytest.raises(InvalidStoreRequest, match="metric 'dot' is none of"):
         client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
     with pytest.raises(InvalidStoreRequest):
-        client.open_sequence("")
+        client.begin("", 0)
 
 
 def test_a_full_store_says_so_and_release_gives_all_back(connect: Connect) -> None:
@@ -193,30 +191,28 @@ def test_a_full_store_says_so_and_release_gives_all_back(connect: Connect) -> No
     base = client.stats().reserved_bytes
     filled(client, 40)
     client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE)
-    client.open_sequence("b")
     with pytest.raises(StoreFull, match=r"\d+ bytes are missing") as full:
-        client.reserve("b", 32 * 256)
+        client.begin("b", 32 * 256)
     assert f"{full.value.missing_bytes} bytes" in full.value.text
     # Fit for a user: neither where the store is nor what a sequence is called.
     assert "unix:" in str(full.value)
     assert "unix:" not in full.value.text
     assert "'b'" not in str(full.value)
     assert client.stats().index_bytes > 0
-    client.release("a")
+    client.end("a")
     assert (client.stats().reserved_bytes, client.stats().index_bytes) == (base, 0)
 
 
 def test_what_fits_alone_is_known_without_asking(connect: Connect, local_store: LocalStore) -> None:
     client = connect(transport="zero_copy")
-    client.open_sequence("a")
+    client.begin("a", 0)
     most = 256 // LAYOUT.num_layers * client.tokens_per_slab
     assert client.missing_alone(most) == 0
     assert client.missing_alone(most + 1) == LAYOUT.num_layers * client.slab_bytes
     client.reserve("a", most)
-    client.release("a")
-    client.open_sequence("a")
+    client.end("a")
     with pytest.raises(StoreFull) as full:
-        client.reserve("a", most + 1)
+        client.begin("a", most + 1)
     assert full.value.missing_bytes == client.missing_alone(most + 1)
     # An index of one byte takes a slab.
     assert client.missing_alone(most, [(PQParams(1, 1), 1)]) == client.slab_bytes
@@ -226,20 +222,18 @@ def test_a_prefix_comes_back_with_its_bytes(connect: Connect) -> None:
     client = connect()
     rows = random_rows(LAYOUT, 70)
     hashes = [bytes([i]) * 32 for i in range(2)]
-    client.open_sequence("a")
-    client.reserve("a", 70)
+    client.begin("a", 70)
     for layer in range(2):
         client.put("a", layer, 0, rows)
-    client.seal("a", 70, prefix_hashes=hashes)
-    client.pin_session("a", "s")
-    client.release("a")
-    client.open_sequence("b")
-    match = client.lookup_prefix("b", [*hashes, b"x" * 32])
-    assert (match.num_tokens, match.slab_table.shape) == (64, (2, 2))
+    client.end("a", 70, hashes, "s")
+    # Nobody has waited for the end.
+    begun = client.begin("b", 1, [*hashes, b"x" * 32])
+    assert (begun.num_shared, begun.slab_table.shape) == (64, (2, 2))
+    assert client.stats().num_sessions == 1
     assert (client.gather(1, [RowsWanted("b", 1, np.arange(64))]) == rows[1, :64]).all()
     with pytest.raises(InvalidStoreRequest, match="immutable"):
         client.put("b", 0, 63, rows[:, :1])
-    assert client.reserve("b", 65)[:, :2].tolist() == match.slab_table.tolist()
+    assert client.reserve("b", 65)[:, :2].tolist() == begun.slab_table.tolist()
     client.put("b", 0, 64, rows[:, 64:65])
 
 
@@ -330,7 +324,7 @@ def test_a_client_without_a_store_knows_it_and_attaches_to_the_next(
     assert client.is_answering
     local_store.server.close()
     with pytest.raises(StoreUnreachable):
-        client.open_sequence("b")
+        client.begin("b", 0)
     assert not client.is_answering
     client.unmap()
     assert client.arena.size == 0
@@ -345,8 +339,7 @@ def test_a_heartbeat_keeps_a_quiet_client_alive() -> None:
         quiet = StoreClient.connect(running.target, LAYOUT, worker_id="quiet", max_gather_rows=8)
         gone = StoreClient.connect(running.target, LAYOUT, worker_id="gone", max_gather_rows=8)
         for client in (quiet, gone):
-            client.open_sequence("a")
-            client.reserve("a", 32)
+            client.begin("a", 32)
         gone.close()
         wait_until(lambda: quiet.stats().num_workers == 1)
         assert [sequence.worker_id for sequence in quiet.stats().sequences] == ["quiet"]

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, Clock, random_rows
 
 from kv_store.client import Layout
+from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
 from kv_store.gather import GatherItem, RowReader
@@ -30,16 +32,25 @@ def chain(num_slabs: int, salt: str = "") -> list[bytes]:
 def open_with(
     store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w"
 ) -> np.ndarray:
-    store.open_sequence(epoch, worker_id, sequence_id)
-    return store.reserve(epoch, worker_id, sequence_id, num_tokens)
+    return store.begin(epoch, worker_id, sequence_id, num_tokens)[1]
+
+
+def end(store: Store, epoch: int, sequence_id: str, worker_id: str = "w", **options: Any) -> None:
+    store.end(epoch, worker_id, [SequenceEnd(sequence_id, **options)])
+
+
+def known(store: Store, epoch: int, hashes: list[bytes]) -> int:
+    """Tokens of this prefix that a sequence would share."""
+    num_tokens, _ = store.begin(epoch, "w", "look", 0, hashes)
+    end(store, epoch, "look")
+    return num_tokens
 
 
 def cache(store: Store, epoch: int, name: str, num_slabs: int) -> list[bytes]:
     """A sequence that came and went and left its prefix behind."""
     hashes = chain(num_slabs, name)
     open_with(store, epoch, name, num_slabs * TOKENS)
-    store.seal(epoch, "w", name, num_slabs * TOKENS, 0, 2, hashes)
-    store.release(epoch, "w", name)
+    end(store, epoch, name, num_tokens=num_slabs * TOKENS, prefix_hashes=tuple(hashes))
     return hashes
 
 
@@ -78,9 +89,9 @@ def test_held_bytes_are_exact(store: Store, state: StoreState) -> None:
     store.seal(state.epoch, "w", "b", 9, 1, 2)
     assert store.stats().sequences[1].num_tokens == 0
     assert store.stats().sequences[1].held_bytes == 9 * 2 * 64
-    store.release(state.epoch, "w", "b")
-    store.release(state.epoch, "w", "a")
-    store.release(state.epoch, "w", "a")
+    end(store, state.epoch, "b")
+    end(store, state.epoch, "a")
+    end(store, state.epoch, "a")
     stats = store.stats()
     assert (stats.held_bytes, stats.reserved_bytes, stats.num_sequences) == (0, 0, 0)
 
@@ -93,8 +104,7 @@ def test_reserve_grows_once_and_repeats_safely(store: Store, state: StoreState) 
     grown = store.reserve(state.epoch, "w", "a", 65)
     assert (grown[:, :2] == first).all()
     assert np.unique(grown).size == 6
-    store.open_sequence(state.epoch, "w", "a")
-    assert (store.reserve(state.epoch, "w", "a", 1) == grown).all()
+    assert (open_with(store, state.epoch, "a", 1) == grown).all()
 
 
 def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
@@ -131,7 +141,7 @@ def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state:
     taken: list[int] = []
 
     def release() -> None:
-        store.release(state.epoch, "w", "a")
+        end(store, state.epoch, "a")
         taken.extend(open_with(store, state.epoch, "b", 32).ravel().tolist())
 
     state.lock = ReleasesOnce(state, release)  # type: ignore[assignment]
@@ -139,7 +149,7 @@ def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state:
     assert taken
     written = state.arena.data.reshape(-1, SLAB_BYTES).any(axis=1)
     assert not written[taken].any()
-    store.release(state.epoch, "w", "b")
+    end(store, state.epoch, "b")
     assert store.stats().reserved_bytes == 0
 
 
@@ -169,7 +179,7 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
     with pytest.raises(FailedPrecondition, match="attach again"):
         store.reserve(state.epoch, "w", "a", 64)
-    store.release(state.epoch, "v", "b")
+    end(store, state.epoch, "b", "v")
     clock.now += 11.0
     assert store.reap() == 1
     assert store.stats().reserved_bytes == 0
@@ -181,7 +191,7 @@ def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
     store.attach("w", LAYOUT, 0)
     clock.now += 10.5
     with pytest.raises(FailedPrecondition):
-        store.open_sequence(state.epoch, "w", "a")
+        open_with(store, state.epoch, "a", 0)
 
 
 def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState) -> None:
@@ -211,12 +221,12 @@ def test_a_token_larger_than_a_slab_is_refused(store: Store) -> None:
 def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -> None:
     store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 20 * TOKENS)  # 40 of 64 slabs
-    store.open_sequence(state.epoch, "w", "b")
     with pytest.raises(OutOfSpace, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
-        store.reserve(state.epoch, "w", "b", 13 * TOKENS)
+        open_with(store, state.epoch, "b", 13 * TOKENS)
     assert caught.value.missing_bytes == 2 * SLAB_BYTES
-    assert store.stats().reserved_bytes == 40 * SLAB_BYTES
-    assert store.reserve(state.epoch, "w", "b", 12 * TOKENS).shape == (2, 12)
+    # Nothing is left of it.
+    assert (store.stats().reserved_bytes, store.stats().num_sequences) == (40 * SLAB_BYTES, 1)
+    assert open_with(store, state.epoch, "b", 12 * TOKENS).shape == (2, 12)
 
 
 def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: StoreState) -> None:
@@ -224,15 +234,13 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
     hashes = chain(3)
     table = open_with(store, state.epoch, "a", 3 * TOKENS + 5).copy()
     store.seal(state.epoch, "w", "a", 3 * TOKENS + 5, 0, 1, hashes)
-    store.open_sequence(state.epoch, "w", "early")
-    assert store.lookup_prefix(state.epoch, "w", "early", hashes)[0] == 0
+    assert known(store, state.epoch, hashes) == 0
     store.seal(state.epoch, "w", "a", 2 * TOKENS, 1, 2)  # two slabs are full in both layers
-    store.release(state.epoch, "w", "a")
-    store.open_sequence(state.epoch, "w", "b")
-    num_tokens, shared = store.lookup_prefix(state.epoch, "w", "b", [*hashes, b"x" * 32])
-    assert num_tokens == 2 * TOKENS
-    assert (shared == table[:, :2]).all()
-    assert store.lookup_prefix(state.epoch, "w", "b", hashes)[0] == 2 * TOKENS
+    end(store, state.epoch, "a")
+    for _ in range(2):
+        num_tokens, shared = store.begin(state.epoch, "w", "b", 1, [*hashes, b"x" * 32])
+        assert num_tokens == 2 * TOKENS
+        assert (shared == table[:, :2]).all()
     grown = store.reserve(state.epoch, "w", "b", 3 * TOKENS)
     assert (grown[:, :2] == table[:, :2]).all()
     with pytest.raises(InvalidArgument, match="immutable"):
@@ -244,19 +252,18 @@ def test_a_sequence_that_gives_up_its_own_slabs_still_holds_the_prefix(
 ) -> None:
     store.attach("w", LAYOUT, 0)
     hashes = cache(store, state.epoch, "first", 3)
-    store.open_sequence(state.epoch, "w", "second")
-    _, shared = store.lookup_prefix(state.epoch, "w", "second", hashes[:2])
-    store.reserve(state.epoch, "w", "second", 10 * TOKENS)
+    _, table = store.begin(state.epoch, "w", "second", 10 * TOKENS, hashes[:2])
+    shared = table[:, :2]
     before = store.stats().reserved_bytes
     for _ in range(2):
-        store.release(state.epoch, "w", "second", keeps_prefix=True)
+        end(store, state.epoch, "second", keeps_prefix=True)
         assert before - store.stats().reserved_bytes == 8 * LAYOUT.num_layers * SLAB_BYTES
     assert (state.allocator.references(shared) == 2).all()
     # It may grow again, and its end frees what is left.
     store.reserve(state.epoch, "w", "second", 3 * TOKENS)
-    store.release(state.epoch, "w", "second")
+    end(store, state.epoch, "second")
     assert (state.allocator.references(shared) == 1).all()
-    store.release(state.epoch, "w", "second", keeps_prefix=True)
+    end(store, state.epoch, "second", keeps_prefix=True)
 
 
 def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
@@ -265,26 +272,32 @@ def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     store.attach("w", LAYOUT, 0)
     epoch = state.epoch
     old, leased, young = (cache(store, epoch, name, 8) for name in ("old", "leased", "young"))  # 48 slabs
-    store.open_sequence(epoch, "w", "holder")
-    assert store.lookup_prefix(epoch, "w", "holder", leased)[0] == 8 * TOKENS
-    before = store.reserve(epoch, "w", "holder", 0).copy()
+    num_tokens, held = store.begin(epoch, "w", "holder", 0, leased)
+    assert num_tokens == 8 * TOKENS
     open_with(store, epoch, "big", 12 * TOKENS)  # 24 slabs: 16 free, 8 to evict
-    store.open_sequence(epoch, "w", "x")
-    assert store.lookup_prefix(epoch, "w", "x", old)[0] == 4 * TOKENS  # its end went first
-    store.release(epoch, "w", "x")
-    store.open_sequence(epoch, "w", "y")
-    assert store.lookup_prefix(epoch, "w", "y", young)[0] == 8 * TOKENS
-    store.release(epoch, "w", "y")
+    assert known(store, epoch, old) == 4 * TOKENS  # its end went first
+    assert known(store, epoch, young) == 8 * TOKENS
     with pytest.raises(OutOfSpace):
         store.reserve(epoch, "w", "big", 25 * TOKENS)
-    store.open_sequence(epoch, "w", "z")
-    assert store.lookup_prefix(epoch, "w", "z", young)[0] == 8 * TOKENS  # a refusal evicts nothing
-    store.release(epoch, "w", "z")
+    assert known(store, epoch, young) == 8 * TOKENS  # a refusal evicts nothing
     taken = store.reserve(epoch, "w", "big", 24 * TOKENS)
-    assert not np.intersect1d(taken, before).size
-    store.release(epoch, "w", "big")
-    store.open_sequence(epoch, "w", "v")
-    assert store.lookup_prefix(epoch, "w", "v", leased)[0] == 8 * TOKENS
+    assert not np.intersect1d(taken, held).size
+    end(store, epoch, "big")
+    assert known(store, epoch, leased) == 8 * TOKENS
+
+
+def test_without_room_a_sequence_that_takes_less_has_what_is_known_of_its_prefix(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    hashes = cache(store, state.epoch, "first", 2)
+    open_with(store, state.epoch, "big", 30 * TOKENS)  # all but the prefix
+    for _ in range(2):
+        num_tokens, table = store.begin(state.epoch, "w", "knows", 3 * TOKENS, hashes, takes_less=True)
+        assert (num_tokens, table.shape) == (2 * TOKENS, (2, 2))
+    num_tokens, table = store.begin(state.epoch, "w", "knows not", TOKENS, chain(1), takes_less=True)
+    assert (num_tokens, table.shape) == (0, (2, 0))
+    assert [each.sequence_id for each in store.stats().sequences] == ["big", "knows"]
 
 
 def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
@@ -295,34 +308,27 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     # 16 slabs each, of 64.
     for number, hashes in enumerate(chains):
         open_with(store, epoch, "a", 8 * TOKENS)
-        store.seal(epoch, "w", "a", 8 * TOKENS, 0, 2, hashes)
-        if number < 2:
-            store.pin_session(epoch, "w", "a", f"s{number}")
-        store.release(epoch, "w", "a")
-    store.open_sequence(epoch, "w", "big")
+        name = f"s{number}" if number < 2 else ""
+        end(store, epoch, "a", num_tokens=8 * TOKENS, prefix_hashes=tuple(hashes), session_id=name)
+    open_with(store, epoch, "big", 0)
 
-    def known() -> list[int]:
-        found = []
-        for hashes in chains:
-            store.open_sequence(epoch, "w", "look")
-            found.append(store.lookup_prefix(epoch, "w", "look", hashes)[0] // TOKENS)
-            store.release(epoch, "w", "look")
-        return found
+    def all_known() -> list[int]:
+        return [known(store, epoch, hashes) // TOKENS for hashes in chains]
 
-    assert known() == [8, 8, 8]
+    assert all_known() == [8, 8, 8]
     store.reserve(epoch, "w", "big", 16 * TOKENS)
     # The one that was used last, but is in no session.
-    assert known() == [8, 8, 0]
+    assert all_known() == [8, 8, 0]
     store.reserve(epoch, "w", "big", 20 * TOKENS)
-    assert known() == [4, 8, 0]
+    assert all_known() == [4, 8, 0]
     assert state.sessions.counts.sum() == 16
     with pytest.raises(OutOfSpace, match=str(2 * SLAB_BYTES)):
         store.reserve(epoch, "w", "big", 33 * TOKENS)
     # A refusal costs no session anything.
-    assert known() == [4, 8, 0]
+    assert all_known() == [4, 8, 0]
     assert store.stats().num_sessions == 1
     store.reserve(epoch, "w", "big", 32 * TOKENS)
-    assert known() == [0, 0, 0]
+    assert all_known() == [0, 0, 0]
     assert (len(state.sessions), int(state.sessions.counts.sum())) == (0, 0)
 
 
@@ -330,16 +336,13 @@ def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: S
     store.attach("w", LAYOUT, 0)
     epoch, hashes = state.epoch, chain(8, "turns")
     for length in (4, 8):
-        store.open_sequence(epoch, "w", "a")
-        store.lookup_prefix(epoch, "w", "a", hashes[:length])
-        store.reserve(epoch, "w", "a", length * TOKENS)
-        if length == 4:
-            with pytest.raises(InvalidArgument, match="no full slab"):
-                store.pin_session(epoch, "w", "a", "s")
-        store.seal(epoch, "w", "a", length * TOKENS, 0, 2, hashes[:length])
+        store.begin(epoch, "w", "a", length * TOKENS, hashes[:length])
         for _ in range(2):
-            store.pin_session(epoch, "w", "a", "s")
-        store.release(epoch, "w", "a")
+            store.seal(epoch, "w", "a", length * TOKENS, 0, 2, hashes[:length], "s")
+        end(store, epoch, "a", session_id="s")
+    # Of what is not listed nothing is kept, and nothing is let go.
+    open_with(store, epoch, "b", TOKENS)
+    end(store, epoch, "b", num_tokens=TOKENS, session_id="s")
     assert int(state.sessions.counts.sum()) == 16
     assert state.sessions.counts.max() == 1
 
@@ -362,7 +365,7 @@ def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState
         store.reserve(state.epoch, "v", "a", 32)
     with pytest.raises(NotFound):
         RowReader(state).gather(state.epoch, "v", [GatherItem("a", 0, 0, np.zeros(1, np.uint64))])
-    store.release(state.epoch, "v", "a")
+    end(store, state.epoch, "a", "v")
     assert store.stats().num_sequences == 1
 
 

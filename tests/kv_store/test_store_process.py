@@ -66,8 +66,7 @@ def connect(folder: Path, call_seconds: float = PATIENCE) -> StoreClient:
 
 def fill(client: StoreClient) -> np.ndarray:
     rows = random_rows(LAYOUT, 100)
-    client.open_sequence("a")
-    client.reserve("a", 100)
+    client.begin("a", 100)
     client.put("a", 0, 0, rows)
     client.seal("a", 100)
     return rows

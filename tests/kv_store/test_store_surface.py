@@ -66,7 +66,7 @@ def test_sockets_are_for_their_owner_only(local_store: LocalStore) -> None:
 def test_errors_have_their_status_and_no_traceback(channel: grpc.Channel) -> None:
     stub = kv_store_pb2_grpc.KVStoreStub(channel)
     epoch = attach(stub).epoch
-    stub.OpenSequence(pb.OpenSequenceRequest(epoch=epoch, worker_id="w", sequence_id="a"), timeout=PATIENCE)
+    stub.Begin(pb.BeginRequest(epoch=epoch, worker_id="w", sequence_id="a"), timeout=PATIENCE)
     reserve = lambda **fields: pb.ReserveRequest(worker_id="w", sequence_id="a", **fields)  # noqa: E731
     gather = lambda *positions: pb.GatherRequest(  # noqa: E731
         epoch=epoch, worker_id="w", items=[pb.GatherItem(sequence_id="a", positions=positions)]
@@ -179,15 +179,14 @@ class StuckTrainers(TrainerPool):
 def test_a_build_whose_time_is_no_number_leaves_no_slab(connect: Callable[..., StoreClient]) -> None:
     client = connect()
     base = client.stats().reserved_bytes
-    client.open_sequence("a")
-    client.reserve("a", 40)
+    client.begin("a", 40)
     client.put("a", 0, 0, random_rows(LAYOUT, 40))
     client.seal("a", 40)
     client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE)
     for seconds in (float("nan"), float("inf"), -1.0):
         error = client.build_index("a", 0, 0, 40, PQParams(2, 4), prefill_seconds=seconds).exception(10.0)
         assert isinstance(error, InvalidStoreRequest)
-    client.release("a")
+    client.end("a")
     assert client.stats().reserved_bytes == base
 
 
@@ -197,8 +196,7 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
     with LocalStore(256 * 4096, slab_bytes=4096) as running:
         client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
         base = client.stats().reserved_bytes
-        client.open_sequence("a")
-        client.reserve("a", 40)
+        client.begin("a", 40)
         client.put("a", 0, 0, random_rows(LAYOUT, 40))
         client.seal("a", 40)
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
@@ -206,7 +204,7 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         trainers.futures[0].set_running_or_notify_cancel()
         pending = [client.build_index("a", 0, 0, 40, PQParams(2, 4)) for _ in range(12)]
         client.stats()
-        client.release("a")
+        client.end("a")
         # What no trainer has begun is given up at once; slabs under training wait for the trainer.
         for future in pending:
             assert isinstance(future.exception(10.0), NotInStore)
@@ -224,8 +222,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
     monkeypatch.setattr("kv_store.server.make_trainers", lambda *arguments: trainers)
     with LocalStore(256 * 4096, slab_bytes=4096) as running:
         client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
-        client.open_sequence("a")
-        client.reserve("a", 40)
+        client.begin("a", 40)
         client.put("a", 0, 0, random_rows(LAYOUT, 40))
         client.seal("a", 40)
         base = client.stats().reserved_bytes

@@ -97,20 +97,6 @@ def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() ->
     rig.check_empty()
 
 
-def test_a_store_that_fails_between_opening_and_reserving_leaves_nothing() -> None:
-    rig = Rig()
-    reserve = rig.store.reserve
-
-    def refuse(*arguments: object) -> None:
-        raise StoreUnreachable("no answer")
-
-    rig.store.reserve = refuse  # type: ignore[method-assign]
-    record = rig.run(request("one", "pqcache", 0.3))[0]
-    assert isinstance(record.error, StoreUnavailable)
-    rig.store.reserve = reserve  # type: ignore[method-assign]
-    rig.check_empty()
-
-
 def test_a_store_that_is_too_small_refuses_and_names_the_missing_bytes() -> None:
     rig = Rig(capacity_tokens=128)
     # 121 tokens are two slabs of 64, 129 are three.

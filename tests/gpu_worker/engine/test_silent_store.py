@@ -125,16 +125,18 @@ def test_who_comes_later_waits_no_longer_although_the_room_of_others_is_not_free
     assert "--store-patience" in str(rig.records["later"].error)
 
 
-def test_a_store_that_falls_silent_between_opening_and_reserving_is_asked_again() -> None:
+def test_a_store_that_begins_a_sequence_and_does_not_say_so_is_asked_again() -> None:
     rig = Rig()
-    reserve, answers = rig.store.reserve, iter((False, True))
+    begin, answers = rig.store.begin, iter((False, True))
 
-    def once_silent(*arguments: object) -> object:
+    def once_silent(name: str, *arguments: object, **options: object) -> object:
+        begun = begin(name, *arguments, **options)  # type: ignore[arg-type]
         if not next(answers, True):
+            rig.store.end(name)
             raise NoAnswer("no answer to this one")
-        return reserve(*arguments)  # type: ignore[arg-type]
+        return begun
 
-    rig.store.reserve = once_silent  # type: ignore[method-assign,assignment]
+    rig.store.begin = once_silent  # type: ignore[method-assign,assignment]
     assert rig.run(RECALLS)[0].tokens == Rig().tokens(RECALLS)
     rig.check_empty()
 

@@ -9,16 +9,17 @@ from concurrent.futures import Future
 import numpy as np
 
 from kv_store.client import (
+    Begun,
     IndexSegment,
     KMeansParams,
     Layout,
     PQParams,
-    PrefixMatch,
     RowsWanted,
     StoreFull,
     StoreSilent,
     StoreUnreachable,
 )
+from kv_store.client.ends import SequenceEnd
 
 
 class MemoryStore:
@@ -41,6 +42,8 @@ class MemoryStore:
         self.prefixes: dict[bytes, np.ndarray] = {}
         self.sealed: dict[str, int] = {}
         self.shared: dict[str, int] = {}
+        # What has ended, and was not told yet.
+        self._ended: list[SequenceEnd] = []
         self.num_gathers = 0
         self.failure: Exception | None = None
         self.silent_for = 1.0
@@ -51,9 +54,25 @@ class MemoryStore:
         if self.failure and (is_call or not self.silent_seconds):
             raise self.failure
 
-    def open_sequence(self, sequence_id: str) -> None:
+    def begin(
+        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+    ) -> Begun:
         self._check()
+        self._tell()
+        known = list(itertools.takewhile(self.prefixes.__contains__, prefix_hashes))
+        num_shared = len(known) * self.tokens_per_slab
         self.rows[sequence_id] = np.empty(0, np.uint8)
+        if known:
+            self.rows[sequence_id] = np.concatenate([self.prefixes[name] for name in known], axis=2)
+            self.sealed[sequence_id] = self.shared[sequence_id] = num_shared
+        try:
+            return Begun(num_shared, self.reserve(sequence_id, num_tokens))
+        except StoreFull:
+            if not (takes_less and known):
+                self._end(SequenceEnd(sequence_id))
+            if not takes_less:
+                raise
+        return Begun(num_shared, np.zeros((self.layout.num_layers, len(known)), np.int32))
 
     def reserve(self, sequence_id: str, num_tokens: int) -> np.ndarray:
         self._check()
@@ -76,15 +95,6 @@ class MemoryStore:
         padded = -(-num_tokens // self.tokens_per_slab) * self.tokens_per_slab
         return max(0, padded - self.capacity_tokens) * self.layout.token_bytes
 
-    def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
-        self._check()
-        known = list(itertools.takewhile(self.prefixes.__contains__, prefix_hashes))
-        if known:
-            self.rows[sequence_id] = np.concatenate([self.prefixes[name] for name in known], axis=2)
-            self.sealed[sequence_id] = self.shared[sequence_id] = len(known) * self.tokens_per_slab
-        shape = (self.layout.num_layers, len(known))
-        return PrefixMatch(len(known) * self.tokens_per_slab, np.zeros(shape, np.int32))
-
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: np.ndarray) -> None:
         self._check(is_call=False)
         self.rows[sequence_id][layer, :, token_begin : token_begin + rows.shape[1]] = rows
@@ -96,6 +106,7 @@ class MemoryStore:
         layer_begin: int = 0,
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
+        session_id: str = "",
     ) -> None:
         self._check()
         self.sealed[sequence_id] = num_tokens
@@ -144,18 +155,34 @@ class MemoryStore:
             future.set_result(IndexSegment("kmeans", arrays, 0.0, 4))
         return future
 
-    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
+    def end(
+        self, sequence_id: str, num_tokens: int = 0, prefix_hashes: Sequence[bytes] = (), session_id: str = ""
+    ) -> None:
+        self._ended.append(SequenceEnd(sequence_id, num_tokens, tuple(prefix_hashes), session_id))
+        self._tell()
+
+    def _tell(self) -> None:
+        """What has ended, once the store answers."""
+        while self._ended and not isinstance(self.failure, StoreUnreachable):
+            end = self._ended.pop(0)
+            if self.failure is None:
+                self._end(end)
+
+    def _end(self, end: SequenceEnd) -> None:
+        if end.num_tokens and end.sequence_id in self.rows:
+            self.seal(end.sequence_id, end.num_tokens, prefix_hashes=end.prefix_hashes)
+        self.rows.pop(end.sequence_id, None)
+        self.shared.pop(end.sequence_id, None)
+
+    def cut_to_prefix(self, sequence_id: str) -> None:
         self._check()
-        num_shared = self.shared.get(sequence_id, 0)
-        if not keeps_prefix:
-            self.rows.pop(sequence_id, None)
-            self.shared.pop(sequence_id, None)
-        elif self.rows[sequence_id].ndim == 4:
-            self.rows[sequence_id] = self.rows[sequence_id][:, :, :num_shared]
+        if self.rows[sequence_id].ndim == 4:
+            self.rows[sequence_id] = self.rows[sequence_id][:, :, : self.shared.get(sequence_id, 0)]
 
     def check(self) -> None:
         if self.lost:
             raise self.lost
+        self._tell()
 
     @property
     def is_answering(self) -> bool:
@@ -171,6 +198,7 @@ class MemoryStore:
     def reattach(self) -> None:
         self._check()
         self.lost = None
+        self._ended.clear()
 
     def close(self) -> None:
         self.rows.clear()

@@ -10,15 +10,16 @@ import numpy as np
 from memory_store import MemoryStore
 
 from kv_store.client import (
+    Begun,
     IndexSegment,
     InvalidStoreRequest,
     KMeansParams,
     Layout,
     NotInStore,
     PQParams,
-    PrefixMatch,
     RowsWanted,
 )
+from kv_store.client.ends import SequenceEnd
 
 
 class StrictStore(MemoryStore):
@@ -61,13 +62,12 @@ class StrictStore(MemoryStore):
             raise InvalidStoreRequest(f"tokens [{token_begin}, {end}) of layer {layer} cannot be written")
         super().put(sequence_id, layer, token_begin, rows)
 
-    def lookup_prefix(self, sequence_id: str, prefix_hashes: Sequence[bytes]) -> PrefixMatch:
-        self._known(sequence_id)
-        if self.rows[sequence_id].ndim == 4:
-            raise InvalidStoreRequest(f"{sequence_id} has slabs already")
-        match = super().lookup_prefix(sequence_id, prefix_hashes)
-        self.sealed_at[sequence_id] = [match.num_tokens] * self.layout.num_layers
-        return match
+    def begin(
+        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+    ) -> Begun:
+        begun = super().begin(sequence_id, num_tokens, prefix_hashes, takes_less)
+        self.sealed_at[sequence_id] = [begun.num_shared] * self.layout.num_layers
+        return begun
 
     def seal(
         self,
@@ -76,6 +76,7 @@ class StrictStore(MemoryStore):
         layer_begin: int = 0,
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
+        session_id: str = "",
     ) -> None:
         self._known(sequence_id)
         full = num_tokens // self.tokens_per_slab
@@ -126,7 +127,6 @@ class StrictStore(MemoryStore):
                 held.set_result(future.result())
         self.held_builds.clear()
 
-    def release(self, sequence_id: str, keeps_prefix: bool = False) -> None:
-        super().release(sequence_id, keeps_prefix)
-        if not keeps_prefix:
-            self.sealed_at.pop(sequence_id, None)
+    def _end(self, end: SequenceEnd) -> None:
+        super()._end(end)
+        self.sealed_at.pop(end.sequence_id, None)

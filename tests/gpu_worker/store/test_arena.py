@@ -46,10 +46,8 @@ def small_view(registration: HostRegistration | None, mapping: np.ndarray) -> Ar
 @pytest.mark.parametrize("layout", [FULL, LOOSE])
 def test_kernels_read_and_write_the_rows_of_the_store(layout: Layout, device: torch.device) -> None:
     with attached(layout) as (_, client):
-        client.open_sequence("other")
-        client.reserve("other", 40)
-        client.open_sequence("a")
-        table = client.reserve("a", 150)
+        client.begin("other", 40)
+        table = client.begin("a", 150).slab_table
         rows = random_rows(layout, 150)
         for layer in range(layout.num_layers):
             client.put("a", layer, 0, as_bytes(rows + layer))
@@ -87,8 +85,7 @@ def test_kernels_read_and_write_the_rows_of_the_store(layout: Layout, device: to
 def test_tables_follow_the_seats(device: torch.device) -> None:
     with attached(FULL) as (_, client):
         view = map_arena(client, NUM_SEATS, MAX_MODEL_LEN, device)
-        client.open_sequence("a")
-        first = client.reserve("a", 33)
+        first = client.begin("a", 33).slab_table
         assert view.slab_tables.shape == (NUM_SEATS, FULL.num_layers, 7)
         assert view.slab_tables.dtype == torch.int32
         view.adopt(2, first[1:2], layer_begin=1)

@@ -25,7 +25,7 @@ def test_rows_come_back_as_they_were_put(
         num_tokens = num_slabs * client.tokens_per_slab
         # Sequences that grow in turn: no layer's slabs are all in a row.
         for name in ("mine", "theirs"):
-            client.open_sequence(name)
+            client.begin(name, 0)
         for reserved in range(client.tokens_per_slab, num_tokens + 1, client.tokens_per_slab):
             client.reserve("theirs", min(reserved, 60))
             table = client.reserve("mine", reserved)
@@ -51,8 +51,7 @@ def test_reading_runs_beside_the_stream_behind_what_was_queued_before() -> None:
     device = torch.device("cuda")
     with attached(layout, num_slabs=8192) as (_, client):
         view = view_of(client, device, granule_slabs=8192, max_slabs=8192)
-        client.open_sequence("a")
-        table = client.reserve("a", 4000)
+        table = client.begin("a", 4000).slab_table
         view.adopt(0, table)
         num_tokens = table.shape[1] * client.tokens_per_slab
         expected = random_rows(layout, num_tokens)
@@ -72,8 +71,7 @@ def test_reading_runs_beside_the_stream_behind_what_was_queued_before() -> None:
 def test_a_rows_words_may_be_of_four_bytes() -> None:
     layout = Layout(num_layers=1, num_kv_heads=1, head_dim=1, row_type="bf16")
     with attached(layout, num_slabs=4) as (_, client):
-        client.open_sequence("a")
-        table = client.reserve("a", client.tokens_per_slab)
+        table = client.begin("a", client.tokens_per_slab).slab_table
         view = view_of(client, torch.device("cpu"), granule_slabs=4)
         view.adopt(0, table)
         expected = random_rows(layout, client.tokens_per_slab)

@@ -25,7 +25,7 @@ def test_the_arena_holds_what_the_host_would_have_put(
         writer = LayerWriter(view, device, stage_slabs * SLAB_BYTES)
         # Sequences that grow in turn: no layer's slabs are all in a row.
         for name in ("mine", "theirs"):
-            client.open_sequence(name)
+            client.begin(name, 0)
         for reserved in range(30, num_tokens + 31, 60):
             client.reserve("theirs", min(reserved, 60))
             table = client.reserve("mine", min(reserved, num_tokens))
@@ -60,8 +60,7 @@ def test_copies_run_beside_the_stream_and_see_what_was_queued_before() -> None:
     with attached(layout, num_slabs=8192) as (_, client):
         view = view_of(client, device, granule_slabs=8192, max_slabs=8192)
         writer = LayerWriter(view, device, 64 * SLAB_BYTES)
-        client.open_sequence("a")
-        table = client.reserve("a", 4000)
+        table = client.begin("a", 4000).slab_table
         view.adopt(0, table)
         rows = torch.zeros(8, 4000, 256, dtype=torch.bfloat16, device=device)
         torch.cuda._sleep(200_000_000)

@@ -78,10 +78,10 @@ def test_a_sequence_s_slabs_are_in_the_table_from_its_layers_on_until_it_ends(de
             assert (tables(offloader)[1, layer + 1 :] == -1).all()
         assert offloader.offloaded_bytes == 63 * TOKEN_BYTES
         offloader.reserve(sequence, 64)
-        assert len(reserved) == 1
+        assert not reserved
         offloader.reserve(sequence, 65)
         offloader.reserve(sequence, 96)
-        assert len(reserved) == 2
+        assert len(reserved) == 1
         assert (tables(offloader)[1, :, :3] >= 0).all()
         num_slabs = -(-min(65 + 4 * 32, sequence.capacity) // 32)
         assert (tables(offloader)[1, :, num_slabs:] == -1).all()

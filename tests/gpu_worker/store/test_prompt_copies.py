@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prompt, request
+from offload_rig import count_calls
+from waiting import PATIENCE
 
 from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Status
 from kv_store.client import StaleEpoch, StoreClient, StoreSilent, StoreUnreachable
+from kv_store.client.rpc import StoreRpc
 from kv_store.local import LocalStore
 
 # Slabs of 64 tokens: the document fills four.
@@ -165,15 +170,9 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num
 
 @pytest.mark.parametrize("failure", [StoreUnreachable("gone"), StoreSilent("hangs")])
 def test_a_store_that_does_not_answer_is_not_asked(failure: Exception) -> None:
-    rig, calls = rig_for("full"), []
+    rig = rig_for("full")
     rig.store.failure = failure
-    opened = rig.store.open_sequence
-
-    def open_sequence(name: str) -> None:
-        calls.append(name)
-        opened(name)
-
-    rig.store.open_sequence = open_sequence  # type: ignore[method-assign,assignment]
+    calls = count_calls(rig.store, "begin")
     for number in range(3):
         assert len(rig.run(asked(f"{number}", "full", number))[0].tokens) == 20
     assert calls == []
@@ -225,6 +224,31 @@ def test_the_real_store_has_the_copies(transport: str) -> None:
         assert record.usage.cached_tokens == (0 if transport == "grpc" else KNOWN)
         assert record.tokens == cold(second)
         assert client.stats().num_sequences == 0
+        rig.engine.close()
+
+
+def test_a_chat_waits_for_one_call_to_the_store_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    call = StoreRpc.call
+
+    def counted(rpc: StoreRpc, method: Any, request: Any, *arguments: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            waited.append(type(request).__name__)
+        return call(rpc, method, request, *arguments)
+
+    monkeypatch.setattr(StoreRpc, "call", counted)
+    with LocalStore(64 * 64 * LAYOUT.token_bytes, slab_bytes=64 * LAYOUT.token_bytes) as store:
+        client = StoreClient.connect(store.target, LAYOUT, worker_id="w", timeout_seconds=PATIENCE)
+        rig = rig_for("full", client=client)
+        chat = random_prompt(100)
+        for number, prompt in enumerate((chat, chat + chat, chat[:50])):
+            waited.clear()
+            one = request(f"{number}", prompt=prompt, max_tokens=20)
+            record = rig.run(replace(one, session_id="a chat"))[0]
+            assert record.usage.cached_tokens == (64 if number == 1 else 0)
+            # Nothing of the last fills a slab.
+            assert waited == (["BeginRequest"] if number < 2 else [])
+        assert (client.stats().num_sequences, client.stats().num_sessions) == (0, 1)
         rig.engine.close()
 
 
