@@ -54,7 +54,7 @@ class GatewayOptions:
         metavar="NAME",
     )
     tokenizer: str | None = option(
-        None, "directory or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
+        None, "directory, GGUF file or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
     )
     chat_template: Path | None = option(None, "Jinja file instead of the model's template", metavar="FILE")
     revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
@@ -111,7 +111,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     8 bytes a token of the model's maximum length.
     """
 
-    model: str = option(REQUIRED, "directory or hub id whose tokenizer is used", metavar="MODEL")
+    model: str = option(REQUIRED, "directory, GGUF file or hub id whose tokenizer is used", metavar="MODEL")
     worker: str = option(
         REQUIRED, "the worker's gRPC target, such as unix:/run/carrel/gpu_worker.sock", metavar="TARGET"
     )
@@ -155,7 +155,8 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     def model_names(self) -> tuple[str, ...]:
         """The names in the API; answers carry the first."""
         path = Path(self.model)
-        return self.served_model_names or (path.resolve().name if path.is_dir() else self.model,)
+        own = path.resolve().name if path.is_dir() else path.stem if path.is_file() else self.model
+        return self.served_model_names or (own,)
 
 
 def parse_config(arguments: Sequence[str]) -> GatewayConfig:

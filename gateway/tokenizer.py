@@ -13,8 +13,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedTokenizerFast
 
+from carrel.process.gguf_file import GGUFError
 from gateway.errors import ConfigError, InvalidRequest
 from gateway.exchange import Message, Scalar
+from gateway.gguf_tokenizer import read_gguf_tokenizer
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
@@ -105,12 +107,13 @@ class Tokenizer:
 
 
 def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir: str | None) -> Path:
-    """The directory of a local model, or the tokenizer's files of a hub id. Raises ConfigError, which names `flag`."""
+    """A local model's directory or GGUF file, or the tokenizer's files of a hub id. Raises ConfigError, which names
+    `flag`."""
     path = Path(model)
-    if path.is_dir():
+    if path.exists():
         return path
     if path.is_absolute() or model.startswith("."):
-        raise ConfigError(f"{flag} {model}: no such directory")
+        raise ConfigError(f"{flag} {model}: no such directory or file")
     try:
         return Path(
             snapshot_download(
@@ -119,21 +122,23 @@ def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir:
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-        raise ConfigError(f"{flag} {model}: no such directory, and not on the hub ({reason})") from exc
-
-
-def load_tokenizer(model_dir: Path, chat_template_file: Path | None) -> Tokenizer:
-    """Load `tokenizer.json` and the chat template. Raises ConfigError when either cannot be used."""
-    if not (model_dir / "tokenizer.json").is_file():
         raise ConfigError(
-            f"{model_dir} has no tokenizer.json: give a directory that holds one with --tokenizer"
-        )
+            f"{flag} {model}: no such directory or file, and not on the hub ({reason})"
+        ) from exc
+
+
+def load_tokenizer(model: Path, chat_template_file: Path | None) -> Tokenizer:
+    """Tokenizer and chat template of a model's directory (its `tokenizer.json`) or GGUF file.
+
+    Raises ConfigError when either cannot be used.
+    """
     try:
-        # not AutoTokenizer, whose import loads torch where it is installed
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model_dir))
+        tokenizer = read_gguf_tokenizer(model) if model.is_file() else _read_directory(model)
+    except (ConfigError, GGUFError) as exc:
+        raise ConfigError(str(exc)) from exc
     except Exception as exc:
-        # the tokenizers library raises plain Exception for a file that it cannot read
-        raise ConfigError(f"the tokenizer in {model_dir} cannot be loaded: {exc}") from exc
+        # the tokenizers library raises plain Exception for what it cannot read
+        raise ConfigError(f"the tokenizer in {model} cannot be loaded: {exc}") from exc
     if chat_template_file is None:
         return Tokenizer(tokenizer, _own_template(tokenizer))
     try:
@@ -142,6 +147,15 @@ def load_tokenizer(model_dir: Path, chat_template_file: Path | None) -> Tokenize
     except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as exc:
         raise ConfigError(f"--chat-template {chat_template_file}: {exc}") from exc
     return Tokenizer(tokenizer, template)
+
+
+def _read_directory(model_dir: Path) -> PreTrainedTokenizerFast:
+    if not (model_dir / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"{model_dir} has no tokenizer.json: give a directory that holds one with --tokenizer"
+        )
+    # not AutoTokenizer, whose import loads torch where it is installed
+    return PreTrainedTokenizerFast.from_pretrained(str(model_dir))
 
 
 def _own_template(tokenizer: PreTrainedTokenizerFast) -> str | None:

@@ -233,7 +233,9 @@ class WorkerConfig(WorkerOptions, LogOptions):
     remedy.
     """
 
-    model: str = option(REQUIRED, "model directory or hub id", positional=True, metavar="MODEL", min_length=1)
+    model: str = option(
+        REQUIRED, "model directory, GGUF file or hub id", positional=True, metavar="MODEL", min_length=1
+    )
     listen: str = option(REQUIRED, f"{ADDRESS} to serve gRPC on", metavar="ADDRESS")
     store: str = option(REQUIRED, f"{ADDRESS} of the KV store", metavar="ADDRESS")
     allow_remote: bool = option(False, "permit a --listen address beyond this machine")

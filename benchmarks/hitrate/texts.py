@@ -34,9 +34,14 @@ class Text:
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """Raises BenchmarkError."""
-    path = model / "tokenizer.json"
+    """Of a model's directory or GGUF file. Raises BenchmarkError."""
+    path = model if model.is_file() else model / "tokenizer.json"
     try:
+        if model.is_file():
+            # imports transformers, which a directory needs not
+            from gateway.gguf_tokenizer import read_gguf_tokenizer
+
+            return read_gguf_tokenizer(model).backend_tokenizer
         return Tokenizer.from_file(str(path))
     # the library raises nothing narrower
     except Exception as exc:

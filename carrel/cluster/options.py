@@ -28,7 +28,7 @@ class ClusterOptions(GatewayOptions, WorkerOptions, StoreOptions):
 
     model: str | None = option(
         None,
-        "model directory or Hugging Face id (default: the bundled carrel-nano)",
+        "model directory, GGUF file or Hugging Face id (default: the bundled carrel-nano)",
         positional=True,
         metavar="MODEL",
     )

@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "docs/cli.md says which policies read the file: `carrel serve` takes it in CARREL_CALIBRATION."
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="model directory or Hugging Face id (default: carrel-nano)"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="model directory, GGUF file or Hugging Face id (default: carrel-nano)",
     )
     parser.add_argument(
         "--text", nargs="+", type=Path, required=True, metavar="FILE", help="UTF-8 texts, plain or .xz"
@@ -95,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     notes.print(f"{len(samples)} samples, {num_tokens} tokens in all", highlight=False)
     flags = {
         "--out": out,
-        "--name": Path(model).name if Path(model).is_dir() else model,
+        "--name": Path(model).name if Path(model).exists() else model,
         "--threshold": arguments.threshold,
         "--share": arguments.share,
         "--device": arguments.device,

@@ -8,11 +8,14 @@ from carrel.errors import ModelNotFoundError
 from carrel.process.version import CHECKOUT
 
 BUNDLED = CHECKOUT / "models" / "carrel-nano"
+# what make puts beside the bundled model when it is first asked for
+FETCHED = ("smollm2",)
 ASK_TIMEOUT_S = 5.0
 
 
 def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
-    """A directory as an absolute path, a Hub id as it is, and the bundled model for None.
+    """A directory or GGUF file as an absolute path, a Hub id as it is, and the bundled model for None. What lies beside
+    the bundled model may be called by its name alone.
 
     Raises ModelNotFoundError when the bundled model is missing or a path leads to no model.
     """
@@ -27,9 +30,19 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: not a Hugging Face model directory")
         return str(path.resolve())
+    if path.is_file():
+        # not what a link leads to: a cache's names say nothing
+        return str(path.absolute())
+    fetched = bundled.parent / f"{model}.gguf"
+    if fetched.is_file():
+        return str(fetched)
+    if model in FETCHED:
+        raise ModelNotFoundError(
+            f"{fetched} is not here; in a checkout `make serve MODEL={model}` fetches it"
+        )
     # a Hub id is at most owner/name; anything else was meant as a path
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ModelNotFoundError(f"no model directory at {path}")
+        raise ModelNotFoundError(f"no model directory or GGUF file at {path}")
     return model
 
 
@@ -38,7 +51,7 @@ def check_hub_model(model: str, revision: str | None, download_dir: str | None) 
 
     Raises ModelNotFoundError when the Hub has no such model or revision, or cannot be asked.
     """
-    if Path(model).is_dir():
+    if Path(model).exists():
         return
     # imported late: help does not need it
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -50,5 +63,5 @@ def check_hub_model(model: str, revision: str | None, download_dir: str | None) 
     except Exception as exc:
         # the errors of the library's HTTP client have no base of its own
         raise ModelNotFoundError(
-            f"no model directory {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
+            f"no model directory or file {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
         ) from exc

@@ -18,7 +18,7 @@ class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
 
     model: str | None = option(
         None,
-        "model directory or Hugging Face id (default: the bundled carrel-nano)",
+        "model directory, GGUF file or Hugging Face id (default: the bundled carrel-nano)",
         positional=True,
         metavar="MODEL",
     )

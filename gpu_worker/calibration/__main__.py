@@ -57,7 +57,7 @@ def parser() -> Parser:
         prog="python -m gpu_worker.calibration",
         description="What `carrel calibrate` starts.",
     )
-    made.add_argument("model", metavar="MODEL", help="model directory or hub id")
+    made.add_argument("model", metavar="MODEL", help="model directory, GGUF file or hub id")
     made.add_argument(
         "--samples", type=Path, required=True, metavar="FILE", help="JSON, one list of token ids a line"
     )

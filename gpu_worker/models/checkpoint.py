@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import torch
@@ -38,17 +38,7 @@ class Checkpoint:
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignorable: frozenset[str]) -> None:
         """ModelError unless the tensors are these, with these shapes and a plain float type."""
-        names = {name for wanted in self._files.values() for name in wanted}
-        missing = [name for name in shapes if name not in names]
-        unexpected = sorted(names - set(shapes) - ignorable)
-        if missing:
-            raise ModelError(
-                f"{self._directory}: the weights lack {_shown(missing)}; config.json does not fit them"
-            )
-        if unexpected:
-            raise ModelError(
-                f"{self._directory}: the weights have {_shown(unexpected)}, which this model_type lacks"
-            )
+        check_names(str(self._directory), "config.json", self.names(), shapes, ignorable)
         for path, wanted in self._files.items():
             with _open(path) as file:
                 for name in (name for name in wanted if name in shapes):
@@ -80,6 +70,18 @@ class Checkpoint:
 
     def names(self) -> frozenset[str]:
         return frozenset(name for wanted in self._files.values() for name in wanted)
+
+
+def check_names(
+    source: str, config: str, names: Set[str], shapes: Mapping[str, object], ignorable: Set[str]
+) -> None:
+    """ModelError unless a source's tensors are those of the model that its `config` describes."""
+    missing = [name for name in shapes if name not in names]
+    unexpected = sorted(names - set(shapes) - ignorable)
+    if missing:
+        raise ModelError(f"{source}: the weights lack {_shown(missing)}; {config} does not fit them")
+    if unexpected:
+        raise ModelError(f"{source}: the weights have {_shown(unexpected)}, which this model_type lacks")
 
 
 def _promised_tensors(directory: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ class RopeConfig:
 
     `interleaved` pairs neighbours (0, 1), (2, 3), ...; otherwise element i pairs with i + rotary_dim / 2. The
     fields after `factor` matter only to the types that use them; `attention_factor` None means the type's own
-    default.
+    default. `frequency_factors`, one for each frequency or none, divide them first, whatever the type.
     """
 
     rope_type: str
@@ -28,6 +28,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,15 @@ _MAX_BYTES = 64 << 20
 class ConfigFields:
     """The fields of one JSON object. Every getter raises ModelError naming the file, the field and the value.
 
-    A field that is absent or null takes `default`; a getter without a default calls the field required.
+    A field that is absent or null takes `default`; a getter without a default calls the field required. spelled: what
+    messages call fields that the file has under other names.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
+    def __init__(
+        self, values: Mapping[str, object], where: str, spelled: Mapping[str, str] | None = None
+    ) -> None:
         self._values = values
+        self._spelled = spelled or {}
         self.where = where
 
     @classmethod
@@ -48,11 +52,12 @@ class ConfigFields:
 
     def fail(self, name: str, expected: str) -> ModelError:
         """The error for a field that is not as `expected`; the caller raises it."""
+        field = self._spelled.get(name, name)
         if not self.has(name):
-            return ModelError(f"{self.where}: field {name!r} is missing; expected {expected}")
+            return ModelError(f"{self.where}: field {field!r} is missing; expected {expected}")
         shown = repr(self._values[name])
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        return ModelError(f"{self.where}: field {name!r} is {shown}; expected {expected}")
+        return ModelError(f"{self.where}: field {field!r} is {shown}; expected {expected}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self._get(name, default)

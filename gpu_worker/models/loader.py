@@ -1,4 +1,4 @@
-"""From a model directory or hub id to a decoder whose weights are on the device."""
+"""From a model directory, hub id or GGUF file to a decoder whose weights are on the device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Literal
 import torch
 from huggingface_hub import snapshot_download
 
+from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
 from gpu_worker.errors import ModelError
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES
+from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
+from gpu_worker.models.gguf_config import gguf_fields
 from gpu_worker.models.weights import is_ignorable, weight_slices
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -34,7 +37,7 @@ _DUMMY_STD = 0.02
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder ready to run. `source` is its directory; a tied head counts once in `num_parameters`."""
+    """A decoder ready to run. `source` is its directory or file; a tied head counts once in `num_parameters`."""
 
     config: ModelConfig
     decoder: Decoder
@@ -54,32 +57,36 @@ def load_model(
 ) -> LoadedModel:
     """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them.
 
-    `dtype` None means the one config.json names, or float32. `load_format` "dummy" needs
-    no more than config.json and makes seeded random weights on the device. Everything that can be checked
-    without reading weights is checked before any memory is taken. Raises ModelError.
+    `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
+    they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
+    device. Everything that can be checked without reading weights is checked before any memory is taken. Raises
+    ModelError.
     """
     if load_format not in ("safetensors", "dummy"):
         raise ModelError(f"load format {load_format!r} is not supported; supported: dummy, safetensors")
     is_dummy = load_format == "dummy"
-    directory = resolve_source(
+    source = resolve_source(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
-    config = read_config(directory)
-    checkpoint = None if is_dummy else _checked_checkpoint(directory, config)
+    config = read_config(source)
+    checkpoint = None if is_dummy else _checked_checkpoint(source, config)
     decoder = _allocate(config, torch.device(device), dtype or _checkpoint_dtype(config))
     if checkpoint is None:
         _fill_random(decoder, progress)
     else:
         _fill(decoder, checkpoint, progress)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    return LoadedModel(config, decoder, num_parameters, str(directory))
+    return LoadedModel(config, decoder, num_parameters, str(source))
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both."""
-    fields = ConfigFields.read(directory / "config.json")
+def read_config(source: Path) -> ModelConfig:
+    """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both. Of a GGUF file
+    its metadata."""
+    if source.is_file():
+        return _gguf_config(_gguf_head(source))
+    fields = ConfigFields.read(source / "config.json")
     config = FAMILIES[fields.choice("model_type", FAMILIES)](fields)
-    path = directory / "generation_config.json"
+    path = source / "generation_config.json"
     if not path.exists():
         return config
     generation = ConfigFields.read(path)
@@ -87,8 +94,26 @@ def read_config(directory: Path) -> ModelConfig:
     return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids)))
 
 
-def _checked_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
-    checkpoint = Checkpoint(directory)
+def _gguf_head(path: Path) -> GGUFHead:
+    try:
+        return read_gguf(path)
+    except GGUFError as exc:
+        raise ModelError(str(exc)) from exc
+
+
+def _gguf_config(head: GGUFHead) -> ModelConfig:
+    fields = gguf_fields(head)
+    config = FAMILIES[fields.text("model_type")](fields)
+    factors = GGUFCheckpoint(head, config).frequency_factors()
+    if factors and len(factors) != config.rope.rotary_dim // 2:
+        raise ModelError(
+            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {config.rope.rotary_dim // 2}"
+        )
+    return replace(config, rope=replace(config.rope, frequency_factors=factors))
+
+
+def _checked_checkpoint(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
+    checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
     ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
     checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
     return checkpoint
@@ -108,7 +133,7 @@ def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> 
         raise ModelError(f"no room for the weights on {device} in {dtype}: {exc}") from exc
 
 
-def _fill(decoder: Decoder, checkpoint: Checkpoint, progress: Progress | None) -> None:
+def _fill(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint, progress: Progress | None) -> None:
     slices = weight_slices(decoder.config)
     parameters = dict(decoder.named_parameters())
     for done, (name, tensor) in enumerate(checkpoint.tensors(frozenset(slices)), start=1):
@@ -133,18 +158,18 @@ def _fill_random(decoder: Decoder, progress: Progress | None) -> None:
 def resolve_source(
     path_or_id: str, *, revision: str | None, download_dir: str | None, with_weights: bool
 ) -> Path:
-    """The model's directory; of a hub id, JSON and (`with_weights`) safetensors come from cache or network.
+    """The model's directory or GGUF file; of a hub id, JSON and (`with_weights`) safetensors, from cache or network.
 
-    An existing directory wins over a hub id, and `revision` and `download_dir` mean nothing to it.
+    What exists wins over a hub id, and `revision` and `download_dir` mean nothing to it.
     HF_HUB_OFFLINE, HF_HOME and HF_TOKEN are respected. ModelError names the id and what to do.
     """
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
-        return path
     if path.exists():
-        raise ModelError(f"{path_or_id} is a file; give the model's directory, which holds config.json")
+        return path
     if not _HUB_ID.fullmatch(path_or_id):
-        raise ModelError(f"{path_or_id} is no directory, nor the id of a model such as 'org/name'")
+        raise ModelError(
+            f"{path_or_id} is no directory or GGUF file, nor the id of a model such as 'org/name'"
+        )
     try:
         directory = snapshot_download(
             path_or_id,

@@ -33,7 +33,8 @@ def rope_table(
 
 def _default(rope: RopeConfig) -> tuple[torch.Tensor, float]:
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
-    return 1.0 / (rope.theta**exponents), 1.0
+    inv_freq = 1.0 / (rope.theta**exponents)
+    return inv_freq / torch.tensor(rope.frequency_factors) if rope.frequency_factors else inv_freq, 1.0
 
 
 def _linear(rope: RopeConfig) -> tuple[torch.Tensor, float]:

@@ -77,13 +77,13 @@ class KnownPrefixes:
 
 
 def model_root(model: LoadedModel) -> bytes:
-    """Equal for the same weight files computed in the same type; writing to the directory changes it.
+    """Equal for the same weight files computed in the same type; writing to them changes it.
 
     On several hosts: equal for files from the hub's cache, wherever that lies, and for files of the same path, sizes
     and times.
     """
-    directory = Path(model.source)
-    files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
+    source = Path(model.source)
+    files = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
     blobs = [(file.name, file.resolve().name) for file in files]
     if files and all(_CONTENT_NAME.fullmatch(blob) for _, blob in blobs):
         weights = repr(blobs)

@@ -326,7 +326,7 @@ def test_out_of_memory_is_a_model_error(directory: Path) -> None:
 def test_a_path_that_is_no_model(tmp_path: Path) -> None:
     assert "is no directory" in refusal(tmp_path / "absent")
     (tmp_path / "file").write_text("")
-    assert "is a file" in refusal(tmp_path / "file")
+    assert "is no GGUF file" in refusal(tmp_path / "file")
     assert "config.json is missing" in refusal(tmp_path)
 
 
