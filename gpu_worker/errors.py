@@ -2,7 +2,7 @@
 
 WorkerError
 ├── ConfigError            start-up: a flag, a path or a device that cannot be used
-├── ModelError             start-up: a model directory that is missing, corrupt or of an unknown family
+├── ModelError             start-up: a model that is missing, corrupt or of an unknown family
 ├── RequestError           the caller's fault: `param` names the field
 ├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
@@ -32,7 +32,7 @@ class ConfigError(WorkerError, OptionError):
 
 
 class ModelError(WorkerError):
-    """A model directory that is missing, corrupt or of an unknown family."""
+    """A model that is missing, corrupt or of an unknown family."""
 
 
 class RequestError(WorkerError):

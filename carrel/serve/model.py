@@ -63,5 +63,5 @@ def check_hub_model(model: str, revision: str | None, download_dir: str | None) 
     except Exception as exc:
         # the errors of the library's HTTP client have no base of its own
         raise ModelNotFoundError(
-            f"no model directory or file {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
+            f"no model directory {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
         ) from exc

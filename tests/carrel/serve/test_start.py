@@ -62,6 +62,12 @@ def test_models(tmp_path: Path) -> None:
         find_model(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="no model directory"):
         find_model("/no/such/folder")
+    bundled = tmp_path / "nano"
+    with pytest.raises(ModelNotFoundError, match="make serve MODEL=smollm2"):
+        find_model("smollm2", bundled)
+    file = tmp_path / "smollm2.gguf"
+    file.touch()
+    assert find_model("smollm2", bundled) == find_model(str(file)) == str(file)
     (tmp_path / "config.json").write_text("{}")
     assert find_model(None, tmp_path) == str(tmp_path)
     assert find_model(str(tmp_path)) == str(tmp_path)
