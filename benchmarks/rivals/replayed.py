@@ -1,4 +1,4 @@
-"""PQCache that scores and selects, and then attends what a trace says: the full cost, with a known overlap."""
+"""Policies that score and select, and then attend what a trace says: the full cost, with a known overlap."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase
 from benchmarks.shapes import ModelShape
 from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
+from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.state.batch import Buckets
@@ -32,21 +33,39 @@ class ReplayedPQCache(PQCache):
         return self.traced[candidates.layer, : selected.shape[0], :, : selected.shape[2]]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayedBitKeys(BitKeys):
+    """traced: as `ReplayedPQCache` has it."""
+
+    traced: Tensor = field(kw_only=True, compare=False)
+
+    def select(self, index: Any, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        selected = BitKeys.select(self, index, candidates, counts, width)
+        return self.traced[candidates.layer, : selected.shape[0], :, : selected.shape[2]]
+
+
+# The policies that are replayed, and with a trace.
+REPLAYED = {"pqcache": (PQCache(), ReplayedPQCache), "bitkeys": (BitKeys(), ReplayedBitKeys)}
+
+
 class Replayed:
     """A case's policy and the trace that it replays."""
 
     def __init__(self, case: DecodeCase, shape: ModelShape, device: torch.device) -> None:
-        if case.policy != "pqcache":
-            raise NotMeasurable(f"selections are replayed for pqcache, not for {case.policy}")
+        if case.policy not in REPLAYED:
+            raise NotMeasurable(
+                f"selections are replayed for {' and '.join(REPLAYED)}, not for {case.policy}"
+            )
         self._case, self._shape, self._device = case, shape, device
         assert case.budget_tokens is not None
-        self._num_selected = _num_selected(case.context, case.budget_tokens)
+        self._plain, with_trace = REPLAYED[case.policy]
+        self._num_selected = self._selected_by(case.budget_tokens)
         buckets = Buckets(is_exact=device.type != "cuda")
         # Nothing is selected until all are there. What pads the batch selects nothing, ever.
         rows, width = buckets.lanes(case.batch), buckets.width(self._num_selected)
         size = (shape.num_layers, rows, shape.num_kv_heads, width)
         self._traced = torch.full(size, -1, dtype=torch.int64, device=device)
-        self.policy = ReplayedPQCache(traced=self._traced)
+        self.policy = with_trace(traced=self._traced)
         self._recorded = None if case.trace is None else self._load(Path(case.trace))
 
     def _load(self, path: Path) -> RecordedTrace:
@@ -54,7 +73,7 @@ class Replayed:
         wanted = recorded.num_selected
         if self._num_selected != wanted:
             budgets = range(2, case.context)
-            fits = (tokens for tokens in budgets if _num_selected(case.context, tokens) == wanted)
+            fits = (tokens for tokens in budgets if self._selected_by(tokens) == wanted)
             raise NotMeasurable(
                 f"the trace selects {wanted} positions, a budget of {case.budget_tokens} tokens selects "
                 f"{self._num_selected}; --budget {next(fits, 'N')} would fit"
@@ -84,6 +103,5 @@ class Replayed:
         num_heads, num_selected = self._shape.num_kv_heads, self._num_selected
         return WindowTrace(case.batch, num_heads, candidates, num_selected, case.hit_rate, self._device)
 
-
-def _num_selected(context: int, budget_tokens: int) -> int:
-    return PQCache().plan(context, budget_tokens).num_selected or 0
+    def _selected_by(self, budget_tokens: int) -> int:
+        return self._plain.plan(self._case.context, budget_tokens).num_selected or 0

@@ -126,6 +126,13 @@ def test_a_step_captured_while_the_house_fills_reads_what_is_replayed_later(
     assert figures.hit_rate == 1.0
 
 
+def test_what_is_trained_nowhere_is_replayed_too(decoding: Any) -> None:
+    figures = decoding.measure(replace(DECODED, policy="bitkeys", hit_rate=0.5))
+    assert figures.hit_rate == 1.0
+    with pytest.raises(NotMeasurable, match="replayed for pqcache and bitkeys, not for quest"):
+        decoding.measure(replace(DECODED, policy="quest", hit_rate=0.5))
+
+
 def test_a_padded_batch_is_replayed_too(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where five sequences of six to come are a batch of eight lanes."""
     rounded = Buckets(is_exact=False).lanes
