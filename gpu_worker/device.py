@@ -54,4 +54,5 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def to_device(values: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """int64, of the shape of the values. From memory that is not pinned the host would wait for all that is queued."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    host = torch.from_numpy(np.array(values, dtype=np.int64))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
