@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.programs import attend_split, join_splits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.attention.splits import num_splits
+from gpu_worker.kernels.attention.splits import MAX_SPLITS, num_splits
 
 # K|V bytes that a program has in flight, at most.
 TILE_BYTES = 32768
@@ -138,7 +138,8 @@ def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: 
         DIM_TILE=dim_tile,
         TILE=tile,
         JOIN_TILE=JOIN_TILE,
-        SPLITS_TILE=triton.next_power_of_2(splits),
+        # Not as many as there are: it would be compiled anew for every length.
+        SPLITS_TILE=MAX_SPLITS,
         num_warps=NUM_WARPS,
     )
     return output

@@ -10,7 +10,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_fixed", "capacity"], do_not_specialize_on_alignment=["seats", "lengths"])
 def attend_split(
     query: tl.tensor,
     pool: tl.tensor,
@@ -114,7 +114,7 @@ def attend_split(
     tl.store(partial_lse + place, top + tl.log2(total), mask=heads < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_splits"], do_not_specialize_on_alignment=["lengths"])
 def join_splits(
     partial: tl.tensor,
     partial_lse: tl.tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-# More than this cost more to join than they bring.
+# More than this cost more to join than they bring. A power of two.
 MAX_SPLITS = 128
 # What registers and shared memory allow; a tile in flight in each of them fills the memory pipe.
 PROGRAMS_PER_PROCESSOR = 4

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def assign_tile(
     points, targets, less, labels, stride_problem, stride_point, num_points, num_targets,
     WIDTH: tl.constexpr, LANES: tl.constexpr, POINTS: tl.constexpr, TARGETS: tl.constexpr, STAGES: tl.constexpr,
@@ -53,7 +53,7 @@ def assign_tile(
 
 
 # Of one point, its number would be no tensor.
-@triton.jit(do_not_specialize=["num_points"])
+@triton.jit(do_not_specialize=["num_points", "num_steps"])
 def move_one(
     points, order, ends, means, targets, half_squares, stride_problem, stride_point, num_points, num_clusters, width,
     num_steps, split, shortest,

@@ -59,7 +59,9 @@ def _evict(
     return found, tl.where(hand >= capacity, hand - capacity, hand)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["seats", "capacities", "protected_below", "protected_from", "required"],
+)
 def resolve_head(
     slot_of,
     token_of,

@@ -98,7 +98,8 @@ def fetch_misses(
         num_columns,
         ROW_WORDS=row_words,
         UNIT=unit,
-        PLACES=triton.next_power_of_2(num_places),
+        # Of every batch, so that it is compiled once.
+        PLACES=triton.next_power_of_2(max(num_places, block_tables.shape[0] * num_heads)),
         ROWS=ROWS,
         WORDS=triton.next_power_of_2(row_words),
         num_warps=4,

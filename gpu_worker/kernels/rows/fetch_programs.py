@@ -26,7 +26,7 @@ def _token_of_arena(slab_table, num_table_slabs, num_slabs, position, head, TOKE
     return slab.to(tl.int64), head * TOKENS_PER_SLAB + position % TOKENS_PER_SLAB, in_arena
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"], do_not_specialize_on_alignment=["seats", "slots"])
 def find_rows(
     block_tables,
     block_tables_seat,
@@ -60,7 +60,7 @@ def find_rows(
     tl.store(out + row * out_row + head * out_head + column, pool_row.to(tl.int32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items"], do_not_specialize_on_alignment=["seats", "positions"])
 def find_offsets(
     slab_table,
     num_table_slabs,
@@ -94,7 +94,7 @@ def find_offsets(
     tl.store(offsets + item, offset, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats"])
 def list_misses(
     num_slabs,
     slab_units,
@@ -157,7 +157,7 @@ def list_misses(
         tl.atomic_add(fetched + seat, count.to(tl.int64), mask=count > 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"])
 def copy_misses(
     arena,
     sources,

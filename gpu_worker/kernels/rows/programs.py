@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def copy_rows(
     arena,
     arena_bytes,
@@ -38,7 +38,7 @@ def copy_rows(
         tl.store(at_pool + word, tl.load(at_arena + word, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def copy_pairs(
     arena,
     arena_bytes,
@@ -79,7 +79,7 @@ def copy_pairs(
         tl.store(at_value, value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def store_rows(
     keys,
     values,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted, num_processors
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.attention.splits import num_splits
+from gpu_worker.kernels.attention.splits import MAX_SPLITS, num_splits
 from gpu_worker.kernels.slot_weights.programs import score_split, weigh
 
 # Key bytes that a program has in flight, at most.
@@ -83,7 +83,7 @@ def slot_weights(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         GROUP_WIDTH=group_width,
-        SPLITS_TILE=triton.next_power_of_2(splits),
+        SPLITS_TILE=MAX_SPLITS,
         TILE=weighed,
     )
     return weights

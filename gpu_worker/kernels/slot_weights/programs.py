@@ -8,7 +8,7 @@ import triton.language as tl
 from gpu_worker.kernels.attention.programs import LOG2_E, dot, row_length
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats", "lengths"])
 def score_split(
     query: tl.tensor,
     pool: tl.tensor,
@@ -76,7 +76,7 @@ def score_split(
     tl.store(partial_lse + (row * num_splits + split) * GROUP + heads, lse, mask=heads < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["lengths"])
 def weigh(
     scores: tl.tensor,
     partial_lse: tl.tensor,

@@ -40,3 +40,21 @@ def compile_only() -> None:
         return compiled
 
     triton.JITFunction.run = compile_launch
+
+
+def note_only() -> set[tuple[str, str]]:
+    """As `compile_only`, but nothing is compiled: the set gets each program's name and a key of what would be, which is
+    another one wherever Triton compiles it again."""
+    triton.runtime.driver.set_active(AbsentGpu())
+    noted = set()
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        noted.add((fn.name, str(compile["key"])))
+        return True
+
+    run = triton.JITFunction.run
+    triton.knobs.runtime.jit_cache_hook = note
+    triton.JITFunction.run = lambda self, *args, grid, warmup, **options: run(
+        self, *args, grid=grid, warmup=True, **options
+    )
+    return noted

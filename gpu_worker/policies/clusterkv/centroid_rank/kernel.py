@@ -67,7 +67,7 @@ def _of_row(index, seats, row, num_kv_heads, stride_seat, stride_head):
     return index + tl.load(seats + row // num_kv_heads) * stride_seat + row % num_kv_heads * stride_head
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["seats"])
 def _products(
     query, centroids, sizes, seats, products, num_kv_heads, num_clusters, head_dim, group, blocks,
     centroid_stride_seat, centroid_stride_head, size_stride_seat, size_stride_head,
@@ -96,7 +96,7 @@ def _products(
     tl.store(products + row * num_clusters + clusters, product, mask=is_cluster)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["seats"])
 def _starts(
     products, sizes, seats, starts, num_kv_heads, num_clusters, blocks, size_stride_seat, size_stride_head,
     BLOCK: tl.constexpr,
@@ -132,7 +132,7 @@ def _starts(
         tl.store(starts + place, tl.sum(before, axis=1), mask=clusters < num_clusters)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def _places(
     starts, labels, within, seats, begin, end, output, num_kv_heads, num_clusters, num_positions, blocks,
     label_stride_seat, label_stride_head, label_stride, within_stride_seat, within_stride_head, within_stride,

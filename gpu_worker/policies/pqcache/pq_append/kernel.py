@@ -52,7 +52,7 @@ def pq_append(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats", "positions"])
 def _append(
     keys, codebooks, codes, pair_counts, seats, positions, num_layers, num_kv_heads, num_parts, ksub, dsub,
     key_stride_row, key_stride_layer, key_stride_head, book_stride_seat, book_stride_layer, book_stride_head,

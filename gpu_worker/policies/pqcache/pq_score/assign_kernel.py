@@ -49,7 +49,7 @@ def pq_assign(keys: Tensor, codebooks: Tensor) -> Tensor:
     return codes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _assign(
     keys, codebooks, codes, stride_row, stride_token, num_tokens, num_parts, ksub, dsub,
     TOKENS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, IS_NARROW: tl.constexpr, WIDE_DOT: tl.constexpr,

@@ -68,7 +68,7 @@ def pq_score(
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seats"])
 def _tables(
     query, codebooks, tables, seats, scale, num_kv_heads, group, num_parts, ksub, dsub, stride_seat, stride_head,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -121,7 +121,7 @@ def _chunk(codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, st
     return row, index, codes, first, last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def _chunk_totals(
     tables, codes, seats, begin, end, peaks, sums, num_kv_heads, num_positions, chunk, num_chunks,
     stride_seat, stride_head, stride_position, stride_part,
@@ -155,7 +155,7 @@ def _chunk_totals(
     tl.store(sums + place, total, mask=heads < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def _weights(
     tables, codes, seats, begin, end, peaks, sums, output, num_kv_heads, num_positions, chunk, num_chunks,
     stride_seat, stride_head, stride_position, stride_part,

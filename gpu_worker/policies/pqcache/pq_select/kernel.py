@@ -78,7 +78,8 @@ def pq_select(
     writer_tiles = triton.cdiv(rows * num_tiles, WRITERS // factor)
     write_taken[(rows, triton.cdiv(num_tiles, writer_tiles))](
         *spans, marks, tallies, taken, *shape,
-        TILES=triton.next_power_of_2(num_tiles), TILE=tile, num_warps=num_warps,
+        # Of the longest sequence, so that it is compiled once.
+        TILES=triton.next_power_of_2(max(num_tiles, triton.cdiv(codes.shape[2], tile))), TILE=tile, num_warps=num_warps,
     )  # fmt: skip
     return taken
 

@@ -70,7 +70,10 @@ def _threshold(keys, counts, asked, PAIRS: tl.constexpr, COUNT_BITS: tl.constexp
     return tl.min(tl.where(keys >= low, keys, LARGEST), axis=0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_positions", "num_tiles"],
+    do_not_specialize_on_alignment=["seats", "begin", "end", "counts"],
+)
 def mark_chunk(
     query, codebooks, codes, pair_counts, seats, begin, end, counts, marks, tallies,
     num_kv_heads, num_positions, width, num_tiles, scale, group, ksub, dsub,
@@ -143,7 +146,10 @@ def _tally(mark):
     return (count & 0x00FF00FF) + ((count >> 8) & 0x00FF00FF)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_positions", "num_tiles"],
+    do_not_specialize_on_alignment=["begin", "end", "counts"],
+)
 def write_taken(
     begin, end, counts, marks, tallies, taken, num_kv_heads, num_positions, width, num_tiles,
     TILES: tl.constexpr, TILE: tl.constexpr,

@@ -47,7 +47,7 @@ def page_bound(
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def _page_bound(
     query, key_min, key_max, seats, begin, end, scores, num_kv_heads, num_pages, head_dim, group, spans,
     min_stride_seat, min_stride_head, min_stride_page, max_stride_seat, max_stride_head, max_stride_page,

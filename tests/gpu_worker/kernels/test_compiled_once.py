@@ -1,0 +1,94 @@
+"""What a step and a prompt launch is compiled for the first batch and prompt, and never again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# For batches of these lanes, from this lane on of a table of all, and sequences as long as this.
+SHAPES = "((1, 0, 600), (1, 1, 40000), (2, 0, 5000), (3, 4, 16384), (8, 1, 130000), (24, 8, 20000))"
+HEAD = f"""
+import torch
+from torch import bfloat16, float16, float32, int32, int64, uint8
+from compile_rig import note_only
+noted = note_only()
+SHAPES = {SHAPES}
+"""
+# Rows of four layers and two seats, small where only strides count.
+STEP = """
+from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
+from gpu_worker.kernels.resolve.kernel import resolve
+from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
+from gpu_worker.kernels.rope.kernel import rope
+from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table, pool_rows
+from gpu_worker.kernels.rows.kernel import store_token
+from gpu_worker.kernels.rows.reference import ArenaLayout
+from gpu_worker.kernels.slot_weights.kernel import slot_weights
+from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
+from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
+
+SEATS, HEADS, DIM, LENGTH, CHOSEN = 32, 8, 128, 131072, 1024
+zeros = torch.zeros
+pool, blocks = zeros(640, 2 * DIM, dtype=bfloat16), zeros(SEATS, HEADS, LENGTH // 64, dtype=int64)
+fixed = zeros(SEATS, 4, HEADS, 1041, dtype=int32)[:, 1]
+codes = zeros(1, 1, 1, LENGTH, 2, dtype=uint8).expand(SEATS, 4, HEADS, LENGTH, 2)
+books, pairs = zeros(SEATS, 4, HEADS, 2, 64, 64), zeros(SEATS, 4, HEADS, 64 * 64, dtype=int32)
+slot_of = zeros(1, 1, LENGTH, dtype=int32).expand(SEATS, HEADS, LENGTH)
+bits, counters = slot_of.to(uint8), zeros(SEATS, HEADS, dtype=int32)
+state = Residency(slot_of, slot_of, bits, counters, counters)
+arena, slabs, layout = zeros(1 << 20, dtype=uint8), zeros(SEATS, 256, dtype=int32), ArenaLayout(1 << 18, 64, 4 * DIM)
+rotary = zeros(9, 2, DIM, dtype=bfloat16)
+
+for lanes, first, longest in SHAPES:
+    table = zeros(10, first + lanes, dtype=int64)[:, first:]
+    positions, seats, begin, end, counts, capacities, *_ = table.unbind(0)
+    longest = -(-longest // 1024) * 1024
+    query, key, value = rope(zeros(first + lanes, 48 * DIM, dtype=bfloat16), rotary, table[0] * 1, 32, 8)
+    query, slots = query[first:] if first else query, zeros(lanes, 4, HEADS, dtype=int32)
+    store_token(key[first:], value[first:], pool, slots[:, 1], arena, zeros(lanes, 4, HEADS, dtype=int64)[:, 1])
+    lengths = (positions + 1)[:, None].expand(-1, HEADS)
+    attend_blocks(query, pool, blocks, seats, lengths, 0.1, longest)
+    slot_weights(query, pool, blocks, seats, lengths, 0.1, longest)
+    chosen = zeros(lanes, HEADS, CHOSEN, dtype=int64)
+    attend_slots(query, pool, fixed, seats, chosen.int(), 0.1)
+    pq_select(query, books[:, 1], codes[:, 1], pairs[:, 1], seats, begin, end, counts, CHOSEN, longest, 0.1)
+    pq_append(zeros(lanes, 4, HEADS, DIM, dtype=bfloat16), books, codes, pairs, seats, positions)
+    rows = SeatLanes(seats, capacities, begin, end)
+    resolve(state, rows, chosen)
+    resolve(state, rows, positions[:, None, None].expand(-1, HEADS, 1))
+    pool_rows(blocks, seats, positions[:, None, None].expand(-1, HEADS, 1), chosen[..., :1].int())
+    pool_rows(blocks, seats, chosen, chosen.int())
+    fetch_misses(arena, layout, slabs, blocks, seats, chosen, chosen, chosen > 0, pool, chosen.int())
+    offsets_by_table(slabs, (seats[:, None] * zeros(4, dtype=int64)).flatten(), chosen[:, :1, :1], layout, 4)
+"""
+PROMPT = """
+from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
+from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
+
+for num_tokens in 300, 1024, 4096, 15044, 32768:
+    points = torch.zeros(16, min(num_tokens, 4096), 64, dtype=bfloat16)
+    assign_points(points, torch.zeros(16, 64, 64, dtype=bfloat16), torch.zeros(16, 64))
+    order, ends = torch.zeros(points.shape[:2], dtype=int64), torch.zeros(16, 64, dtype=int64)
+    move_centroids(points, order, ends, False)
+    pq_assign(torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128], torch.zeros(8, 2, 64, 64))
+"""
+
+
+@pytest.mark.parametrize("script", [STEP, PROMPT], ids=["step", "prompt"])
+def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    told = "print(*sorted(name for name, _ in noted), sep='\\n')"
+    command = [sys.executable, "-c", HEAD + script + told]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    twice = {name: names.count(name) for name in names if names.count(name) > 1}
+    # Of two lists; of one new token, and of what is selected.
+    kinds = {"attend_split", "join_splits", "find_rows", "resolve_head"}
+    assert twice == (dict.fromkeys(kinds, 2) if script is STEP else {})
