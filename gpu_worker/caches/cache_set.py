@@ -146,6 +146,13 @@ class CacheSet:
         num_seats, some_dense = self._shape.max_num_seqs, self._full_layers > 0
         return Batch.of(sequences, self._kind, self._group_shape, self.buckets, num_seats, some_dense)
 
+    def blank(self, sequences: list[Sequence]) -> Batch:
+        """A batch of padding, of the shape of a batch of sequences like these, which hold nothing; with the state that
+        its step needs. Raises CapacityError."""
+        for sequence in dict.fromkeys(sequences):
+            self._serving(sequence).prepare(sequence)
+        return self.batch(sequences).blank()
+
     def _kind(self, sequence: Sequence) -> Kind:
         if not self._sparse_layers(sequence):
             return "", False
@@ -175,6 +182,10 @@ class CacheSet:
         for members in batch.members:
             self._dense.count(members, first)
             self._serving(members[0]).count(members, rest)
+
+    def make_room(self, num_free_blocks: int) -> bool:
+        """Have running sequences give up what they can do without until so many blocks are free, if that is enough."""
+        return self._sharing.make_room(num_free_blocks)
 
     def spread(self) -> None:
         """Give running sequences slots that no request waits for."""

@@ -17,6 +17,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
+from gpu_worker.kernels.compile_log import log_compiled
 from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.clusterkv.policy import ClusterKV
@@ -42,6 +43,8 @@ CPU_SEQS, GPU_SEQS = 8, 32
 def build_engine(config: WorkerConfig, report: Report) -> Engine:
     """Load the model, attach to the store, allocate the memory. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))
+    if device.type == "cuda":
+        log_compiled()
     calibration = read_calibration(config.calibration) if config.calibration else None
     policies = configured_policies(config, calibration)
     if config.transport == "grpc" and config.policy != AUTO and policies[config.policy].needs_index_here:

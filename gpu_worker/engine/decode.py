@@ -90,6 +90,7 @@ class DecodeStep:
             return StepResult([], torch.empty(0), failed, short, silent, indexing)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
+            batch = self.graphs.fit(batch, self._caches.state)
             logits = self.graphs.run(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
             new_rows = None
         else:
@@ -106,6 +107,18 @@ class DecodeStep:
         result = StepResult(kept, logits, failed, short, silent, indexing)
         self.watch(result)
         return result
+
+    @torch.inference_mode()
+    def prepare(self, sequences: list[Sequence]) -> None:
+        """Compile the step of a batch of sequences like these, which hold nothing, and capture it where steps are.
+        Nothing that running sequences have is changed. Raises CapacityError."""
+        batch = self._caches.blank(sequences)
+        # Without an arena the host fetches what is missed.
+        host_fetches = self._offloader.arena is None and any(one.can_miss for one in sequences)
+        if self._captures_graphs and not host_fetches:
+            self.graphs.prepare(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
+        else:
+            self.forward(batch, torch.tensor(batch.table, device=self._device))
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains

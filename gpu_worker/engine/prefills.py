@@ -10,8 +10,10 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache, CacheSet
 from gpu_worker.engine.prompt import Prompt
+from gpu_worker.engine.prompt_memory import buffer_sizes
 from gpu_worker.engine.prompt_pass import PromptPass
 from gpu_worker.errors import no_room
+from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -58,6 +60,21 @@ class Prefills(Mapping[Sequence, AnyPass]):
     @property
     def _distinct(self) -> list[AnyPass]:
         return list(dict.fromkeys(self._by_sequence.values()))
+
+    def plan_attention(self) -> Iterator[None]:
+        """Have all planned that attention of any prompt needs, one thing a turn, so that the caller may stop. Takes the
+        room of the longest prompt's rows. Raises CapacityError."""
+        config, dtype, device = self._decoder.config, self._decoder.dtype, self._decoder.device
+        try:
+            query = torch.zeros(
+                self._chunk_size, config.num_heads, config.head_dim, dtype=dtype, device=device
+            )
+            for num_rows in buffer_sizes(self._max_tokens):
+                shape = (config.num_kv_heads, num_rows, 2 * config.head_dim)
+                rows = torch.zeros(shape, dtype=dtype, device=device)
+                yield from plan_chunks(query, rows, self._decoder.attention_scale)
+        except torch.OutOfMemoryError as error:
+            raise no_room("plans of attention", error) from error
 
     def begin(self, sequences: list[Sequence]) -> None:
         """Of sequences that were admitted together; maybe none. Raises CapacityError."""

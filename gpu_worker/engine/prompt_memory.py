@@ -25,6 +25,14 @@ def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
     return min(max_model_len, max(LEAST_BUFFER_TOKENS, 1 << (num_tokens - 1).bit_length()))
 
 
+def buffer_sizes(max_model_len: int) -> list[int]:
+    """All that `buffer_tokens` gives."""
+    sizes = [LEAST_BUFFER_TOKENS]
+    while sizes[-1] < max_model_len:
+        sizes.append(2 * sizes[-1])
+    return sorted({buffer_tokens(size, max_model_len) for size in sizes})
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRoom:
     """Tokens of the buffers of all prompts in progress.

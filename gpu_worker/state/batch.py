@@ -58,6 +58,16 @@ class GroupShape:
     num_selected: int = 0
     num_fixed: int = 0
 
+    def covers(self, other: GroupShape) -> bool:
+        """Whether a step of this shape serves a group of the other one, with padding."""
+        return (
+            (self.policy, self.can_miss) == (other.policy, other.can_miss)
+            and self.num_lanes >= other.num_lanes
+            and self.num_positions >= other.num_positions
+            and self.num_selected >= other.num_selected
+            and self.num_fixed >= other.num_fixed
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -85,14 +95,34 @@ class BatchShape:
     # Where some layers are dense for everyone: the whole batch as one group.
     dense: GroupShape | None
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """What a step of this shape costs, to compare it with others that serve the same batch."""
+        return (
+            sum(group.num_lanes for group in self.groups),
+            sum(group.num_lanes * group.num_selected for group in self.groups),
+            sum(group.num_lanes * group.num_positions for group in self.groups),
+        )
+
+    def covers(self, other: BatchShape) -> bool:
+        """Whether a step of this shape serves a batch of the other one, with padding."""
+        mine, others = (*self.groups, self.dense), (*other.groups, other.dense)
+        return len(mine) == len(others) and all(
+            (one is None and another is None)
+            or (one is not None and another is not None and one.covers(another))
+            for one, another in zip(mine, others, strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, lanes], a column for each lane."""
+    """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, lanes], a column for each lane.
+    unused: a seat of none of them, for padding; None in a full house."""
 
     shape: BatchShape
     members: list[list[Sequence]]
     table: npt.NDArray[np.int64]
+    unused: int | None = None
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -133,7 +163,22 @@ class Batch:
                 columns += [padding(unused)] * (shape.num_lanes - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
         dense = GroupShape("", False, len(columns), longest) if some_dense else None
-        return cls(BatchShape(tuple(shapes), dense), members, table_of(columns))
+        return cls(BatchShape(tuple(shapes), dense), members, table_of(columns), unused)
+
+    def padded_to(self, shape: BatchShape) -> Batch:
+        """The same sequences in a shape that covers this one's; not of a full house."""
+        assert self.unused is not None, "padding needs a seat of its own"
+        columns: list[tuple[int, ...]] = []
+        first = 0
+        for own, wider, members in zip(self.shape.groups, shape.groups, self.members, strict=True):
+            columns += map(tuple, self.table[:, first : first + len(members)].T.tolist())
+            columns += [padding(self.unused)] * (wider.num_lanes - len(members))
+            first += own.num_lanes
+        return replace(self, shape=shape, table=table_of(columns))
+
+    def blank(self) -> Batch:
+        """A batch of this shape of padding only: a step of it changes nothing that any sequence has."""
+        return replace(self, table=table_of([padding(0)] * self.table.shape[1]), unused=0)
 
     def groups(self, table: Tensor) -> list[Group]:
         """The groups over a device's copy of the table."""

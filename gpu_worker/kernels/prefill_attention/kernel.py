@@ -44,6 +44,31 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
+def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
+    """See the reference: cuDNN plans whatever it is given of such prompts."""
+    head_dim, num_rows = query.shape[2], rows.shape[1]
+    grouped = query.transpose(0, 1)[None]
+    keys, values = rows[None, :, :, :head_dim], rows[None, :, :, head_dim:]
+    asked = SDPAParams(grouped, keys, values, None, 0.0, False, True)
+    if not (can_use_flash_attention(asked) and can_use_cudnn_attention(asked)):
+        return
+    for num_queries in _units_up_to(min(query.shape[0], num_rows)):
+        piece = grouped[:, :, :num_queries]
+        _cudnn(piece, keys[:, :, :num_queries], values[:, :, :num_queries], scale, is_causal=True)
+        yield
+        for num_keys in _units_up_to(num_rows - num_queries):
+            _cudnn(piece, keys[:, :, :num_keys], values[:, :, :num_keys], scale)
+            yield
+
+
+def _units_up_to(num_tokens: int) -> Iterator[int]:
+    """Powers of two of `UNIT`."""
+    size = UNIT
+    while size <= num_tokens:
+        yield size
+        size *= 2
+
+
 def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) -> Tensor:
     """See the reference."""
     head_dim = query.shape[2]

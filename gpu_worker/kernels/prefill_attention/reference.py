@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -94,3 +96,9 @@ def _attend(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
     scores.mul_(scale).view(num_kv_heads, -1, num_tokens, end).masked_fill_(future, float("-inf"))
     output = (scores.softmax(dim=-1) @ values).view(num_kv_heads, -1, num_tokens, head_dim)
     return output.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
+
+
+def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
+    """Prepare attention of prompts of at most rows.shape[1] tokens, in chunks of at most query.shape[0]: one thing a
+    turn, so that the caller may stop. Arguments as of `attend_chunk`, with any content. A CPU prepares nothing."""
+    return iter(())

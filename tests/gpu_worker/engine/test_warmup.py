@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from engine_rig import Rig, pool_of, request
 
+from gpu_worker.engine.graphs import MAX_PREPARED
 from gpu_worker.engine.short_batch import BUCKETS
-from gpu_worker.engine.warmup import Stage, WarmUp, stages
+from gpu_worker.engine.warm_requests import Requests
+from gpu_worker.engine.warm_steps import Kind, batches
+from gpu_worker.engine.warmup import WarmUp, requests, stages
 from gpu_worker.records import Budget, EngineStats, GenerationRequest
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import Sequence
@@ -24,9 +27,11 @@ class Warm:
         self.engine = rig.engine
         self.submitted: list[GenerationRequest] = []
         self.batches: set[tuple[str, int]] = set()
+        self.prepared: set[tuple[tuple[str, bool], ...]] = set()
+        self.has_missed = False
         self.progress: list[tuple[int, int]] = []
         self.engine.info = replace(self.engine.info, device="cuda:0")
-        submit, decode = self.engine.submit, self.engine.decode.run
+        submit, decode, prepare = self.engine.submit, self.engine.decode.run, self.engine.decode.prepare
 
         def noted(one: GenerationRequest, sink: object) -> None:
             self.submitted.append(one)
@@ -34,10 +39,16 @@ class Warm:
 
         def decoded(sequences: list[Sequence]) -> object:
             self.batches.add((sequences[0].policy.name, len(sequences)))
+            self.has_missed |= any(one.can_miss for one in sequences)
             return decode(sequences)
+
+        def prepared(sequences: list[Sequence]) -> None:
+            self.prepared.add(tuple(sorted({(one.policy.name, one.can_miss) for one in sequences})))
+            prepare(sequences)
 
         monkeypatch.setattr(self.engine, "submit", noted)
         monkeypatch.setattr(self.engine.decode, "run", decoded)
+        monkeypatch.setattr(self.engine.decode, "prepare", prepared)
         self.warm_up = WarmUp(self.engine, 64, lambda *done: self.progress.append(done), **options)
 
 
@@ -52,13 +63,17 @@ def check_unused(rig: Rig) -> None:
     rig.check_empty()
 
 
-def test_every_batch_size_decodes_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(max_num_seqs=4, reuses_prefixes=True, slot_bytes=pool_of(60), max_model_len=480)
     warm = Warm(rig, monkeypatch)
     warm.warm_up.run()
     assert {(policy, size) for policy in ("pqcache", "full") for size in (1, 2, 3, 4)} <= warm.batches
     assert {one.policy for one in warm.submitted} == {"pqcache", "full"}
-    num_stages = len(stages(rig.engine.info, 64, rig.engine.caches.buckets))
+    dense, resident, missing = ("full", False), ("pqcache", False), ("pqcache", True)
+    assert {(dense,), (resident,), (missing,), (dense, missing), (dense, resident, missing)} <= warm.prepared
+    # With room for all, requests gave slots up.
+    assert warm.has_missed
+    num_stages = warm.progress[-1][1]
     assert warm.progress == [(done, num_stages) for done in range(num_stages + 1)]
     check_unused(rig)
     # A prompt of the warm-up finds nothing in the store.
@@ -67,25 +82,34 @@ def test_every_batch_size_decodes_and_nothing_is_left(monkeypatch: pytest.Monkey
     assert usage.cached_tokens == 0
 
 
-def test_a_recall_policy_selects_and_misses_where_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(slot_bytes=pool_of(10), max_model_len=480, max_num_seqs=2)
-    missing = []
-    prepare = rig.engine.caches.recall.prepare
-
-    def noted(sequence: Sequence) -> None:
-        missing.append(sequence.can_miss)
-        prepare(sequence)
-
-    monkeypatch.setattr(rig.engine.caches.recall, "prepare", noted)
-    Warm(rig, monkeypatch).warm_up.run()
-    assert rig.store.segments
-    assert True in missing
+def test_a_retain_policy_is_warm_beside_full_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
+    rig.engine.info = replace(rig.engine.info, default_policy="snapkv")
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert {("snapkv", 2), ("full", 2)} <= warm.batches
+    assert {(("full", False),), (("pqcache", False),), (("pqcache", True),)} <= warm.prepared
     check_unused(rig)
+
+
+@pytest.mark.parametrize("most", [1, 3, 20, 32, 256])
+def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
+    kinds = Kind("full"), Kind("pqcache"), Kind("pqcache", can_miss=True)
+    sizes = sorted({min(ON_GPU.lanes(size), most) for size in range(1, most + 1)})
+    found = batches(kinds, sizes)
+    assert len(found) <= MAX_PREPARED
+    for one in kinds:
+        assert ((one, most),) in found
+        # Small batches are padded little.
+        assert {((one, size),) for size in sizes[:6]} <= set(found)
+    for lanes in (2, 1), (8, 4), (most, most):
+        for missing in kinds[1:]:
+            assert ((kinds[0], min(lanes[0], most)), (missing, min(lanes[1], most))) in found
 
 
 def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> None:
     info = replace(Rig().engine.info, device="cuda:0", max_num_seqs=20, max_model_len=1 << 17)
-    found = stages(info, 2048, ON_GPU)
+    found = requests(info, 2048, ON_GPU)
     assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
     assert [each.policy for each in found if len(each.sizes) > 1] == ["pqcache", "full"]
     # First tokens only; each pass runs as it is, then is captured.
@@ -95,15 +119,15 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     alone = [each.num_prompt for each in found if each.sizes == (1,) and 1 < each.max_tokens < 10]
     assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
     # Shorter prompts are attended whole, or nearly so.
-    wide = stages(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
-    assert Stage("pqcache", 7892, info.max_model_len - 7892) in wide
-    assert Stage("pqcache", 300, info.max_model_len - 300) in found
+    wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
+    assert Requests("pqcache", 7892, info.max_model_len - 7892, gives_up=True) in wide
+    assert Requests("pqcache", 300, info.max_model_len - 300, gives_up=True) in found
 
 
 @pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
 def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
     info = replace(Rig().engine.info, device="cuda:0", max_model_len=max_model_len)
-    found = stages(info, 2048, ON_GPU)
+    found = requests(info, 2048, ON_GPU)
     assert all(each.num_prompt + each.max_tokens <= max_model_len for each in found)
     assert bool(found) is (max_model_len >= 20)
     assert max((each.num_prompt for each in found), default=0) in (0, 16, 300, 4996)
@@ -111,7 +135,7 @@ def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
 
 def test_a_cpu_gets_one_short_request() -> None:
     rig = Rig()
-    assert stages(rig.engine.info, 64, rig.engine.caches.buckets) == [Stage("pqcache", 16)]
+    assert stages(rig.engine, 64) == [Requests("pqcache", 16)]
     WarmUp(rig.engine, 64, lambda *done: None).run()
     check_unused(rig)
 

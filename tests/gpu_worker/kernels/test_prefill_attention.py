@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_worker.engine.prompt_memory import buffer_sizes, buffer_tokens
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk_naive, kernel, reference
 from gpu_worker.kernels.prefill_attention.reference import attend_in_pieces
 
@@ -196,3 +198,39 @@ def test_a_long_prompt_needs_no_mask_and_no_scores_of_its_own_size(dtype: torch.
     assert grown < (2 << 30 if dtype == torch.float32 else 256 << 20)
     last = attend_chunk_naive(query[-3:], rows, begin + num_tokens - 3, 128**-0.5)
     torch.testing.assert_close(output[-3:], last, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+class Asked(TorchDispatchMode):
+    """Notes the shapes and strides that cuDNN is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "cudnn_attention" in func.name():
+            tensors = [(*each.shape, *each.stride()) for each in args[:3]]
+            # A default at the end is left out.
+            self.shapes.add((*tensors, len(args) > 6 and args[6]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("chunk", [2048, 3072, 700])
+def test_no_prompt_gives_cudnn_what_is_not_planned(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "can_use_flash_attention", lambda asked: True)
+    monkeypatch.setattr(kernel, "can_use_cudnn_attention", lambda asked: True)
+    longest, meta = 20000, torch.device("meta")
+    query = torch.empty(chunk, 4, 64, dtype=torch.bfloat16, device=meta)
+    for num_rows in buffer_sizes(longest):
+        rows = torch.empty(2, num_rows, 128, dtype=torch.bfloat16, device=meta)
+        with Asked() as planned:
+            assert sum(1 for _ in kernel.plan_chunks(query, rows, 0.1)) == len(planned.shapes)
+        fitting = [num for num in range(1, num_rows + 1, 1999) if buffer_tokens(num, longest) == num_rows]
+        for num_tokens in {*fitting, num_rows}:
+            # A known prefix may end anywhere.
+            for first in {0, 512} if num_tokens > 512 else {0}:
+                with Asked() as asked:
+                    for begin in range(first, num_tokens, chunk):
+                        kernel.attend_chunk(query[: num_tokens - begin], rows, begin, 0.1)
+                assert asked.shapes <= planned.shapes
+        assert chunk < kernel.UNIT or num_rows < kernel.UNIT or planned.shapes

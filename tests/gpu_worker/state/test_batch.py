@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,35 @@ def test_one_group_without_padding_is_a_view() -> None:
     assert join([tensor]) is tensor
 
 
+def test_a_batch_fits_every_shape_that_covers_its_own() -> None:
+    sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
+    batch = make_batch(sequences, ROUNDED, num_seats=6, some_dense=True)
+    wide = widened(batch.shape)
+    assert wide.covers(batch.shape)
+    assert not batch.shape.covers(wide)
+    assert not BatchShape(wide.groups[:1], wide.dense).covers(batch.shape)
+    assert not BatchShape(wide.groups, None).covers(batch.shape)
+    padded = batch.padded_to(wide)
+    assert padded.table.shape == (NUM_FIELDS, 4 + 3 + 1 + 3)
+    tensor = torch.from_numpy(padded.table.T)
+    assert torch.equal(padded.without_padding(tensor), batch.without_padding(torch.from_numpy(batch.table.T)))
+    # The other lanes have an unused seat and no token.
+    assert sorted(set(padded.table[2].tolist())) == [0, 1, 2, 3, 4]
+    assert (padded.table[1] == -1).sum() == 7
+    assert (batch.blank().table[1] == -1).all()
+
+
+def widened(shape: BatchShape) -> BatchShape:
+    groups = [
+        replace(
+            group, num_lanes=group.num_lanes + 3, num_selected=group.num_selected and group.num_selected + 64
+        )
+        for group in shape.groups
+    ]
+    dense = shape.dense and replace(shape.dense, num_lanes=sum(group.num_lanes for group in groups))
+    return BatchShape(tuple(groups), dense)
+
+
 # Every two of the three together.
 @pytest.mark.parametrize(
     ("hot_cache", "max_num_seqs", "trains_indexes"),
@@ -149,7 +180,8 @@ def test_one_group_without_padding_is_a_view() -> None:
 def test_padding_changes_nobodys_tokens_or_account(
     hot_cache: HotCacheSize, max_num_seqs: int, trains_indexes: bool
 ) -> None:
-    """As on a GPU, but with references. What padding reads is another's, or nothing that was ever written."""
+    """As on a GPU, in wider shapes than are needed, but with references. What padding reads is another's, or nothing
+    that was ever written."""
     rigs = [
         Rig(
             max_num_seqs=max_num_seqs,
@@ -161,6 +193,13 @@ def test_padding_changes_nobodys_tokens_or_account(
     ]
     plain, padded = rigs
     padded.engine.caches.buckets = ROUNDED
+    batch_of = padded.engine.caches.batch
+
+    def wide_batch(some: list[Sequence]) -> Batch:
+        batch = batch_of(some)
+        return batch if batch.unused is None else batch.padded_to(widened(batch.shape))
+
+    padded.engine.caches.batch = wide_batch  # type: ignore[method-assign]
     padded.engine.pool.rows.fill_(float("nan"))
     for rig in rigs:
         rig.run(*mixed_requests())

@@ -1,0 +1,120 @@
+"""Requests of a warm-up: what they need is compiled, planned and loaded by the time they end."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_worker.engine.engine import Engine
+from gpu_worker.errors import CapacityError
+from gpu_worker.records import (
+    CompleteEvent,
+    ErrorEvent,
+    Event,
+    GenerationRequest,
+    ProgressEvent,
+    SamplingParams,
+    TokenEvent,
+)
+
+logger = logging.getLogger(__name__)
+
+# A batch of a new shape decodes as it is, then is captured, then replayed.
+NUM_STEPS = 3
+PAUSE_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests of one policy and prompt length, which decode together. sizes: of the batch, one after the other, as
+    more join. num_steps: of each size. max_tokens: of each answer. gives_up: once they decode, slots are taken from
+    them, as where others need room; then they decode as many steps again."""
+
+    policy: str
+    num_prompt: int
+    max_tokens: int = 1 + NUM_STEPS
+    sizes: tuple[int, ...] = (1,)
+    num_steps: int = NUM_STEPS
+    gives_up: bool = False
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        """Leaves nothing behind but counts."""
+        answers: list[_Answer] = []
+        try:
+            for size in self.sizes:
+                for number in range(len(answers), size):
+                    answers.append(_Answer(f"warm-up-{number}"))
+                    engine.submit(self._request(engine, answers[-1].request_id), answers[-1].take)
+                if not _decode(engine, answers, self.num_steps, is_over):
+                    return
+            if self.gives_up and engine.caches.make_room(engine.pool.num_free_blocks + 1):
+                _decode(engine, answers, 2 * self.num_steps, is_over)
+        except CapacityError as error:
+            logger.info("no room to warm up %s: %s", self, error)
+        finally:
+            for answer in answers:
+                engine.abort(answer.request_id)
+
+    def _request(self, engine: Engine, request_id: str) -> GenerationRequest:
+        info = engine.info
+        prompt = random.Random(0).choices(range(info.vocab_size), k=self.num_prompt)
+        return warm_request(engine, request_id, self.policy, tuple(prompt), self.max_tokens)
+
+
+def warm_request(
+    engine: Engine, request_id: str, policy: str, prompt: tuple[int, ...], max_tokens: int
+) -> GenerationRequest:
+    """A request that shares its prompt with nobody. What sampling needs is part of it."""
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        # What greedy sampling needs is part of this.
+        sampling=SamplingParams(max_tokens, temperature=0.7, top_p=0.9, seed=0, ignore_eos=True),
+        policy=policy,
+        budget=engine.info.default_budget,
+        shares_prefix=False,
+    )
+
+
+class _Answer:
+    """What came of one request."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_tokens = 0
+        self._error: Exception | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TokenEvent():
+                self.num_tokens += 1
+            case ErrorEvent(error):
+                self._error = error
+            case ProgressEvent() | CompleteEvent():
+                pass
+
+    def check(self) -> None:
+        """Raises what ended the request."""
+        if self._error is not None:
+            raise self._error
+
+
+def _decode(engine: Engine, answers: list[_Answer], num_steps: int, is_over: Callable[[], bool]) -> bool:
+    """Until each answer has a token more than so many; False where it is over before."""
+    while min(answer.num_tokens for answer in answers) <= num_steps:
+        if is_over() or not _step(engine):
+            return False
+        for answer in answers:
+            answer.check()
+    return True
+
+
+def _step(engine: Engine) -> bool:
+    """False where a request waits for room, which the others of its batch have."""
+    num_waiting = 0 if engine.prefills else engine.scheduler.num_waiting
+    if not engine.step():
+        time.sleep(PAUSE_SECONDS)
+    return not num_waiting or engine.scheduler.num_waiting < num_waiting
