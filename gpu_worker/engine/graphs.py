@@ -17,11 +17,11 @@ from gpu_worker.state.batch import Batch, BatchShape
 logger = logging.getLogger(__name__)
 
 # A captured 32-layer step is some hundred launches; shapes that no batch had for long are captured again.
-MAX_GRAPHS = 64
+MAX_GRAPHS = 40
 # Nodes of a captured layer, at most.
 GRAPH_LAYER_BYTES = 320 << 10
 # Of the graphs, shapes that were prepared: these stay.
-MAX_PREPARED = 48
+MAX_PREPARED = 32
 # Steps that a shape has in a wider one before it is captured itself: that stops all streams for as long as some steps
 # take, to save a part of each later one.
 MANY_STEPS = 2000

@@ -19,9 +19,9 @@ from gpu_worker.state.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 # Of a batch of one kind, so many sizes and the largest.
-NUM_SIZES = 8
+NUM_SIZES = 5
 # Lanes of two kinds, or three: the likeliest first. What is more is padded to the largest of each.
-PAIRS = (8, 4), (2, 1), (8, 1), (2, 4), (16, 4), (16, 1), (8, 8)
+PAIRS = (8, 4), (2, 1), (16, 4)
 TRIPLE = 8, 4, 4
 
 
