@@ -69,6 +69,6 @@ def _coded(centred: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
     worth = square / product.where(product > 0, 1.0)
     width = num_code_bytes(rotated.shape[-1])
     quarters = torch.nn.functional.pad(code, (0, 4 * width - code.shape[-1])).unflatten(-1, (4, width))
-    shifts = torch.tensor([1, 4, 16, 64], dtype=torch.float32, device=code.device)
+    shifts = 4.0 ** torch.arange(4, device=code.device)
     packed = (quarters * shifts[:, None]).sum(dim=-2)
     return packed.to(torch.uint8), worth.clamp(max=LARGEST_SCALE).half()
