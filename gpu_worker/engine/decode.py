@@ -115,10 +115,13 @@ class DecodeStep:
         batch = self._caches.blank(sequences)
         # Without an arena the host fetches what is missed.
         host_fetches = self._offloader.arena is None and any(one.can_miss for one in sequences)
-        if self._captures_graphs and not host_fetches:
-            self.graphs.prepare(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
-        else:
-            self.forward(batch, torch.tensor(batch.table, device=self._device))
+        try:
+            if self._captures_graphs and not host_fetches:
+                self.graphs.prepare(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
+            else:
+                self.forward(batch, torch.tensor(batch.table, device=self._device))
+        except torch.OutOfMemoryError as error:
+            raise no_room("the step", error) from error
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains

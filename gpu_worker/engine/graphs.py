@@ -42,7 +42,8 @@ class StepGraphs:
         self.captured: OrderedDict[BatchShape, Captured] = OrderedDict()
         self.prepared: set[BatchShape] = set()
         self._seen: set[BatchShape] = set()
-        # Steps of other shapes, in prepared ones.
+        # Of other shapes, the prepared one that serves them, and their steps in it.
+        self._wider: dict[BatchShape, BatchShape | None] = {}
         self._num_steps: Counter[BatchShape] = Counter()
         self._last_stop = -PAUSE_SECONDS
         self._state: tuple[object, ...] = ()
@@ -54,15 +55,17 @@ class StepGraphs:
         self._use(state)
         if batch.shape in self.captured or batch.unused is None:
             return batch
-        wider = [shape for shape in self.prepared if shape.covers(batch.shape)]
-        if not wider:
+        if batch.shape not in self._wider:
+            wider = [shape for shape in self.prepared if shape.covers(batch.shape)]
+            self._wider[batch.shape] = min(wider, key=lambda shape: shape.size, default=None)
+        if (chosen := self._wider[batch.shape]) is None:
             return batch
         self._num_steps[batch.shape] += 1
         now = self._clock()
         if self._num_steps[batch.shape] > MANY_STEPS and now - self._last_stop >= PAUSE_SECONDS:
             self._last_stop = now
             return batch
-        return batch.padded_to(min(wider, key=lambda shape: shape.size))
+        return batch.padded_to(chosen)
 
     def prepare(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> None:
         """Capture a shape that stays captured, unless too many do: `batch` is run twice. Arguments as of `run`."""
@@ -72,6 +75,7 @@ class StepGraphs:
         for _ in range(1 if batch.shape in self.captured else 2):
             self.run(batch, state, forward)
         self.prepared.add(batch.shape)
+        self._wider.clear()
 
     def run(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device.
@@ -98,6 +102,7 @@ class StepGraphs:
         # Buffers and kernels that are made when first needed may have to be made again.
         self._seen.clear()
         self._num_steps.clear()
+        self._wider.clear()
         # PyTorch ends a pool with the last graph that uses it.
         self._memory_pool = None
         self._state = state

@@ -26,7 +26,7 @@ def batch_of(shape: BatchShape, unused: int | None = 31) -> Batch:
 def graphs_of(*prepared: BatchShape) -> tuple[StepGraphs, list[float]]:
     clock = [0.0]
     graphs = StepGraphs(torch.device("cpu"), lambda: clock[0])
-    graphs.fit(batch_of(shape_of(1)), STATE)
+    graphs.fit(batch_of(shape_of(99)), STATE)
     graphs.prepared.update(prepared)
     return graphs, clock
 
