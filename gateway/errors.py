@@ -66,6 +66,19 @@ class UnknownModel(ServiceError):
         )
 
 
+class UnknownSession(ServiceError):
+    """A session that the caller has not, or no longer."""
+
+    def __init__(self, session_id: str) -> None:
+        shown = repr(session_id if len(session_id) <= 100 else session_id[:100] + "...")
+        super().__init__(
+            f"No session {shown} of this key is held: it was dropped, its room was needed, or the KV store was "
+            "restarted. Warm it with POST, or name it as session_id in a request.",
+            "session_id",
+            "session_not_found",
+        )
+
+
 class TooLarge(ServiceError):
     """A request body over the limit."""
 
@@ -116,13 +129,12 @@ class WorkerUnavailable(ServiceError):
 class StoreUnavailable(ServiceError):
     """The KV store behind the worker did not answer in time, or has lost what the request had there."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The KV store, which this request needs, does not answer or was restarted. Try again, or ask with the "
-            "policy 'full', which needs no store.",
-            code=STORE_UNAVAILABLE,
-            retry_after_s=2,
-        )
+    def __init__(
+        self,
+        message: str = "The KV store, which this request needs, does not answer or was restarted. Try again, or ask "
+        "with the policy 'full', which needs no store.",
+    ) -> None:
+        super().__init__(message, code=STORE_UNAVAILABLE, retry_after_s=2)
 
 
 class VersionMismatch(WorkerUnavailable):

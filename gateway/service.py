@@ -40,6 +40,7 @@ from gateway.exchange import (
 from gateway.metrics import Metrics
 from gateway.prefill_progress import PrefillProgress
 from gateway.prompts import PromptEncoder, check_text
+from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient, own_edition
 from gateway.worker_status import WorkerStatus
@@ -112,6 +113,7 @@ class ChatService:
         self._keys = KeyRing(config.api_keys, config.api_key_weights)
         self.admission = Admission(config.max_concurrent, config.max_per_key)
         self.status = WorkerStatus(worker, self.admission)
+        self.sessions = Sessions(worker, self.status, self.admission)
 
     @property
     def model_names(self) -> tuple[str, ...]:

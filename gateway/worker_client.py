@@ -56,6 +56,14 @@ class WorkerClient(Protocol):
 
     async def stats(self) -> pb.StatsResponse: ...
 
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        """A caller's sessions. As its changes, raises StoreUnavailable or WorkerUnavailable within a second."""
+
+    async def pin_session(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
+        """Raises InvalidRequest beyond the caller's limit."""
+
+    async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse: ...
+
     async def is_serving(self) -> bool:
         """Whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
 
@@ -107,6 +115,18 @@ class GRPCWorkerClient:
     async def stats(self) -> pb.StatsResponse:
         async with _translated(CONTROL_TIMEOUT_S):
             return await self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S)
+
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        async with _translated(TAKEN_TIMEOUT_S):
+            return await self._worker.ListSessions(request, timeout=TAKEN_TIMEOUT_S)
+
+    async def pin_session(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
+        async with _translated(TAKEN_TIMEOUT_S):
+            return await self._worker.PinSession(request, timeout=TAKEN_TIMEOUT_S)
+
+    async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
+        async with _translated(TAKEN_TIMEOUT_S):
+            return await self._worker.DropSession(request, timeout=TAKEN_TIMEOUT_S)
 
     async def is_serving(self) -> bool:
         async with _translated(HEALTH_TIMEOUT_S):

@@ -21,6 +21,7 @@ from gpu_worker.service.engine_thread import Engine
 from gpu_worker.service.lifecycle import Lifecycle, Preparation
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.store_wait import wait_for_store
+from gpu_worker.store.sessions import Sessions
 
 EXIT_UNUSABLE = 2
 PR_SET_PDEATHSIG = 1
@@ -36,14 +37,14 @@ def main(argv: Sequence[str]) -> int:
         log_to_stderr(config.log_level)
         events = ProcessEvents("gpu_worker", config.json_events)
         prepare_address(config.listen)
-        engine, prepare = _build(config, events)
-        return asyncio.run(_serve(config, engine, prepare, events))
+        engine, sessions, prepare = _build(config, events)
+        return asyncio.run(_serve(config, engine, sessions, prepare, events))
     except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
 
 
-def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Preparation | None]:
+def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Sessions, Preparation | None]:
     events.progress("connect to the KV store", 0, 1)
     wait_for_store(config.store, config.store_timeout_s, config.store_token)
     events.progress("connect to the KV store", 1, 1)
@@ -55,16 +56,22 @@ def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Prepara
 
     torch.set_num_threads(config.threads or available_cores())
     engine = build_engine(config, events.progress)
+    sessions = engine.offloader.sessions
     if config.no_warmup:
-        return engine, None
-    return engine, WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up")).run
+        return engine, sessions, None
+    return engine, sessions, WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up")).run
 
 
 async def _serve(
-    config: WorkerConfig, engine: Engine, prepare: Preparation | None, events: ProcessEvents
+    config: WorkerConfig,
+    engine: Engine,
+    sessions: Sessions,
+    prepare: Preparation | None,
+    events: ProcessEvents,
 ) -> int:
     lifecycle = Lifecycle(
         engine,
+        sessions,
         config.listen,
         config.max_queue,
         config.shutdown_timeout_s,

@@ -173,6 +173,23 @@ Event = TokenEvent | ProgressEvent | CompleteEvent | ErrorEvent
 EventSink = Callable[[Event], None]
 
 
+@dataclass(frozen=True, slots=True)
+class SessionCard:
+    """What a session of a caller holds in the store: the whole slabs of its last prompt.
+
+    bytes: of the arena; those that other sessions hold too are counted in each. Times are Unix times in seconds;
+    expires_at: when the pin ends, 0: not by itself.
+    """
+
+    session_id: str
+    tokens: int
+    bytes: int
+    created_at: float
+    last_used_at: float
+    pinned: bool
+    expires_at: float
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads.

@@ -7,6 +7,7 @@ KVStoreError
 ├── NotFound              an unknown sequence or index
 ├── FailedPrecondition    a stale epoch, a lost lease, a layout that the arena does not hold
 ├── OutOfSpace            no room even after eviction; carries the missing bytes
+├── PinLimit              a caller has pinned as much as it may
 ├── Overloaded            too many index builds at once
 └── TrainingFailed        a trainer died or refused
 """
@@ -49,6 +50,15 @@ class OutOfSpace(KVStoreError):
             "release sequences or start the store with a larger --arena-bytes"
         )
         self.missing_bytes = missing_bytes
+
+
+class PinLimit(KVStoreError):
+    """One caller's pinned sessions would hold more than one caller's may; the text says of what."""
+
+    def __init__(self, excess: str) -> None:
+        super().__init__(
+            f"{excess}; unpin or drop another session, or start the store with a larger --arena-bytes"
+        )
 
 
 class Overloaded(KVStoreError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -32,6 +32,8 @@ class PrefixDirectory:
         self._allocator = allocator
         # hash -> slab ids int32 [num_layers]; the least recently used first
         self._entries: OrderedDict[bytes, npt.NDArray[np.int32]] = OrderedDict()
+        # hash -> the one before it in its chain, which the first of a chain has not
+        self._before: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -43,6 +45,8 @@ class PrefixDirectory:
                 slabs = table[:, i].copy()
                 self._allocator.retain(slabs)
                 self._entries[value] = slabs
+                if i:
+                    self._before[value] = hashes[i - 1]
         self._touch(hashes)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
@@ -70,25 +74,36 @@ class PrefixDirectory:
     def evict(self, num_slabs: int) -> bool:
         """Drop entries without a lease, the least recently used first, until they gave `num_slabs` or there is none;
         False when there was none."""
-        evicted: list[tuple[bytes, npt.NDArray[np.int32]]] = []
+        evicted: list[bytes] = []
         for names, slabs in self._oldest_first(num_slabs):
             most = -(-num_slabs // slabs.shape[1]) - len(evicted)
             is_alone = self._allocator.references(slabs).max(axis=1) == 1
-            evicted += [(names[place], slabs[place]) for place in np.flatnonzero(is_alone)[:most]]
+            evicted += [names[place] for place in np.flatnonzero(is_alone)[:most]]
             if len(evicted) * slabs.shape[1] >= num_slabs:
                 break
-        if not evicted:
-            return False
-        for name, _ in evicted:
-            del self._entries[name]
-        self._allocator.release(np.concatenate([slabs for _, slabs in evicted]))
-        return True
+        self._drop(evicted)
+        return bool(evicted)
+
+    def drop_chain(self, hashes: Sequence[bytes], held: npt.NDArray[np.int32]) -> set[bytes]:
+        """Drop these entries, and those that are of no use without them, leased or not; returns which. held: int32
+        [num_slabs], above 0 for slabs whose entries stay."""
+        wanted, dropped = set(hashes), set[bytes]()
+        # A predecessor is never older than what follows it.
+        for name, slabs in reversed(self._entries.items()):
+            if (name in wanted or self._before.get(name) in dropped) and not held[slabs].any():
+                dropped.add(name)
+        self._drop(dropped)
+        return dropped
 
     def clear(self) -> None:
         """Drop every entry, leased or not; leased slabs live on with their holders."""
-        for slabs in self._entries.values():
-            self._allocator.release(slabs)
-        self._entries.clear()
+        self._drop(tuple(self._entries))
+
+    def _drop(self, names: Collection[bytes]) -> None:
+        if names:
+            self._allocator.release(np.concatenate([self._entries.pop(name) for name in names]))
+        for name in names:
+            self._before.pop(name, None)
 
     def _oldest_first(self, num_slabs: int) -> Iterator[tuple[list[bytes], npt.NDArray[np.int32]]]:
         """All entries, some at a time, which may be enough for `num_slabs`: their names, and their slabs

@@ -24,6 +24,7 @@ from kv_store.errors import (
     NotFound,
     OutOfSpace,
     Overloaded,
+    PinLimit,
     TrainingFailed,
     VersionMismatch,
 )
@@ -44,6 +45,7 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PinLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TrainingFailed: grpc.StatusCode.INTERNAL,
 }
@@ -173,6 +175,8 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.layer_end,
             tuple(request.prefix_hashes),
             request.session_id,
+            request.session_owner,
+            request.session_label,
         )
         return pb.SealResponse()
 
@@ -239,6 +243,23 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         ends = [wire.end_from_message(each) for each in request.ends]
         self._store.end(request.epoch, request.worker_id, ends)
         return pb.EndResponse()
+
+    @_unary
+    def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        sessions = self._store.list_sessions(request.epoch, request.worker_id, request.owner)
+        return pb.ListSessionsResponse(sessions=[wire.session_to_message(session) for session in sessions])
+
+    @_unary
+    def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
+        self._store.pin_session(
+            request.epoch, request.worker_id, request.session_id, request.is_pinned, request.seconds
+        )
+        return pb.PinSessionResponse()
+
+    @_unary
+    def DropSession(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
+        self._store.drop_session(request.epoch, request.worker_id, request.session_id)
+        return pb.DropSessionResponse()
 
     @_unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

@@ -1,55 +1,148 @@
-"""Sessions: names whose prefix slabs are the last to be evicted."""
+"""Sessions: names whose prefix slabs are evicted after those of no session, and pinned ones last of all."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.slabs import SlabAllocator
+from kv_store.errors import NotFound, PinLimit
+from kv_store.slabs import SlabAllocator, distinct
 
 MAX_SESSIONS = 4096
+MAX_OF_OWNER = 1024
+MAX_PINNED_OF_OWNER = 256
+# Of the arena, that one owner's pinned sessions may hold.
+PINNED_SHARE = 0.25
+
+
+@dataclass(slots=True)
+class Session:
+    """What a name holds: `slabs` int32 [num_slabs], of all layers, listed under `hashes`. Times are Unix times in
+    seconds."""
+
+    owner: str
+    label: str
+    hashes: tuple[bytes, ...]
+    slabs: npt.NDArray[np.int32]
+    created_at: float
+    used_at: float
+    # 0 where it was never pinned, infinite where it is pinned without an end.
+    pinned_until: float = 0.0
 
 
 class SessionDirectory:
-    """Holds one reference to each slab of each session until it is pinned again, or the room is needed.
+    """Holds one reference to each slab of each session until it is held anew, dropped, or the room is needed.
 
     counts: int32 [num_slabs], how many sessions hold each slab.
     """
 
-    def __init__(self, allocator: SlabAllocator, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self,
+        allocator: SlabAllocator,
+        max_sessions: int = MAX_SESSIONS,
+        max_of_owner: int = MAX_OF_OWNER,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._allocator = allocator
         self._max_sessions = max_sessions
-        # the one that was pinned longest ago first
-        self._slabs: OrderedDict[str, npt.NDArray[np.int32]] = OrderedDict()
+        self._max_of_owner = max_of_owner
+        self._clock = clock
+        # the one that was used longest ago first
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._num_of: Counter[str] = Counter()
         self.counts: npt.NDArray[np.int32] = np.zeros(allocator.num_slabs, np.int32)
 
     def __len__(self) -> int:
-        return len(self._slabs)
+        return len(self._sessions)
 
-    def pin(self, session_id: str, slabs: npt.NDArray[np.int32]) -> None:
-        """Let the session hold `slabs` (distinct, sealed) instead of what it held before."""
+    def of(self, owner: str) -> Iterator[tuple[str, Session]]:
+        """Those of an owner by name, the one that was used longest ago first."""
+        return ((name, session) for name, session in self._sessions.items() if session.owner == owner)
+
+    def is_pinned(self, session: Session) -> bool:
+        return session.pinned_until > self._clock()
+
+    def hold(
+        self,
+        name: str,
+        hashes: tuple[bytes, ...],
+        slabs: npt.NDArray[np.int32],
+        owner: str = "",
+        label: str = "",
+    ) -> None:
+        """Let the session hold `slabs` (distinct, sealed) instead of what it held before; a pinned one that would pass
+        its owner's limit holds that on."""
+        now, earlier = self._clock(), self._sessions.get(name)
+        session = Session(owner, label, hashes, slabs, now, now)
+        if earlier is not None:
+            session.created_at, session.pinned_until = earlier.created_at, earlier.pinned_until
+            if self.is_pinned(earlier) and self._excess(name, session):
+                earlier.used_at = now
+                self._sessions.move_to_end(name)
+                return
         self._allocator.retain(slabs)
         self.counts[slabs] += 1
-        earlier = self._slabs.pop(session_id, None)
-        self._slabs[session_id] = slabs
         if earlier is not None:
-            self._let_go(earlier)
-        if len(self._slabs) > self._max_sessions:
+            self.drop(name)
+        self._sessions[name] = session
+        self._num_of[owner] += 1
+        if self._num_of[owner] > self._max_of_owner:
+            self.drop(self._oldest([each for each, _ in self.of(owner)]))
+        if len(self._sessions) > self._max_sessions:
             self.drop_oldest()
 
+    def pin(self, name: str, is_pinned: bool, seconds: float = 0.0) -> None:
+        """Evict the session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
+        NotFound, PinLimit."""
+        session = self._get(name)
+        if is_pinned and (excess := self._excess(name, session)):
+            raise PinLimit(excess)
+        session.pinned_until = (self._clock() + seconds if seconds else math.inf) if is_pinned else 0.0
+
+    def drop(self, name: str) -> Session:
+        """Forget a session; what it held is evicted like all else. Raises NotFound."""
+        session = self._get(name)
+        del self._sessions[name]
+        self._num_of[session.owner] -= 1
+        if not self._num_of[session.owner]:
+            del self._num_of[session.owner]
+        self.counts[session.slabs] -= 1
+        self._allocator.release(session.slabs)
+        return session
+
     def drop_oldest(self) -> bool:
-        """Drop the session that was pinned longest ago; False when there is none."""
-        if not self._slabs:
+        """Drop the session that was used longest ago, of those that are not pinned if there are some; False when there
+        is none at all."""
+        if not self._sessions:
             return False
-        self._let_go(self._slabs.popitem(last=False)[1])
+        self.drop(self._oldest(self._sessions))
         return True
 
     def clear(self) -> None:
-        while self.drop_oldest():
-            pass
+        for name in tuple(self._sessions):
+            self.drop(name)
 
-    def _let_go(self, slabs: npt.NDArray[np.int32]) -> None:
-        self.counts[slabs] -= 1
-        self._allocator.release(slabs)
+    def _get(self, name: str) -> Session:
+        if (session := self._sessions.get(name)) is None:
+            raise NotFound("there is no such session, or its room was needed")
+        return session
+
+    def _oldest(self, names: Collection[str]) -> str:
+        unpinned = (name for name in names if not self.is_pinned(self._sessions[name]))
+        return next(unpinned, next(iter(names)))
+
+    def _excess(self, name: str, session: Session) -> str:
+        """How its owner would pass the limit of pins if this one were pinned with what it holds; empty if not."""
+        others = [other for each, other in self.of(session.owner) if each != name and self.is_pinned(other)]
+        if len(others) >= MAX_PINNED_OF_OWNER:
+            return f"{MAX_PINNED_OF_OWNER} sessions are pinned, the most that one caller may pin"
+        share = distinct([session.slabs, *(other.slabs for other in others)]) / self._allocator.num_slabs
+        if share > PINNED_SHARE:
+            return f"pinned sessions would hold {share:.1%} of the arena, and one caller may pin {PINNED_SHARE:.0%}"
+        return ""

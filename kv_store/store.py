@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
-from kv_store.client.wire import SequenceStats, StoreStats
+from kv_store.client.wire import SequenceStats, SessionInfo, StoreStats
 from kv_store.errors import InvalidArgument, OutOfSpace
 from kv_store.prefixes import check_hashes
 from kv_store.sequences import Sequence
@@ -32,8 +33,14 @@ class Attachment:
 
 def check_id(name: str, value: str) -> None:
     """Raises InvalidArgument for an empty or overlong id."""
-    if not 1 <= len(value) <= _MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"{name} has {len(value)} characters, it must have 1 to {_MAX_ID_CHARACTERS}")
+    if not value:
+        raise InvalidArgument(f"{name} is empty")
+    _check_length(name, value)
+
+
+def _check_length(name: str, value: str) -> None:
+    if len(value) > _MAX_ID_CHARACTERS:
+        raise InvalidArgument(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
 
 
 def _check_num_tokens(num_tokens: int) -> None:
@@ -116,16 +123,19 @@ class Store:
         layer_end: int,
         prefix_hashes: Items[bytes] = (),
         session_id: str = "",
+        session_owner: str = "",
+        session_label: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in these layers; wholly filled slabs become immutable.
 
         With `prefix_hashes`, slabs full in every layer are listed for reuse; with `session_id` those are kept under
-        this name after the sequence's end. Sealing less than before is harmless. Raises NotFound, InvalidArgument.
+        this name after the sequence's end, to be listed for its owner by its label. Sealing less than before is
+        harmless. Raises NotFound, InvalidArgument.
         """
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             self._seal(sequence, num_tokens, layer_begin, layer_end, prefix_hashes)
-            self._pin(sequence, session_id)
+            self._hold(sequence, session_id, session_owner, session_label)
 
     def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
         """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
@@ -143,7 +153,7 @@ class Store:
                     if each.num_tokens:
                         layers = state.geometry.layout.num_layers
                         self._seal(sequence, each.num_tokens, 0, layers, each.prefix_hashes)
-                    self._pin(sequence, each.session_id)
+                    self._hold(sequence, each.session_id, each.session_owner, each.session_label)
                 except InvalidArgument as error:
                     refused.append(error)
                 if not each.keeps_prefix:
@@ -158,6 +168,44 @@ class Store:
                     state.allocator.release(sequence.cut_to_prefix())
         if refused:
             raise refused[0]
+
+    def list_sessions(self, epoch: int, worker_id: str, owner: str) -> list[SessionInfo]:
+        """An owner's sessions, the one that was used longest ago first."""
+        with self._state.entered(epoch, worker_id) as state:
+            sessions, tokens_per_slab = state.sessions, state.geometry.tokens_per_slab
+            return [
+                SessionInfo(
+                    session_id=name,
+                    label=session.label,
+                    num_tokens=len(session.hashes) * tokens_per_slab,
+                    num_bytes=session.slabs.size * state.slab_bytes,
+                    created_at=session.created_at,
+                    used_at=session.used_at,
+                    is_pinned=(is_pinned := sessions.is_pinned(session)),
+                    pinned_until=session.pinned_until if is_pinned and session.pinned_until < math.inf else 0,
+                )
+                for name, session in sessions.of(owner)
+            ]
+
+    def pin_session(
+        self, epoch: int, worker_id: str, session_id: str, is_pinned: bool, seconds: float = 0.0
+    ) -> None:
+        """Evict a session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
+        NotFound, PinLimit, InvalidArgument."""
+        if not 0 <= seconds < math.inf:
+            raise InvalidArgument(f"seconds is {seconds}, it must be a number from 0 up")
+        with self._state.entered(epoch, worker_id) as state:
+            state.sessions.pin(session_id, is_pinned, seconds)
+
+    def drop_session(self, epoch: int, worker_id: str, session_id: str) -> None:
+        """Forget a session. What it held and what follows on that is free at once, but for what another session holds;
+        what a sequence uses is free when that ends. Raises NotFound."""
+        with self._state.entered(epoch, worker_id) as state:
+            dropped = state.prefixes.drop_chain(state.sessions.drop(session_id).hashes, state.sessions.counts)
+            for sequence in state.sequences:
+                if not dropped.isdisjoint(sequence.prefix_hashes):
+                    # Its next Seal would list them again.
+                    sequence.prefix_hashes = ()
 
     def heartbeat(self, epoch: int, worker_id: str) -> None:
         """Renew the worker's lease and nothing else."""
@@ -263,13 +311,15 @@ class Store:
             sequence.prefix_hashes = tuple(prefix_hashes)
         self._publish(sequence)
 
-    def _pin(self, sequence: Sequence, session_id: str) -> None:
+    def _hold(self, sequence: Sequence, session_id: str, owner: str, label: str) -> None:
         """Keep what is listed of the sequence under this name; nothing where it has none, or nothing is listed."""
         if not session_id:
             return
-        check_id("session_id", session_id)
+        for name, value in (("session_id", session_id), ("session_owner", owner), ("session_label", label)):
+            _check_length(name, value)
         if found := self._state.prefixes.lookup(sequence.prefix_hashes):
-            self._state.sessions.pin(session_id, np.concatenate(found))
+            hashes = sequence.prefix_hashes[: len(found)]
+            self._state.sessions.hold(session_id, hashes, np.concatenate(found), owner, label)
 
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_tokens // sequence.geometry.tokens_per_slab

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 
 import grpc
+from google.protobuf.message import Message
 
 from carrel.cluster.census import Census
 from carrel.cluster.fleet import Fleet
@@ -72,10 +73,50 @@ class ClusterWorkerClient:
             raise WorkerUnavailable("No replica is ready yet.")
         return stats
 
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        """Of all replicas; of a session that has moved, what it holds where it was last."""
+        latest: dict[str, pb.Session] = {}
+        replies = [
+            pb.ListSessionsResponse.FromString(reply)
+            for reply in await self._ask_all("ListSessions", request)
+        ]
+        sessions = [session for reply in replies for session in reply.sessions]
+        for session in sorted(sessions, key=lambda each: each.last_used_at):
+            latest.pop(session.session_id, None)
+            latest[session.session_id] = session
+        return pb.ListSessionsResponse(sessions=latest.values(), slab_tokens=replies[0].slab_tokens)
+
+    async def pin_session(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
+        replies = map(pb.PinSessionResponse.FromString, await self._ask_all("PinSession", request))
+        return pb.PinSessionResponse(found=any([reply.found for reply in replies]))
+
+    async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
+        replies = map(pb.DropSessionResponse.FromString, await self._ask_all("DropSession", request))
+        return pb.DropSessionResponse(found=any([reply.found for reply in replies]))
+
     async def is_serving(self) -> bool:
         if not self._census.reports():
             raise WorkerUnavailable("No replica is there.")
         return bool(self._census.serving())
+
+    async def _ask_all(self, method: str, request: Message) -> list[bytes]:
+        """Every worker's reply; the first failure is raised. What a replica held that is gone is gone with it."""
+        try:
+            replies = await self._fleet.ask_all(method, request.SerializeToString())
+        except ReplicaLost as exc:
+            raise WorkerUnavailable("The replicas do not answer.") from exc
+        if not replies:
+            raise WorkerUnavailable("No replica is there.")
+        found = []
+        for reply in replies:
+            match reply:
+                case Failure(status=grpc.StatusCode.DEADLINE_EXCEEDED.name):
+                    raise WorkerUnavailable("A model worker does not answer.")
+                case Failure(status=status, details=details, param=param, code=code):
+                    raise status_error(grpc.StatusCode[status], details, 0.0, param, code)
+                case _:
+                    found.append(reply)
+        return found
 
     async def _attempt(
         self, request: pb.GenerateRequest, links: tuple[bytes, ...], deadline: float, lost: tuple[str, ...]

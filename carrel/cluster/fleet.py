@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,11 @@ import ray.exceptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from carrel.cluster.messages import Frame, ReplicaLost, Report
+from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
 from gateway.errors import GenerationFailed, Overloaded
 
 REPORT_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 1.0
 _OF_RAY = (ray.exceptions.RayError, RayServeException, DeploymentUnavailableError, BackPressureError)
 
 
@@ -59,18 +60,27 @@ class Fleet:
         with _translated():
             await self._abort.remote(request_id, wanted=replica)
 
+    async def ask_all(self, method: str, request: bytes) -> tuple[bytes | Failure, ...]:
+        """The reply of each replica's worker to a short call. Raises ReplicaLost when they do not arrive in time."""
+        answers = await self._broadcast(CALL_TIMEOUT_S, "ask", method, request)
+        return tuple(answer for answer in answers if type(answer) in (bytes, Failure))
+
     async def reports(self) -> tuple[Report, ...]:
         """The report of each replica that answers. Raises ReplicaLost when they do not arrive in time."""
+        answers = await self._broadcast(REPORT_TIMEOUT_S, "report")
+        return tuple(answer for answer in answers if type(answer) is Report)
+
+    async def _broadcast(self, timeout_s: float, method: str, *arguments: Any) -> Sequence[Any]:
+        """What each replica returns, or its exception."""
         with _translated():
             try:
-                answers = await self._handle.broadcast("report").results_async(
-                    timeout_s=REPORT_TIMEOUT_S, return_exceptions=True
+                return await self._handle.broadcast(method, *arguments).results_async(
+                    timeout_s=timeout_s, return_exceptions=True
                 )
             except TimeoutError as exc:
                 raise ReplicaLost from exc
             except DeploymentUnavailableError:
                 return ()
-        return tuple(answer for answer in answers if type(answer) is Report)
 
 
 @contextmanager

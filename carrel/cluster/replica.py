@@ -13,15 +13,16 @@ import grpc
 import ray
 from ray import serve
 
-from carrel.cluster.messages import Frame, Report
+from carrel.cluster.messages import Failure, Frame, Report
 from carrel.cluster.options import read_arguments
-from carrel.cluster.relay import relay
+from carrel.cluster.relay import failure_of, relay
 from carrel.cluster.services import ReplicaServices
 from gateway.errors import ServiceError
-from gateway.worker_client import GRPCWorkerClient
+from gateway.worker_client import TAKEN_TIMEOUT_S, GRPCWorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-GENERATE = f"/{pb.DESCRIPTOR.services_by_name['GPUWorker'].full_name}/Generate"
+SERVICE = pb.DESCRIPTOR.services_by_name["GPUWorker"].full_name
+GENERATE = f"/{SERVICE}/Generate"
 # streams get their last frame before a replica ends itself
 LAST_FRAMES_S = 1.0
 STORE_CHECK_S = 5.0
@@ -62,6 +63,15 @@ class Replica:
     async def abort(self, request_id: str, wanted: str) -> None:
         """End a request if it runs here; its stream still brings its account. `wanted` is the router's."""
         await self._worker.abort(request_id)
+
+    async def ask(self, method: str, request: bytes) -> bytes | Failure:
+        """The worker's reply to a short call, both serialised."""
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        try:
+            reply: bytes = await call(request, timeout=TAKEN_TIMEOUT_S)
+        except grpc.aio.AioRpcError as exc:
+            return failure_of(exc)
+        return reply
 
     async def report(self) -> Report:
         try:

@@ -23,6 +23,7 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
+from gateway.rest.session_endpoints import SessionEndpoints
 from gateway.service import ChatService
 
 # nginx's status for a client that is gone; only logs show it
@@ -32,11 +33,11 @@ CLIENT_CLOSED_REQUEST = 499
 def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     """The OpenAI-compatible API over one service."""
     endpoints = Endpoints(config, service)
-    operations = endpoints.operations()
+    operations = (*endpoints.operations(), *SessionEndpoints(service).operations())
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         expose_headers=["X-Request-Id"],
     )

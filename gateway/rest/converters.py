@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
-from gateway.rest.schemas import ChatBody, CompletionBody, GenerationBody, MessageBody
+from gateway.rest.schemas import (
+    CarrelBody,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    MessageBody,
+    SessionBody,
+)
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # the worker's fields that a body has by the same names
@@ -56,6 +63,31 @@ def read_completion(body: CompletionBody, request_id: str | None, caller: bytes)
     _check_stream_options(body)
     options = _read_options(body, body.max_tokens, body.logprobs, caller)
     return CompletionRequest(_read_prompts(body.prompt), options, request_id)
+
+
+def read_warming(
+    body: SessionBody, session_id: str, request_id: str | None, caller: bytes
+) -> ChatRequest | CompletionRequest | None:
+    """The request that computes what the body has for its session; None where it has nothing. Raises InvalidRequest."""
+    if body.prompt is not None and body.messages is not None:
+        raise InvalidRequest("Give either prompt or messages.", "prompt")
+    draft = pb.GenerateRequest(
+        # nothing is read of the answer
+        sampling=pb.SamplingParams(max_tokens=1, temperature=0),
+        session_id=session_id,
+        prefix_salt=caller,
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )
+    _read_carrel(body.carrel, draft)
+    options = GenerationOptions(body.model, draft=draft)
+    if body.messages is not None:
+        messages = read_messages(body.messages)
+        return ChatRequest(messages, options, body.chat_template_kwargs or {}, request_id)
+    if body.prompt is not None:
+        prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
+        return CompletionRequest((prompt,), options, request_id)
+    return None
 
 
 def _read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | TokenIds, ...]:
@@ -110,12 +142,16 @@ def _read_options(
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
-    if body.carrel is not None:
-        draft.policy = body.carrel.policy or ""
-        if (budget := body.carrel.budget) is not None:
-            draft.budget.CopyFrom(_read_budget(budget))
+    _read_carrel(body.carrel, draft)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return GenerationOptions(body.model, 1 if body.n is None else body.n, tuple(stop or ()), draft)
+
+
+def _read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
+    if body is not None:
+        draft.policy = body.policy or ""
+        if body.budget is not None:
+            draft.budget.CopyFrom(_read_budget(body.budget))
 
 
 def _read_budget(budget: float) -> pb.Budget:

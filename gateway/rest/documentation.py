@@ -32,12 +32,14 @@ PAGE = f"""<!DOCTYPE html>
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route of the API. `body`: what a POST takes; the handler's docstring says what it does."""
+    """A route of the API. `body`: what a POST takes; `answer`: what comes back, where it is typed; the handler's
+    docstring says what it does."""
 
     method: str
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     body: type[Body] | None = None
+    answer: type[Body] | None = None
 
     @property
     def route(self) -> Route:
@@ -59,7 +61,8 @@ def documentation(operations: Sequence[Operation], root_path: str = "") -> list[
 
 def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
     """The OpenAPI document of these operations."""
-    bodies = [(each.body, "validation") for each in operations if each.body is not None]
+    models = (model for each in operations for model in (each.body, each.answer))
+    bodies = [(model, "validation") for model in models if model is not None]
     _, schemas = models_json_schema(bodies, ref_template=SCHEMAS)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
@@ -84,6 +87,11 @@ def _describe(operation: Operation, path: str) -> dict[str, Any]:
         "responses": {"200": {"description": "the answer"}},
     }
     if operation.body is not None:
-        schema = {"$ref": SCHEMAS.format(model=operation.body.__name__)}
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        described["requestBody"] = {"required": True, "content": _content(operation.body)}
+    if operation.answer is not None:
+        described["responses"]["200"]["content"] = _content(operation.answer)
     return described
+
+
+def _content(model: type[Body]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": SCHEMAS.format(model=model.__name__)}}}

@@ -15,6 +15,7 @@ STATUSES: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
     errors.Unauthorized: 401,
     errors.UnknownModel: 404,
+    errors.UnknownSession: 404,
     errors.SlowBody: 408,
     errors.TooLarge: 413,
     errors.TooManyRequests: 429,

@@ -18,6 +18,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyRequests: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,

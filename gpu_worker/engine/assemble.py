@@ -81,6 +81,7 @@ def assemble(
     pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
+    root = model_root(model)
     offloader = Offloader(
         client,
         config.num_layers,
@@ -90,6 +91,7 @@ def assemble(
         max_model_len=options.max_model_len,
         # On a CPU training hides under nothing, and results must not depend on time.
         hides_training=device.type == "cuda",
+        model=root,
     )
     default = LONG if options.default_policy == AUTO else options.default_policy
     probe = Probe(offloader, shape.scale)
@@ -115,7 +117,7 @@ def assemble(
         options.max_full_tokens,
         has_indexes=not client.selects_in_store,
     )
-    prefixes = PrefixChain(model_root(model), client.tokens_per_slab) if options.reuses_prefixes else None
+    prefixes = PrefixChain(root, client.tokens_per_slab) if options.reuses_prefixes else None
     return Engine(
         info=info,
         intake=intake,

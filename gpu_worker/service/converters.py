@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from carrel.process.request_limits import LimitError, check_request, check_token_ids, num_output_tokens
+from carrel.process.request_limits import (
+    MAX_PIN_SECONDS,
+    LimitError,
+    check_request,
+    check_token_ids,
+    num_output_tokens,
+)
 from carrel.process.version import Edition, edition_of
 from gpu_worker.errors import RequestError, VersionMismatch
 from gpu_worker.records import (
@@ -17,6 +23,7 @@ from gpu_worker.records import (
     GenerationRequest,
     ProgressEvent,
     SamplingParams,
+    SessionCard,
     TokenEvent,
 )
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -150,6 +157,18 @@ def write_info(info: EngineInfo) -> pb.GetInfoResponse:
 
 def write_budget(budget: Budget) -> pb.Budget:
     return pb.Budget(share=budget.share) if budget.tokens is None else pb.Budget(tokens=budget.tokens)
+
+
+def read_seconds(seconds: float) -> float:
+    """Raises RequestError for what is no time to come."""
+    if not 0 <= seconds <= MAX_PIN_SECONDS:
+        raise RequestError(f"seconds is {seconds:g}; give 0 to {MAX_PIN_SECONDS}", "ttl_seconds")
+    return seconds
+
+
+def write_session(card: SessionCard) -> pb.Session:
+    """The message has the record's fields, by the same names."""
+    return pb.Session(**dataclasses.asdict(card))
 
 
 def write_stats(stats: EngineStats) -> pb.StatsResponse:

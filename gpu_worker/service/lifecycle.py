@@ -12,6 +12,7 @@ from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
 from gpu_worker.service.hang_alarm import HangAlarm
 from gpu_worker.service.server import WorkerServer
+from gpu_worker.store.sessions import Sessions
 
 STATUS_SECONDS = 1.0
 # of readings, between which rates are told
@@ -34,6 +35,7 @@ class Lifecycle:
     def __init__(
         self,
         engine: Engine,
+        sessions: Sessions,
         listen: str,
         max_queue: int,
         shutdown_timeout_seconds: float,
@@ -54,7 +56,7 @@ class Lifecycle:
         self._engine = EngineThread(
             engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set), self._alarm.reset
         )
-        self._server = WorkerServer(self._engine, listen)
+        self._server = WorkerServer(self._engine, sessions, listen)
 
     def request_stop(self) -> None:
         """Begin to drain; for the loop's own thread, a signal handler say."""

@@ -16,6 +16,7 @@ from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS
 from gpu_worker.service.interceptor import BoundaryInterceptor
 from gpu_worker.service.servicer import GPUWorkerServicer
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 SERVICE = gpu_worker_pb2.DESCRIPTOR.services_by_name["GPUWorker"].full_name
@@ -28,7 +29,9 @@ _MAX_TOKEN_ID_BYTES = 5
 class WorkerServer:
     """A grpc.aio server on `listen`; health is SERVING from `start` to `stop_serving`."""
 
-    def __init__(self, engine: EngineThread, listen: str, max_pending: int = MAX_PENDING_EVENTS) -> None:
+    def __init__(
+        self, engine: EngineThread, sessions: Sessions, listen: str, max_pending: int = MAX_PENDING_EVENTS
+    ) -> None:
         self._listen = listen
         self._is_bound = False
         # typed Any: stubs of grpc_health, where installed, leave its aio part out
@@ -44,7 +47,7 @@ class WorkerServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ),
         )
-        servicer = GPUWorkerServicer(engine, max_pending)
+        servicer = GPUWorkerServicer(engine, sessions, max_pending)
         gpu_worker_pb2_grpc.add_GPUWorkerServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)

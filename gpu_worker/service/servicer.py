@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 import grpc
 
+from gpu_worker.errors import StoreUnavailable
 from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, TokenEvent
 from gpu_worker.service import converters
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
+
+Result = TypeVar("Result")
+
+# a caller waits a second at most, the way to here included
+STORE_SECONDS = 0.6
 
 
 class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Raises worker errors; BoundaryInterceptor makes them statuses."""
 
-    def __init__(self, engine: EngineThread, max_pending: int = MAX_PENDING_EVENTS) -> None:
+    def __init__(
+        self, engine: EngineThread, sessions: Sessions, max_pending: int = MAX_PENDING_EVENTS
+    ) -> None:
         self._engine = engine
+        self._sessions = sessions
         self._max_pending = max_pending
 
     async def Generate(
@@ -67,3 +79,34 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self, request: gpu_worker_pb2.StatsRequest, context: grpc.aio.ServicerContext
     ) -> gpu_worker_pb2.StatsResponse:
         return converters.write_stats(self._engine.stats())
+
+    async def ListSessions(
+        self, request: gpu_worker_pb2.ListSessionsRequest, context: grpc.aio.ServicerContext
+    ) -> gpu_worker_pb2.ListSessionsResponse:
+        cards = await _in_time(lambda: self._sessions.list(request.prefix_salt, request.session_id))
+        return gpu_worker_pb2.ListSessionsResponse(
+            sessions=map(converters.write_session, cards), slab_tokens=self._sessions.slab_tokens
+        )
+
+    async def PinSession(
+        self, request: gpu_worker_pb2.PinSessionRequest, context: grpc.aio.ServicerContext
+    ) -> gpu_worker_pb2.PinSessionResponse:
+        salt, session_id = request.prefix_salt, request.session_id
+        seconds = converters.read_seconds(request.seconds)
+        found = await _in_time(lambda: self._sessions.pin(salt, session_id, request.pinned, seconds))
+        return gpu_worker_pb2.PinSessionResponse(found=found)
+
+    async def DropSession(
+        self, request: gpu_worker_pb2.DropSessionRequest, context: grpc.aio.ServicerContext
+    ) -> gpu_worker_pb2.DropSessionResponse:
+        found = await _in_time(lambda: self._sessions.drop(request.prefix_salt, request.session_id))
+        return gpu_worker_pb2.DropSessionResponse(found=found)
+
+
+async def _in_time(ask: Callable[[], Result]) -> Result:
+    """What the store answers, beside all that the engine does. Raises StoreUnavailable before a second is over."""
+    try:
+        async with asyncio.timeout(STORE_SECONDS):
+            return await asyncio.to_thread(ask)
+    except TimeoutError as error:
+        raise StoreUnavailable("the KV store does not answer") from error

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gpu_worker.errors import ArenaFull, CapacityError, StoreSilent, StoreUnavailable
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
+from gpu_worker.store.sessions import NO_SESSION, SessionName
 from kv_store.client import (
     HandoffRefused,
     StaleEpoch,
@@ -122,7 +123,7 @@ class StoreLink:
         is_idle: bool = False,
         num_tokens: int = 0,
         hashes: tuple[bytes, ...] = (),
-        session: str = "",
+        session: SessionName = NO_SESSION,
     ) -> None:
         """Free a sequence's slabs, in a silent store once it answers; nothing is left to free in one that is gone.
         Never waits for the store.
@@ -133,7 +134,7 @@ class StoreLink:
         if self._extents.pop(sequence_id, None) is None:
             return
         self._arena.forget(seat, is_idle)
-        self._client.end(sequence_id, num_tokens, hashes, session)
+        self._client.end(sequence_id, num_tokens, hashes, *session)
         self._known.add(hashes)
 
     def seal(
@@ -142,7 +143,7 @@ class StoreLink:
         num_tokens: int,
         layers: range,
         hashes: tuple[bytes, ...] = (),
-        session: str = "",
+        session: SessionName = NO_SESSION,
     ) -> None:
         """Make written layers readable; by hashes others find them, which the session keeps. Raises
         StoreUnavailable."""
@@ -153,7 +154,9 @@ class StoreLink:
                 layer_begin=layers.start,
                 layer_end=layers.stop,
                 prefix_hashes=hashes,
-                session_id=session,
+                session_id=session.name,
+                session_owner=session.owner,
+                session_label=session.label,
             )
         )
         self._known.add(hashes)

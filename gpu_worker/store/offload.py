@@ -21,8 +21,9 @@ from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
 from gpu_worker.store.link import Extent, StoreLink
-from gpu_worker.store.prefixes import KnownPrefixes, session_name
+from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.sessions import NO_SESSION, Sessions
 from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
 
@@ -50,7 +51,7 @@ class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable, or StoreSilent where it may
     be called again with the same arguments.
 
-    copies: of prompts that need no store. known: what of prompts the store likely has.
+    copies: of prompts that need no store. known: what of prompts the store likely has. sessions: of its callers.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Offloader:
         num_seats: int = 0,
         max_model_len: int = 0,
         hides_training: bool = False,
+        model: bytes = b"",
     ) -> None:
         """num_seats, max_model_len: of `arena`; without seats there is none. hides_training: let the store bound the
-        training of an index by the layer's prefill time; else results do not depend on time."""
+        training of an index by the layer's prefill time; else results do not depend on time. model: see `Sessions`."""
         self._client = client
         self._num_layers = num_layers
         self._hides_training = hides_training
@@ -78,7 +80,10 @@ class Offloader:
         self._call = self._link.call
         self._host = HostPath(client, self._link, dtype, device)
         self._rows = SlabRows(client, self._link, self._arena, self._host, device)
-        self.copies = PromptCopies(client, self._link, self._arena, self._rows, self._extents, device)
+        self.sessions = Sessions(client, model)
+        self.copies = PromptCopies(
+            client, self._link, self._arena, self._rows, self._extents, self.sessions, device
+        )
         self.offloaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -198,7 +203,7 @@ class Offloader:
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
         hashes = extent.hashes if layers.stop == self._num_layers else ()
-        session = session_name(sequence.request) if hashes else ""
+        session = self.sessions.name_of(sequence.request) if hashes else NO_SESSION
         self._link.seal(sequence.sequence_id, num_tokens, layers, hashes, session)
         extent.written = extent.sealed = num_tokens
         self.offloaded_bytes += len(layers) * (num_tokens - extent.shared) * self._client.layout.token_bytes

@@ -1,4 +1,4 @@
-"""Names under which the store keeps prompt prefixes and sessions.
+"""Names under which the store keeps prompt prefixes.
 
 A prefix has a chain of hashes, one for each slab that it fills. A hash covers everything that decides a slab's rows:
 the model, the caller, the salt that it gave, and every token up to the slab's last.
@@ -15,7 +15,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from gpu_worker.models import LoadedModel
-from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Sequence
 
 # The hub's cache names a large file by the SHA-256 of what is in it.
@@ -93,15 +92,6 @@ def model_root(model: LoadedModel) -> bytes:
     decoder = model.decoder
     facts = (weights, model.config, str(decoder.dtype), decoder.device.type)
     return _digest(b"carrel", repr(facts).encode())
-
-
-def session_name(request: GenerationRequest) -> str:
-    """The name of the caller's session; "" for a request without one. It reveals neither the caller nor their name
-    for it."""
-    if not request.session_id:
-        return ""
-    name = request.session_id.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(name, key=request.prefix_salt[:64], digest_size=32, person=b"session").hexdigest()
 
 
 def _digest(link: bytes, content: bytes) -> bytes:

@@ -12,7 +12,7 @@ from gpu_worker.errors import PrefixLost, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.link import Extent, StoreLink
-from gpu_worker.store.prefixes import session_name
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.store.slab_rows import SlabRows
 from kv_store.client import StoreClient
 
@@ -32,6 +32,7 @@ class PromptCopies:
         arena: DeviceArena,
         rows: SlabRows,
         extents: dict[str, Extent],
+        sessions: Sessions,
         device: torch.device,
     ) -> None:
         self._client = client
@@ -39,6 +40,7 @@ class PromptCopies:
         self._arena = arena
         self._rows = rows
         self._extents = extents
+        self._sessions = sessions
         self._device = device
         self.copied_bytes = 0
 
@@ -103,7 +105,8 @@ class PromptCopies:
         layout, name = self._client.layout, sequence.sequence_id
         self.copied_bytes += max(0, num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
         # Behind the last layer's mark nothing uses its slabs.
-        self._link.end(name, sequence.seat, True, num_tokens, hashes, session_name(sequence.request))
+        session = self._sessions.name_of(sequence.request)
+        self._link.end(name, sequence.seat, True, num_tokens, hashes, session)
 
     def give_way(self) -> bool:
         """Give up the room of all copies that are being written; False where there is none. What they read they keep.

@@ -290,3 +290,69 @@ class StatsResponse(_message.Message):
     waiting_tokens: int
     preemptions_total: int
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("session_id", "tokens", "bytes", "created_at", "last_used_at", "pinned", "expires_at")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_USED_AT_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    tokens: int
+    bytes: int
+    created_at: float
+    last_used_at: float
+    pinned: bool
+    expires_at: float
+    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_at: _Optional[float] = ..., last_used_at: _Optional[float] = ..., pinned: bool = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("prefix_salt", "session_id")
+    PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    prefix_salt: bytes
+    session_id: str
+    def __init__(self, prefix_salt: _Optional[bytes] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "slab_tokens")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SLAB_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[Session]
+    slab_tokens: int
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., slab_tokens: _Optional[int] = ...) -> None: ...
+
+class PinSessionRequest(_message.Message):
+    __slots__ = ("prefix_salt", "session_id", "pinned", "seconds")
+    PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prefix_salt: bytes
+    session_id: str
+    pinned: bool
+    seconds: float
+    def __init__(self, prefix_salt: _Optional[bytes] = ..., session_id: _Optional[str] = ..., pinned: bool = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PinSessionResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class DropSessionRequest(_message.Message):
+    __slots__ = ("prefix_salt", "session_id")
+    PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    prefix_salt: bytes
+    session_id: str
+    def __init__(self, prefix_salt: _Optional[bytes] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class DropSessionResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...

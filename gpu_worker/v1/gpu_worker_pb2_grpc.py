@@ -54,6 +54,21 @@ class GPUWorkerStub(object):
                 request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/carrel.gpu_worker.v1.GPUWorker/ListSessions',
+                request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.PinSession = channel.unary_unary(
+                '/carrel.gpu_worker.v1.GPUWorker/PinSession',
+                request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionRequest.SerializeToString,
+                response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionResponse.FromString,
+                _registered_method=True)
+        self.DropSession = channel.unary_unary(
+                '/carrel.gpu_worker.v1.GPUWorker/DropSession',
+                request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionRequest.SerializeToString,
+                response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionResponse.FromString,
+                _registered_method=True)
 
 
 class GPUWorkerServicer(object):
@@ -85,6 +100,25 @@ class GPUWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """Sessions of one caller, which others neither see nor change. UNAVAILABLE within a second where the store is silent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GPUWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +141,21 @@ def add_GPUWorkerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.FromString,
                     response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsRequest.FromString,
+                    response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'PinSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinSession,
+                    request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionRequest.FromString,
+                    response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionResponse.SerializeToString,
+            ),
+            'DropSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSession,
+                    request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionRequest.FromString,
+                    response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +266,87 @@ class GPUWorker(object):
             '/carrel.gpu_worker.v1.GPUWorker/Stats',
             gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.SerializeToString,
             gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.gpu_worker.v1.GPUWorker/ListSessions',
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsRequest.SerializeToString,
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.gpu_worker.v1.GPUWorker/PinSession',
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionRequest.SerializeToString,
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.PinSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.gpu_worker.v1.GPUWorker/DropSession',
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionRequest.SerializeToString,
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.DropSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ from kv_store.client.indexes import (
 from kv_store.client.layout import Layout
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
-from kv_store.client.wire import SequenceStats, StoreStats
+from kv_store.client.wire import SequenceStats, SessionInfo, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",
@@ -41,6 +41,7 @@ __all__ = [
     "PQParams",
     "RowsWanted",
     "SequenceStats",
+    "SessionInfo",
     "StaleEpoch",
     "StoreClient",
     "StoreError",

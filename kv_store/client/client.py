@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.transports import transport_class
-from kv_store.client.wire import StoreStats
+from kv_store.client.wire import SessionInfo, StoreStats
 from kv_store.v1 import kv_store_pb2 as pb
 
 _BUILD_THREADS = 16
@@ -188,11 +189,14 @@ class StoreClient:
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
+        session_owner: str = "",
+        session_label: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in layers [layer_begin, layer_end); full slabs become immutable.
 
         `prefix_hashes`: a chain of 32-byte hashes, one for each full slab; those slabs stay for reuse after the end.
-        `session_id`: a name under which they are kept longest. Raises InvalidStoreRequest, NotInStore.
+        `session_id`: a name under which they are kept longest, which `list_sessions` finds by its owner. Raises
+        InvalidStoreRequest, NotInStore.
         """
         table = self._tables.get(sequence_id)
         end = self._layout.num_layers if layer_end is None else layer_end
@@ -204,6 +208,8 @@ class StoreClient:
             layer_end=end,
             prefix_hashes=prefix_hashes,
             session_id=session_id,
+            session_owner=session_owner,
+            session_label=session_label,
         )
         for layer in range(layer_begin, end):
             table.sealed[layer] = max(table.sealed[layer], num_tokens)
@@ -288,7 +294,13 @@ class StoreClient:
         return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)
 
     def end(
-        self, sequence_id: str, num_tokens: int = 0, prefix_hashes: Sequence[bytes] = (), session_id: str = ""
+        self,
+        sequence_id: str,
+        num_tokens: int = 0,
+        prefix_hashes: Sequence[bytes] = (),
+        session_id: str = "",
+        session_owner: str = "",
+        session_label: str = "",
     ) -> None:
         """End a sequence, whose slabs and indexes are free soon; unknown ids are harmless. Returns at once and raises
         nothing: the store is told beside the caller, again if it does not answer.
@@ -296,7 +308,10 @@ class StoreClient:
         num_tokens: that are sealed before in all layers, as `seal` does; 0: none.
         """
         self._tables.forget(sequence_id)
-        self._attached.ends.put(SequenceEnd(sequence_id, num_tokens, tuple(prefix_hashes), session_id))
+        hashes = tuple(prefix_hashes)
+        self._attached.ends.put(
+            SequenceEnd(sequence_id, num_tokens, hashes, session_id, session_owner, session_label)
+        )
 
     def cut_to_prefix(self, sequence_id: str) -> None:
         """Give up the slabs that a sequence does not share; it goes on reading what `begin` let it share. Raises
@@ -304,6 +319,26 @@ class StoreClient:
         attached = self._attached
         self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
         attached.tell_ended([SequenceEnd(sequence_id, keeps_prefix=True)])
+
+    def list_sessions(self, owner: str) -> tuple[SessionInfo, ...]:
+        """An owner's sessions, the one that was used longest ago first. As before a change of one, what has ended is
+        told before."""
+        reply = self._ask_settled("ListSessions", owner=owner)
+        return tuple(wire.session_from_message(session) for session in reply.sessions)
+
+    def pin_session(self, session_id: str, is_pinned: bool, seconds: float = 0.0) -> None:
+        """Let a session be evicted after all that are not pinned, for so long, 0: until it is unpinned; or no longer.
+        Raises NotInStore, StoreFull beyond its owner's limit."""
+        self._ask_settled("PinSession", session_id=session_id, is_pinned=is_pinned, seconds=seconds)
+
+    def drop_session(self, session_id: str) -> None:
+        """Forget a session and free what it held, but for what is in another one or in use. Raises NotInStore."""
+        self._ask_settled("DropSession", session_id=session_id)
+
+    def _ask_settled(self, method: str, **fields: Any) -> Any:
+        attached = self._attached
+        attached.ends.settle()
+        return attached.ask(method, **fields)
 
     def stats(self) -> StoreStats:
         """The whole store's figures, every worker's sequences included; needs no valid lease. What has ended is told

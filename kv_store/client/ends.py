@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class SequenceEnd:
     """How one sequence ends.
 
-    num_tokens: sealed before, in all layers; 0: nothing is. prefix_hashes, session_id: as for `StoreClient.seal`.
+    num_tokens: sealed before, in all layers; 0: nothing is. prefix_hashes and session: as for `StoreClient.seal`.
     keeps_prefix: only its own slabs are given up; it stays, with what it shares.
     """
 
@@ -34,6 +34,8 @@ class SequenceEnd:
     num_tokens: int = 0
     prefix_hashes: tuple[bytes, ...] = ()
     session_id: str = ""
+    session_owner: str = ""
+    session_label: str = ""
     keeps_prefix: bool = False
 
 

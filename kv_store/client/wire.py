@@ -49,6 +49,20 @@ class StoreStats:
     sequences: tuple[SequenceStats, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What a session holds: whole slabs. Times are Unix times in seconds; pinned_until 0: until it is unpinned."""
+
+    session_id: str
+    label: str
+    num_tokens: int
+    num_bytes: int
+    created_at: float
+    used_at: float
+    is_pinned: bool
+    pinned_until: float
+
+
 _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
@@ -134,6 +148,15 @@ def end_to_message(end: SequenceEnd) -> pb.SequenceEnd:
 
 def end_from_message(message: pb.SequenceEnd) -> SequenceEnd:
     return SequenceEnd(**{**_fields(SequenceEnd, message), "prefix_hashes": tuple(message.prefix_hashes)})
+
+
+def session_to_message(session: SessionInfo) -> pb.Session:
+    """The message has the record's fields, by the same names."""
+    return pb.Session(**dataclasses.asdict(session))
+
+
+def session_from_message(message: pb.Session) -> SessionInfo:
+    return SessionInfo(**_fields(SessionInfo, message))
 
 
 def stats_to_message(stats: StoreStats) -> pb.StatsResponse:

@@ -155,7 +155,7 @@ class ReserveResponse(_message.Message):
     def __init__(self, slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class SealRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes", "session_id")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes", "session_id", "session_owner", "session_label")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,8 @@ class SealRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_OWNER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LABEL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
@@ -172,7 +174,9 @@ class SealRequest(_message.Message):
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     session_id: str
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ...) -> None: ...
+    session_owner: str
+    session_label: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., session_owner: _Optional[str] = ..., session_label: _Optional[str] = ...) -> None: ...
 
 class SealResponse(_message.Message):
     __slots__ = ()
@@ -341,18 +345,22 @@ class PutRowsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SequenceEnd(_message.Message):
-    __slots__ = ("sequence_id", "num_tokens", "prefix_hashes", "session_id", "keeps_prefix")
+    __slots__ = ("sequence_id", "num_tokens", "prefix_hashes", "session_id", "keeps_prefix", "session_owner", "session_label")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KEEPS_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_OWNER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LABEL_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     session_id: str
     keeps_prefix: bool
-    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., keeps_prefix: bool = ...) -> None: ...
+    session_owner: str
+    session_label: str
+    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., keeps_prefix: bool = ..., session_owner: _Optional[str] = ..., session_label: _Optional[str] = ...) -> None: ...
 
 class EndRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "ends")
@@ -365,6 +373,74 @@ class EndRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[SequenceEnd, _Mapping]]] = ...) -> None: ...
 
 class EndResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "owner")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    owner: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("session_id", "label", "num_tokens", "num_bytes", "created_at", "used_at", "is_pinned", "pinned_until")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    USED_AT_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    label: str
+    num_tokens: int
+    num_bytes: int
+    created_at: float
+    used_at: float
+    is_pinned: bool
+    pinned_until: float
+    def __init__(self, session_id: _Optional[str] = ..., label: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., created_at: _Optional[float] = ..., used_at: _Optional[float] = ..., is_pinned: bool = ..., pinned_until: _Optional[float] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[Session]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ...) -> None: ...
+
+class PinSessionRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "session_id", "is_pinned", "seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    session_id: str
+    is_pinned: bool
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., is_pinned: bool = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PinSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropSessionRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "session_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    session_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class DropSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -89,6 +89,21 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.EndRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.EndResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/ListSessions',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.PinSession = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/PinSession',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.FromString,
+                _registered_method=True)
+        self.DropSession = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/DropSession',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/Heartbeat',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.HeartbeatRequest.SerializeToString,
@@ -185,6 +200,28 @@ class KVStoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """What the sessions of an owner hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinSession(self, request, context):
+        """Evicts a session after all that are not pinned, or no longer; RESOURCE_EXHAUSTED beyond its owner's limit. A pinned one
+        that would grow beyond that goes on holding what it held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSession(self, request, context):
+        """Forgets a session, and frees what it held and what follows on it, but for what is in another session or in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Renews a worker's leases. A worker that falls silent loses what it holds.
         """
@@ -255,6 +292,21 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.End,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.EndRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.EndResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.ListSessionsRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'PinSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinSession,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.SerializeToString,
+            ),
+            'DropSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSession,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -564,6 +616,87 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/End',
             kv__store_dot_v1_dot_kv__store__pb2.EndRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.EndResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/ListSessions',
+            kv__store_dot_v1_dot_kv__store__pb2.ListSessionsRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/PinSession',
+            kv__store_dot_v1_dot_kv__store__pb2.PinSessionRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.PinSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/DropSession',
+            kv__store_dot_v1_dot_kv__store__pb2.DropSessionRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.DropSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,8 @@ def test_a_stopped_store_holds_up_nobody_else_and_a_stopped_worker_is_started_ag
         actor.send_signal(signal.SIGSTOP)
         until(lambda: readiness(server) == 503, server)
         assert refusal(server, "pqcache") == (503, "store_unavailable")
+        listed = httpx.get(f"{server.url}/v1/sessions", timeout=PATIENCE)
+        assert (listed.status_code, listed.json()["error"]["code"]) == (503, "store_unavailable")
         dense.goes_on(server)
         # it needs nothing of the store for now
         assert recalls.error is None

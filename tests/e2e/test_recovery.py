@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -17,6 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_STREAMS = 8
 QUESTION = ask(1500, seed=4)
+MESSAGES = [{"role": "user", "content": QUESTION.text}]
+# of all layers: 2 heads, float32
+TOKEN_BYTES = 8 * 2 * 2 * 64 * 4
 
 
 def client_of(server: Serving) -> openai.OpenAI:
@@ -26,7 +30,7 @@ def client_of(server: Serving) -> openai.OpenAI:
 def answer(server: Serving) -> str:
     reply = client_of(server).chat.completions.create(
         model="carrel-nano",
-        messages=[{"role": "user", "content": QUESTION.text}],
+        messages=MESSAGES,
         temperature=0,
         max_tokens=16,
         extra_body={"carrel": {"policy": "pqcache", "budget": 0.2}},
@@ -34,11 +38,25 @@ def answer(server: Serving) -> str:
     return reply.choices[0].message.content or ""
 
 
+def session(
+    server: Serving, method: str, body: dict[str, Any] | None = None, name: str = "doc"
+) -> dict[str, Any]:
+    """What the server says of a session, the question's or another."""
+    return httpx.request(method, f"{server.url}/v1/sessions/{name}", json=body, timeout=PATIENCE).json()
+
+
+def num_cached(server: Serving, policy: str) -> int:
+    """Tokens of the question that were known."""
+    body = {"messages": MESSAGES, "max_tokens": 1, "carrel": {"policy": policy}}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
 def running_stream(server: Serving) -> openai.Stream:
     """A stream that would go on for long, and has begun."""
     stream = client_of(server).chat.completions.create(
         model="carrel-nano",
-        messages=[{"role": "user", "content": QUESTION.text}],
+        messages=MESSAGES,
         max_tokens=4000,
         stream=True,
         extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.2}},
@@ -73,8 +91,19 @@ def is_left(process: psutil.Process) -> bool:
 
 
 def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain() -> None:
-    with serving("--shutdown-timeout", "50", "--no-warmup") as server:
+    # slabs of 256 tokens
+    with serving("--shutdown-timeout", "50", "--no-warmup", "--slab-bytes", "256KiB") as server:
         seen = server.descendants()
+        warmed = session(server, "POST", {"messages": MESSAGES, "pinned": True})
+        assert warmed["warmed"]["prompt_tokens"] - 256 < warmed["tokens"] == warmed["bytes"] // TOKEN_BYTES
+        assert num_cached(server, "full") == num_cached(server, "pqcache") == warmed["tokens"]
+        # the store hears of requests that have ended before it answers this
+        assert session(server, "GET")["pinned"]
+        reserved = server.store_stats().reserved_bytes
+        short = session(server, "POST", {"prompt": [5] * 300}, name="short")
+        assert server.store_stats().reserved_bytes - reserved == short["bytes"] == 256 * TOKEN_BYTES
+        assert session(server, "DELETE", name="short")["deleted"]
+        assert server.store_stats().reserved_bytes == reserved
         before = answer(server)
         assert before.strip().rstrip(".") == QUESTION.answer
 
@@ -91,6 +120,10 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain()
         until(lambda: readiness(server) == 0, server)
         until(lambda: readiness(server) == 200, server)
         assert answer(server) == before
+        # neither a worker nor a gateway takes sessions along
+        kept = session(server, "GET")
+        assert (kept["tokens"], kept["pinned"]) == (warmed["tokens"], True)
+        assert num_cached(server, "pqcache") == kept["tokens"]
 
         # with no request that would notice
         actor = actor_of(server)
@@ -98,6 +131,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain()
         until(lambda: readiness(server) == 503, server)
         until(lambda: readiness(server) == 200, server)
         assert not is_left(actor)
+        assert session(server, "GET")["error"]["code"] == "session_not_found"
         assert answer(server) == before
 
         stream = running_stream(server)

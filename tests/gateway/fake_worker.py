@@ -13,6 +13,8 @@ from gateway.worker_client import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
+SLAB_TOKENS = 8
+
 
 @dataclass
 class Script:
@@ -34,6 +36,10 @@ class Script:
     # before each token
     token_s: float = 0.0
     store_reachable: bool = True
+    # of each caller by their ids; prompts of a slab or more are held while it has room
+    sessions: dict[bytes, dict[str, pb.Session]] = field(default_factory=dict)
+    has_room: bool = True
+    has_pinned_all: bool = False
     version: str = field(default_factory=lambda: own_edition().version)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     num_cancelled: int = 0
@@ -80,6 +86,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             reason = pb.FINISH_REASON_LENGTH if is_cut else pb.FINISH_REASON_STOP
             reason = pb.FINISH_REASON_ABORT if aborted.is_set() else reason
             num_prompt = len(request.prompt_token_ids)
+            self._hold(request)
             usage = pb.Usage(
                 prompt_tokens=num_prompt, completion_tokens=count, cached_tokens=3, policy=request.policy or "full",
                 budget_tokens=request.budget.tokens, context_tokens=num_prompt + count, hit_rate=0.5, bytes_moved=7,
@@ -89,6 +96,42 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         except asyncio.CancelledError:
             script.num_cancelled += 1
             raise
+
+    def _hold(self, request):
+        script, tokens = self._script(), len(request.prompt_token_ids) // SLAB_TOKENS * SLAB_TOKENS
+        if request.session_id and tokens and script.has_room:
+            sessions = script.sessions.setdefault(request.prefix_salt, {})
+            held = sessions.pop(request.session_id, pb.Session(session_id=request.session_id, created_at=1.9))
+            held.last_used_at = 2.9 + sum(map(len, script.sessions.values())) + held.last_used_at
+            held.tokens, held.bytes = tokens, tokens * 512
+            sessions[request.session_id] = held
+
+    async def _sessions(self, request, context):
+        """The caller's."""
+        while self._script().hangs:
+            await asyncio.sleep(0.01)
+        if not self._script().store_reachable:
+            code = (("carrel-code", "store_unavailable"),)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer", trailing_metadata=code)
+        return self._script().sessions.get(request.prefix_salt, {})
+
+    async def ListSessions(self, request, context):
+        held = (await self._sessions(request, context)).values()
+        found = [each for each in held if request.session_id in ("", each.session_id)]
+        return pb.ListSessionsResponse(sessions=found, slab_tokens=SLAB_TOKENS)
+
+    async def PinSession(self, request, context):
+        held = (await self._sessions(request, context)).get(request.session_id)
+        if held is not None:
+            if request.pinned and self._script().has_pinned_all:
+                metadata = (("carrel-param", "pinned"), ("carrel-code", "pin_limit"))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "25%", trailing_metadata=metadata)
+            held.pinned, held.expires_at = request.pinned, request.seconds
+        return pb.PinSessionResponse(found=held is not None)
+
+    async def DropSession(self, request, context):
+        sessions = await self._sessions(request, context)
+        return pb.DropSessionResponse(found=sessions.pop(request.session_id, None) is not None)
 
     async def Abort(self, request, context):
         self._script().aborted.append(request.request_id)

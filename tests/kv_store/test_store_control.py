@@ -14,7 +14,6 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
 from kv_store.gather import GatherItem, RowReader
 from kv_store.put_rows import PutTarget, RowWriter
-from kv_store.sessions import SessionDirectory
 from kv_store.state import StoreState
 from kv_store.store import Store
 
@@ -345,16 +344,6 @@ def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: S
     end(store, epoch, "b", num_tokens=TOKENS, session_id="s")
     assert int(state.sessions.counts.sum()) == 16
     assert state.sessions.counts.max() == 1
-
-
-def test_there_are_only_so_many_sessions(state: StoreState) -> None:
-    sessions = SessionDirectory(state.allocator, max_sessions=3)
-    slabs = state.allocator.allocate(1, 2)[0]
-    for number in range(5):
-        sessions.pin(f"s{number}", slabs)
-    assert len(sessions) == 3
-    sessions.clear()
-    assert state.allocator.references(slabs).tolist() == [1, 1]
 
 
 def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState) -> None:

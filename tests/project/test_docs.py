@@ -17,7 +17,14 @@ from gateway.metrics import Metrics
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import TYPES
-from gateway.rest.schemas import CarrelBody, GenerationBody, StreamOptions
+from gateway.rest.schemas import (
+    CarrelBody,
+    GenerationBody,
+    SessionBody,
+    SessionChangedAnswer,
+    StreamOptions,
+)
+from gateway.rest.session_endpoints import SessionEndpoints
 from gpu_worker.policies.registry import registry
 from gpu_worker.v1.gpu_worker_pb2 import StatsResponse
 
@@ -52,13 +59,12 @@ def test_the_cli_page_names_every_command() -> None:
 
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    routes = [
-        operation.path for operation in Endpoints(GatewayConfig(model="m", worker="w"), Mock()).operations()
-    ]
-    bodies = (CarrelBody, GenerationBody, StreamOptions)
+    endpoints = (Endpoints(GatewayConfig(model="m", worker="w"), Mock()), SessionEndpoints(Mock()))
+    routes = [operation.path for each in endpoints for operation in each.operations()]
+    bodies = (CarrelBody, GenerationBody, StreamOptions, SessionBody, SessionChangedAnswer)
     fields = [*CARREL_FIELDS, *TIMING_FIELDS, *(name for body in bodies for name in body.model_fields)]
     rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]
-    wanted = [*(path.replace("{model_id:path}", "ID") for path in routes), *fields, *rows]
+    wanted = [*(re.sub("{.*}", "ID", path) for path in routes), *fields, *rows]
     # `user` is taken and ignored
     assert [name for name in wanted if name not in page and name != "user"] == []
 

@@ -41,6 +41,9 @@ class FakeFleet:
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     aborted: list[tuple[str, str]] = field(default_factory=list)
+    # what the workers reply to a short call
+    replies: tuple[bytes | Failure, ...] = ()
+    told: list[tuple[str, bytes]] = field(default_factory=list)
 
     async def generate(
         self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
@@ -61,6 +64,10 @@ class FakeFleet:
 
     async def abort(self, replica: str, request_id: str) -> None:
         self.aborted.append((replica, request_id))
+
+    async def ask_all(self, method: str, request: bytes) -> tuple[bytes | Failure, ...]:
+        self.told.append((method, request))
+        return self.replies
 
     async def reports(self) -> tuple[Report, ...]:
         return tuple(self.known.values())

@@ -17,7 +17,7 @@ from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing
-from gateway.errors import InvalidRequest, Overloaded, WorkerUnavailable
+from gateway.errors import InvalidRequest, Overloaded, StoreUnavailable, WorkerUnavailable
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 
@@ -307,3 +307,36 @@ def test_serve_tries_the_wanted_replica_first_and_lost_ones_last() -> None:
     assert groups == [["c"], ["b"], ["a", "d"]]
     groups = [sorted(each.unique_id for each in group) for group in ranked(named, "", ())]  # type: ignore[type-var, arg-type]
     assert groups == [["a", "b", "c", "d"]]
+
+
+async def test_sessions_are_those_of_all_replicas_and_a_change_reaches_each() -> None:
+    client = Client(FakeFleet(replicas("a", "b"), lambda name: []))
+
+    def listed(*sessions: tuple[str, int, float]) -> bytes:
+        made = [pb.Session(session_id=name, tokens=tokens, last_used_at=at) for name, tokens, at in sessions]
+        return pb.ListSessionsResponse(sessions=made, slab_tokens=64).SerializeToString()
+
+    # one went on elsewhere
+    client.fleet.replies = (listed(("s", 64, 1.0), ("t", 64, 2.0)), listed(("s", 128, 3.0)))
+    reply = await client.worker.list_sessions(pb.ListSessionsRequest(prefix_salt=b"me"))
+    assert [(each.session_id, each.tokens) for each in reply.sessions] == [("t", 64), ("s", 128)]
+    assert reply.slab_tokens == 64
+
+    found, missing = (pb.DropSessionResponse(found=each).SerializeToString() for each in (True, False))
+    drop = pb.DropSessionRequest(prefix_salt=b"me", session_id="s")
+    for replies, expected in (((missing, found), True), ((missing, missing), False)):
+        client.fleet.replies = replies
+        assert (await client.worker.drop_session(drop)).found is expected
+    assert client.fleet.told[-1] == ("DropSession", drop.SerializeToString())
+
+    limit = Failure("INVALID_ARGUMENT", "too much", "pinned", "pin_limit")
+    away = Failure("UNAVAILABLE", "no answer", code="store_unavailable")
+    for failed, error in (
+        (limit, InvalidRequest),
+        (away, StoreUnavailable),
+        (Failure("DEADLINE_EXCEEDED"), WorkerUnavailable),
+        (None, WorkerUnavailable),
+    ):
+        client.fleet.replies = () if failed is None else (found, failed)
+        with pytest.raises(error):
+            await client.worker.pin_session(pb.PinSessionRequest(session_id="s", pinned=True))

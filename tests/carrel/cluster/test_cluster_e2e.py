@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from cluster_rig import SMALL, Service, finish, until
 from ports import free_port
+from waiting import PATIENCE
 
 from benchmarks.load.ray_cluster import ray_nodes
 
@@ -83,3 +85,9 @@ def follow(service: Service) -> None:
     again, cached = ask()
     assert (again, cached > len(DOCUMENT.split())) == (answer, True)
     assert service.metrics()['carrel_cluster_routed_requests_total{by="session"}'] == MOST + 1
+    # both replicas have held it: a list has it once, and it is dropped everywhere
+    [held] = httpx.get(f"{service.url}/v1/sessions", timeout=PATIENCE).json()["data"]
+    assert (held["id"], held["tokens"]) == ("walk", cached)
+    path = f"{service.url}/v1/sessions/walk"
+    assert [httpx.delete(path, timeout=PATIENCE).status_code for _ in range(2)] == [200, 404]
+    assert httpx.get(f"{service.url}/v1/sessions", timeout=PATIENCE).json()["data"] == []

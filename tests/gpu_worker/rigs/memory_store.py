@@ -107,6 +107,8 @@ class MemoryStore:
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
+        session_owner: str = "",
+        session_label: str = "",
     ) -> None:
         self._check()
         self.sealed[sequence_id] = num_tokens
@@ -156,9 +158,9 @@ class MemoryStore:
         return future
 
     def end(
-        self, sequence_id: str, num_tokens: int = 0, prefix_hashes: Sequence[bytes] = (), session_id: str = ""
+        self, sequence_id: str, num_tokens: int = 0, prefix_hashes: Sequence[bytes] = (), *session: str
     ) -> None:
-        self._ended.append(SequenceEnd(sequence_id, num_tokens, tuple(prefix_hashes), session_id))
+        self._ended.append(SequenceEnd(sequence_id, num_tokens, tuple(prefix_hashes), *session))
         self._tell()
 
     def _tell(self) -> None:

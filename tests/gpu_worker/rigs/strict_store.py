@@ -77,6 +77,8 @@ class StrictStore(MemoryStore):
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
+        session_owner: str = "",
+        session_label: str = "",
     ) -> None:
         self._known(sequence_id)
         full = num_tokens // self.tokens_per_slab

@@ -14,9 +14,11 @@ import pytest_asyncio
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_engine import FakeEngine
+from fake_store import FakeStore
 
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.server import WorkerServer
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
 
@@ -26,6 +28,7 @@ class Worker:
 
     engine: FakeEngine
     port: EngineThread
+    store: FakeStore
     server: WorkerServer
     channel: grpc.aio.Channel
     stub: gpu_worker_pb2_grpc.GPUWorkerStub
@@ -41,10 +44,11 @@ def engine() -> FakeEngine:
 async def worker(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Worker]:
     target = f"unix:{tmp_path}/w.sock"
     port = EngineThread(engine, max_queue=3, on_death=lambda: None)
-    server = WorkerServer(port, target, max_pending=64)
+    store = FakeStore()
+    server = WorkerServer(port, Sessions(store), target, max_pending=64)  # type: ignore[arg-type]
     await server.start()
     async with grpc.aio.insecure_channel(target) as channel:
-        yield Worker(engine, port, server, channel, gpu_worker_pb2_grpc.GPUWorkerStub(channel), target)
+        yield Worker(engine, port, store, server, channel, gpu_worker_pb2_grpc.GPUWorkerStub(channel), target)
     engine.gate.set()
     await asyncio.to_thread(port.close)
     await server.stop(0)

@@ -17,6 +17,7 @@ def build_engine(config, report):
     if kind == "loads":
         threading.Event().wait(60)
     engine = FakeEngine()
+    engine.offloader = types.SimpleNamespace(sessions=None)
     engine.endless = kind == "endless"
     engine.error = ZeroDivisionError("broken") if kind == "dies" else None
     engine.step_seconds = 600 if kind == "hangs" else engine.step_seconds

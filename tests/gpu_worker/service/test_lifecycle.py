@@ -9,6 +9,7 @@ import threading
 import grpc
 import pytest
 from fake_engine import FakeEngine
+from fake_store import FakeStore
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import PATIENCE, eventually, wait_until
 
@@ -17,6 +18,7 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.records import EngineStats
 from gpu_worker.service.lifecycle import Lifecycle, is_idle, status_line
 from gpu_worker.service.server import prepare_address
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
@@ -38,7 +40,7 @@ class Process:
         )
 
     async def __aenter__(self):
-        self.lifecycle = Lifecycle(self.engine, self.target, *self._arguments)
+        self.lifecycle = Lifecycle(self.engine, Sessions(FakeStore()), self.target, *self._arguments)
         self.task = asyncio.create_task(self.lifecycle.run())
         await eventually(lambda: "ready" in self.out.getvalue() or self.task.done())
         self.channel = grpc.aio.insecure_channel(self.target)
@@ -156,7 +158,8 @@ async def test_an_address_that_cannot_be_bound_ends_the_start_and_the_engine():
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match="another process"):
             await asyncio.to_thread(prepare_address, listen)
-        lifecycle = Lifecycle(engine, listen, 1, 1.0, ProcessEvents("gpu_worker", False, io.StringIO()))
+        events = ProcessEvents("gpu_worker", False, io.StringIO())
+        lifecycle = Lifecycle(engine, Sessions(FakeStore()), listen, 1, 1.0, events)
         with pytest.raises(ConfigError, match="cannot be bound"):
             await asyncio.wait_for(lifecycle.run(), PATIENCE)
     assert engine.was_closed

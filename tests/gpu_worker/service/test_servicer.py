@@ -7,6 +7,7 @@ import threading
 
 import grpc
 import pytest
+from fake_engine import INFO
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import PATIENCE, eventually
@@ -21,8 +22,9 @@ from gpu_worker.errors import (
     WorkerError,
 )
 from gpu_worker.records import SamplingParams
-from gpu_worker.service.converters import own_edition
+from gpu_worker.service.converters import own_edition, read_request
 from gpu_worker.service.server import SERVICE
+from gpu_worker.store.sessions import Sessions
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 GENERATE = f"/{SERVICE}/Generate"
@@ -333,3 +335,47 @@ async def test_a_request_is_said_to_be_taken_while_the_engine_is_busy(worker):
     first.cancel()
     second.cancel()
     go_on.set()
+
+
+async def test_sessions_of_a_caller_are_listed_pinned_and_dropped(worker):
+    sessions = Sessions(worker.store)
+    for salt, session_id in ((b"me", "one"), (b"me", "two"), (b"them", "one")):
+        message = pb.GenerateRequest(request_id="r", prompt_token_ids=[1], prefix_salt=salt)
+        message.session_id = session_id
+        worker.store.hold(*sessions.name_of(read_request(message, INFO)))
+    asked = pb.ListSessionsRequest(prefix_salt=b"me")
+    listed = await worker.stub.ListSessions(asked, timeout=PATIENCE)
+    assert [held.session_id for held in listed.sessions] == ["one", "two"]
+    assert listed.slab_tokens == 64
+
+    pin = pb.PinSessionRequest(prefix_salt=b"me", session_id="two", pinned=True, seconds=5)
+    assert (await worker.stub.PinSession(pin, timeout=PATIENCE)).found
+    asked.session_id = "two"
+    [two] = (await worker.stub.ListSessions(asked, timeout=PATIENCE)).sessions
+    assert (two.pinned, two.expires_at, two.tokens, two.bytes) == (True, 5, 64, 512)
+    for fields, param, code in (
+        ({"session_id": "one", "pinned": True}, "pinned", "pin_limit"),
+        ({"session_id": "two", "pinned": True, "seconds": -1}, "ttl_seconds", None),
+        ({"session_id": "two", "pinned": True, "seconds": float("nan")}, "ttl_seconds", None),
+    ):
+        message = pb.PinSessionRequest(prefix_salt=b"me", **fields)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await worker.stub.PinSession(message, timeout=PATIENCE)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        trailing = dict(refused.value.trailing_metadata())
+        assert (trailing["carrel-param"], trailing.get("carrel-code")) == (param, code)
+
+    drop = pb.DropSessionRequest(prefix_salt=b"me", session_id="one")
+    assert [(await worker.stub.DropSession(drop, timeout=PATIENCE)).found for _ in range(2)] == [True, False]
+    theirs = await worker.stub.ListSessions(pb.ListSessionsRequest(prefix_salt=b"them"), timeout=PATIENCE)
+    assert len(theirs.sessions) == 1
+
+
+async def test_a_store_that_hangs_holds_up_nobody_who_asks_for_sessions(worker):
+    worker.store.gate.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as away:
+        await worker.stub.ListSessions(pb.ListSessionsRequest(prefix_salt=b"me"), timeout=PATIENCE)
+    worker.store.gate.set()
+    assert away.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert dict(away.value.trailing_metadata())["carrel-code"] == "store_unavailable"
+    assert not (await worker.stub.ListSessions(pb.ListSessionsRequest(), timeout=PATIENCE)).sessions

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from engine_rig import LAYOUT, NUM_LAYERS, Rig, random_prompt, request
+from engine_rig import LAYOUT, NUM_LAYERS, TOKEN_BYTES, Rig, random_prompt, request
 
+from gpu_worker.errors import RequestError, StoreUnavailable
 from gpu_worker.records import GenerationRequest
-from gpu_worker.store.prefixes import session_name
+from gpu_worker.store.sessions import Sessions
 from kv_store.client import StoreClient
 from kv_store.local import LocalStore
 
@@ -79,10 +80,72 @@ def test_a_session_changes_no_answer(rig: Rig) -> None:
     assert rig.tokens(short) == rig.tokens(replace(short, request_id="again", session_id=""))
 
 
-def test_a_name_is_the_callers_own_and_tells_nothing() -> None:
-    mine, theirs = asked("1", CHAT, "a chat"), asked("2", CHAT, "a chat", b"them")
-    assert session_name(mine) == session_name(asked("3", CHAT[:5], "a chat"))
-    assert session_name(mine) != session_name(theirs)
-    assert session_name(mine) != session_name(asked("4", CHAT, "another chat"))
-    assert "chat" not in session_name(mine)
-    assert session_name(asked("5", CHAT)) == ""
+@pytest.mark.parametrize("policy", ["oracle", "full", "streaming_llm"])
+def test_what_a_session_holds_is_listed_and_known_whatever_the_policy(rig: Rig, policy: str) -> None:
+    def one(name: str, prompt: tuple[int, ...]) -> GenerationRequest:
+        return replace(asked(name, prompt, "a chat"), policy=policy)
+
+    sessions = rig.engine.offloader.sessions
+    rig.run(one("1", CHAT))
+    [held] = sessions.list(b"me")
+    assert (held.session_id, held.tokens, held.pinned) == ("a chat", 256, False)
+    assert held.bytes == 256 * TOKEN_BYTES
+    assert cached(rig, one("2", CHAT + random_prompt(20, seed=2))) == 256
+    [again] = sessions.list(b"me", "a chat")
+    assert again.created_at == held.created_at <= held.last_used_at < again.last_used_at
+
+
+def test_a_session_is_its_callers_own_and_the_store_is_told_no_caller(rig: Rig) -> None:
+    sessions, theirs = rig.engine.offloader.sessions, b"a key of theirs"
+    rig.run(asked("1", CHAT, "a chat"))
+    rig.run(asked("2", CHAT[:100], "a chat", theirs))
+    assert sessions.list(b"nobody") == sessions.list(b"me", "another chat") == ()
+    assert not sessions.drop(b"nobody", "a chat")
+    assert not sessions.pin(b"me", "another chat", True)
+    assert sessions.drop(b"me", "a chat")
+    assert not sessions.drop(b"me", "a chat")
+    assert sessions.list(b"me") == ()
+    assert [held.tokens for held in sessions.list(theirs)] == [64]
+    # A store that two models share keeps them apart.
+    assert Sessions(rig.client, b"another model").list(theirs) == ()  # type: ignore[attr-defined]
+
+
+def test_a_dropped_session_gives_its_bytes_back_and_a_pinned_one_outlives_the_others(rig: Rig) -> None:
+    sessions, client = rig.engine.offloader.sessions, rig.client  # type: ignore[attr-defined]
+    base = client.stats().reserved_bytes
+    rig.run(asked("1", CHAT, "a chat"))
+    assert sessions.pin(b"me", "a chat", True, 100.0)
+    for number in range(2 * NUM_PROMPTS):
+        rig.run(asked(f"{number}", random_prompt(260, seed=number), f"chat {number}"))
+    first = sessions.list(b"me")[0]
+    assert (first.session_id, first.pinned) == ("a chat", True)
+    assert first.expires_at > first.last_used_at + 99
+    with pytest.raises(RequestError, match="one caller may pin 25%") as refused:
+        sessions.pin(b"me", f"chat {2 * NUM_PROMPTS - 1}", True)
+    assert (refused.value.param, refused.value.code) == ("pinned", "pin_limit")
+    for held in sessions.list(b"me"):
+        assert sessions.drop(b"me", held.session_id)
+    assert client.stats().num_sessions == 0
+    left = client.stats().reserved_bytes
+    rig.run(asked("last", CHAT, "a chat"))
+    assert client.stats().reserved_bytes - left == 256 * TOKEN_BYTES
+    sessions.drop(b"me", "a chat")
+    assert client.stats().reserved_bytes == left
+    assert base <= left
+
+
+def test_without_the_store_a_caller_is_told_so() -> None:
+    with LocalStore(1 << 20, slab_bytes=SLAB_BYTES) as store:
+        client = StoreClient.connect(store.target, LAYOUT, worker_id="w", timeout_seconds=5.0)
+        sessions = Sessions(client)
+        store.restart()
+        for ask in (
+            lambda: sessions.list(b"me"),
+            lambda: sessions.pin(b"me", "a chat", True),
+            lambda: sessions.drop(b"me", "a chat"),
+        ):
+            with pytest.raises(StoreUnavailable):
+                ask()
+        client.reattach()
+        assert sessions.list(b"me") == ()
+        client.close()

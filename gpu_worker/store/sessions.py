@@ -1,0 +1,114 @@
+"""Sessions as the worker names them in the store, and what callers ask of theirs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from gpu_worker.errors import RequestError, StoreUnavailable
+from gpu_worker.records import GenerationRequest, SessionCard
+from kv_store.client import NotInStore, SessionInfo, StoreClient, StoreError, StoreFull
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class SessionName(NamedTuple):
+    """What a session is to the store: a name and an owner, which are hashes, and the caller's own id for it."""
+
+    name: str = ""
+    owner: str = ""
+    label: str = ""
+
+
+NO_SESSION = SessionName()
+
+
+class Sessions:
+    """The callers' sessions: each request names its own, and each caller sees its own.
+
+    To the store a session and a caller are hashes of the model, the caller's salt and the session's id; the id itself
+    lies beside them, to be listed. What asks the store may be called by any thread, waits for it as long as two calls
+    may take, leaves its attachment alone, and raises StoreUnavailable.
+    """
+
+    def __init__(self, client: StoreClient, model: bytes = b"") -> None:
+        """model: what tells models apart that may share a store."""
+        self._client = client
+        self._model = model
+
+    @property
+    def slab_tokens(self) -> int:
+        """Of a slab: shorter prompts are not held."""
+        return self._client.tokens_per_slab
+
+    def name_of(self, request: GenerationRequest) -> SessionName:
+        """Of the session that the request names, if any."""
+        salt, session_id = request.prefix_salt, request.session_id
+        return (
+            SessionName(self._name(salt, session_id), self._owner(salt), session_id)
+            if session_id
+            else NO_SESSION
+        )
+
+    def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
+        """A caller's sessions, or the one of this id; the one that was used longest ago first."""
+        infos = self._ask(lambda: self._client.list_sessions(self._owner(salt)))
+        cards = tuple(self._card(info) for info in infos)
+        return tuple(card for card in cards if card.session_id == session_id) if session_id else cards
+
+    def pin(self, salt: bytes, session_id: str, pinned: bool, seconds: float = 0.0) -> bool:
+        """Evict a session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. False for
+        an unknown one. Raises RequestError beyond the caller's limit."""
+        name = self._name(salt, session_id)
+        try:
+            return self._finds(lambda: self._client.pin_session(name, pinned, seconds))
+        except StoreFull as error:
+            raise RequestError(f"The session is not pinned: {error.text}.", "pinned", "pin_limit") from error
+
+    def drop(self, salt: bytes, session_id: str) -> bool:
+        """Forget a session and free what it holds; False for an unknown one. Requests that use it go on."""
+        name = self._name(salt, session_id)
+        return self._finds(lambda: self._client.drop_session(name))
+
+    def _owner(self, salt: bytes) -> str:
+        return _digest(self._model, salt, b"owner").hex()
+
+    def _name(self, salt: bytes, session_id: str) -> str:
+        key = _digest(self._model, salt, b"caller")
+        return _digest(key, session_id.encode("utf-8", "surrogateescape"), b"session").hex()
+
+    def _card(self, info: SessionInfo) -> SessionCard:
+        return SessionCard(
+            session_id=info.label,
+            tokens=info.num_tokens,
+            bytes=info.num_bytes,
+            created_at=info.created_at,
+            last_used_at=info.used_at,
+            pinned=info.is_pinned,
+            expires_at=info.pinned_until,
+        )
+
+    def _finds(self, change: Callable[[], None]) -> bool:
+        try:
+            self._ask(change)
+        except NotInStore:
+            return False
+        return True
+
+    def _ask(self, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except (NotInStore, StoreFull):
+            raise
+        except StoreError as error:
+            # The engine's thread attaches again.
+            logger.warning("a call about sessions failed: %s", error)
+            raise StoreUnavailable("the KV store does not answer") from error
+
+
+def _digest(key: bytes, content: bytes, kind: bytes) -> bytes:
+    return hashlib.blake2b(content, key=key[:64], digest_size=32, person=kind).digest()

@@ -1,0 +1,48 @@
+"""The sessions of a store without a store, which may hang."""
+
+from __future__ import annotations
+
+import threading
+
+from kv_store.client import NotInStore, SessionInfo, StoreFull
+
+
+class FakeStore:
+    """`gate` cleared makes every call wait. Holds what `hold` told it, 64 tokens each; one may be pinned."""
+
+    tokens_per_slab = 64
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self._held: dict[str, tuple[str, str]] = {}
+        self._pinned: dict[str, float] = {}
+
+    def hold(self, session_id: str, owner: str, label: str) -> None:
+        self._held[session_id] = (owner, label)
+
+    def list_sessions(self, owner: str) -> tuple[SessionInfo, ...]:
+        self.gate.wait()
+        return tuple(
+            SessionInfo(name, label, 64, 512, 1.5, 2.5, name in self._pinned, self._pinned.get(name, 0.0))
+            for name, (of, label) in self._held.items()
+            if of == owner
+        )
+
+    def pin_session(self, session_id: str, is_pinned: bool, seconds: float) -> None:
+        self._find(session_id)
+        if not is_pinned:
+            self._pinned.pop(session_id, None)
+        elif set(self._pinned) - {session_id}:
+            raise StoreFull("another is pinned; unpin it")
+        else:
+            self._pinned[session_id] = seconds
+
+    def drop_session(self, session_id: str) -> None:
+        self._find(session_id)
+        del self._held[session_id]
+
+    def _find(self, session_id: str) -> None:
+        self.gate.wait()
+        if session_id not in self._held:
+            raise NotInStore("no such session")
