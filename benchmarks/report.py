@@ -14,6 +14,7 @@ from benchmarks import quality_plot, tables
 from benchmarks.commands import decode, module_of
 from benchmarks.figures import revive
 from benchmarks.tables import Column
+from carrel.evaluation.fidelity.report import markdown, read_fidelity
 from carrel.evaluation.record import read_report
 from carrel.evaluation.table import markdown_table, verdicts
 
@@ -37,7 +38,9 @@ CPU_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 def render(path: Path) -> str:
     """Markdown of one result file, whichever kind it is."""
     content = json.loads(path.read_text())
-    if "benchmark" in content:
+    if "fidelity" in content:
+        body = markdown(read_fidelity(path).rows())
+    elif "benchmark" in content:
         body = import_module(module_of(content["benchmark"])).render(content)
     else:
         body = quality_tables(path) if "cells" in content else cpu_tables(content)

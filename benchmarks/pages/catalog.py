@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import decode, options, others, policies, prefill, quality, rooms, served
+from benchmarks.pages import comparison, decode, options, others, policies, prefill, quality, rooms, served
+from carrel.evaluation.tasks import GROUPS
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
+
+NEEDLE = ("niah_single_2",)
+RULER = tuple(task for task in (*GROUPS["ruler"], "turns") if task not in NEEDLE)
 
 TABLES: dict[str, Callable[[], str]] = {
     "methods": policies.by_themselves,
@@ -45,4 +49,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "outliers": quality.outliers,
     "times": quality.times,
     "ablations": quality.ablations,
+    "needles-smollm2": comparison.answers("smollm2", NEEDLE),
+    "ruler-smollm2": comparison.answers("smollm2", RULER, lengths=(4096,)),
+    "facts-nano": comparison.answers("nano", ("mixed",)),
+    "fidelity-smollm2": comparison.predictions("smollm2"),
+    "fidelity-nano": comparison.predictions("nano"),
+    "step-times": comparison.step_times,
 }

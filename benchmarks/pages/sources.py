@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from benchmarks.figures import revive
 from benchmarks.report import RESULTS
-from carrel.evaluation.record import CellResult, read_report
+from carrel.evaluation.fidelity.report import FidelityReport, read_fidelity
+from carrel.evaluation.record import CellResult, Report, read_report
 
 R = TypeVar("R")
 
@@ -21,6 +22,21 @@ def content(name: str) -> dict[str, Any]:
 def rows(kind: type[R], *names: str) -> list[R]:
     """The rows of these results of `carrel bench`, one file after the other."""
     return [revive(kind, fields) for name in names for fields in content(name)["rows"]]
+
+
+def matching(pattern: str) -> list[str]:
+    """Names of committed results, sorted."""
+    return sorted(path.stem for path in RESULTS.glob(f"{pattern}.json"))
+
+
+def report(name: str) -> Report:
+    """Of `carrel eval`."""
+    return read_report(RESULTS / f"{name}.json")
+
+
+def fidelity(name: str) -> FidelityReport:
+    """Of `carrel eval --fidelity`."""
+    return read_fidelity(RESULTS / f"{name}.json")
 
 
 def results(*names: str) -> list[CellResult]:

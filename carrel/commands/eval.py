@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import reduce
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import OWN, add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, plan_cells
-from carrel.evaluation.fidelity.report import markdown
+from carrel.evaluation.fidelity.report import FidelityReport, markdown, read_fidelity
 from carrel.evaluation.fidelity.run import run_fidelity
 from carrel.evaluation.local import local_worker
 from carrel.evaluation.progress import RunProgress
@@ -38,23 +39,30 @@ REMOTE_HOT_CACHE = "the worker's own"
 def run(arguments: argparse.Namespace) -> int:
     """Tables go to stdout, progress to stderr. Returns 0 whatever the quality; raises CarrelError."""
     notes = Console(stderr=True)
+    if arguments.fidelity:
+        _fidelity(arguments, notes)
+        return 0
     if arguments.merge:
         report = read_report(arguments.merge[0])
         for path in arguments.merge[1:]:
             report.merge(read_report(path))
         if arguments.json:
             report.write(arguments.json)
-    elif arguments.fidelity:
-        texts = _given(arguments) | {"model": find_model(arguments.model)}
-        fidelity = run_fidelity(arguments, texts, notes)
-        if arguments.json:
-            fidelity.write(arguments.json)
-        print(markdown(fidelity.rows()))
-        return 0
     else:
         report = _measure(arguments, notes)
     _show(report)
     return 0
+
+
+def _fidelity(arguments: argparse.Namespace, notes: Console) -> None:
+    if arguments.merge:
+        report = reduce(FidelityReport.merged, map(read_fidelity, arguments.merge))
+    else:
+        texts = _given(arguments) | {"model": find_model(arguments.model)}
+        report = run_fidelity(arguments, texts, notes)
+    if arguments.json:
+        report.write(arguments.json)
+    print(markdown(report.rows()))
 
 
 def _measure(arguments: argparse.Namespace, notes: Console) -> Report:

@@ -65,10 +65,9 @@ class Runner:
                 self._progress.cell(cell, self._num_done(cell, order), num_asked)
             for number, indexes in enumerate(order.rounds, 1):
                 for stage in order.stages(indexes):
-                    self._run_stage(stage, order, pool)
-                if self._is_late:
-                    self._progress.out_of_time()
-                    return
+                    if self._run_stage(stage, order, pool):
+                        self._progress.out_of_time()
+                        return
                 self._progress.round(number, len(order.rounds))
         finally:
             # not waited for: the owner of the worker's connection ends the calls that still run
@@ -79,8 +78,8 @@ class Runner:
             names = ", ".join(cell.name for cell in self._failed)
             raise EvaluationError(f"answers failed in {names}; --resume asks them again")
 
-    def _run_stage(self, stage: Stage, order: Order, pool: ThreadPoolExecutor) -> None:
-        """Returns when every question of the stage has an answer, or its cell is left out."""
+    def _run_stage(self, stage: Stage, order: Order, pool: ThreadPoolExecutor) -> bool:
+        """Returns when every question of the stage has an answer, or its cell is left out; True if time ended first."""
         queue = iter([(cell, index) for cell, index in stage.jobs if index not in self._report.done(cell)])
         pending: dict[Future[Outcome], Cell] = {}
         while True:
@@ -95,7 +94,7 @@ class Runner:
                     question = self._question(cell, index)
                     pending[pool.submit(self._ask, cell, question, stage.is_measured)] = cell
             if not pending:
-                return
+                return next(queue, None) is not None
             done = wait(pending, POLL_S, FIRST_COMPLETED).done
             # Answers first: what failed may end the run.
             for future in sorted(done, key=lambda each: each.exception() is not None):

@@ -15,6 +15,8 @@ from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.scoring import Mean, bootstrap, paired
 
 FORMAT = 1
+# what every passage depends on
+SOURCE = ("model_sha256", "books_sha256", "seed", "num_forced", "num_generated")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ class FidelityReport:
 
     about: dict[str, Any]
     passages: tuple[Passage, ...]
+
+    def merged(self, other: FidelityReport) -> FidelityReport:
+        """With another shard's passages. Raises EvaluationError where it measured something else."""
+        differing = [name for name in SOURCE if self.about.get(name) != other.about.get(name)]
+        if differing:
+            raise EvaluationError(f"the report is of another run: {', '.join(differing)} differ")
+        both = {
+            (each.length, each.index, each.policy, each.budget): each
+            for each in (*self.passages, *other.passages)
+        }
+        return FidelityReport(self.about, tuple(both.values()))
 
     def rows(self) -> list[Row]:
         """In the order in which they were asked, by length."""

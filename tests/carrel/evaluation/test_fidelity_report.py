@@ -34,6 +34,10 @@ def test_perplexity_is_held_against_full_on_the_same_passages(tmp_path: Path) ->
     assert line.startswith(
         "| 1K | oracle | n/10 | 2 | 13.46 | 1.1052 (1.1052-1.1052) | 0.0500 (0.0500-0.0500) | 0.900"
     )
+    parts = [FidelityReport(report.about, report.passages[place::2]) for place in range(2)]
+    assert parts[0].merged(parts[1]).rows() == report.rows()
+    with pytest.raises(EvaluationError, match="of another run: seed"):
+        report.merged(FidelityReport({"seed": 2}, ()))
     path.write_text('{"format": 1}')
     with pytest.raises(EvaluationError, match="no report of --fidelity"):
         read_fidelity(path)

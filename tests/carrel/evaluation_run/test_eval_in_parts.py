@@ -58,6 +58,18 @@ def test_a_cut_off_run_has_asked_every_cell_the_same(fake_run: MakeRun, tmp_path
     assert [result.n for result in read_report(path).results()] == [NUM_DOCUMENTS] * 4
 
 
+def test_a_run_whose_time_is_up_ends_well(
+    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full"]
+    assert main([*arguments, "--limit-seconds", "0"]) == 0
+    assert "out of time" in capsys.readouterr().err
+    assert (run.worker.requests, read_report(path).results()) == ([], [])
+    assert main([*arguments, "--limit-seconds", "600", "--resume"]) == 0
+    assert "out of time" not in capsys.readouterr().err
+
+
 def test_a_terminated_run_keeps_what_it_had(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
     arguments = [
