@@ -47,8 +47,9 @@ $(SMOLLM2): | $(READY)
 serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundled model (or MODEL=...) on this machine
 	@exec $(BIN)/carrel serve $(MODEL) $(SERVE_ARGS) $(ARGS)
 
+# Without bytecode each of the some hundred processes of a run would compile all it imports.
 test: $(READY)  ## run the tests, in one process more than there are cores
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine
 	$(BIN)/python -m tools.compose_test $(ARGS)

@@ -7,10 +7,26 @@ import json
 import pytest
 
 from carrel.cli import main
-from carrel.methods import ablations_of, read_methods
+from carrel.commands import methods
+from carrel.methods import PolicySummary, ablations_of, read_methods
 from gpu_worker.policies.registry import METHODS, registry
 
+# one process runs the file and reads the policies once
+pytestmark = pytest.mark.xdist_group("methods")
 
+
+@pytest.fixture(scope="module")
+def known() -> list[PolicySummary]:
+    """Read once: the process that tells them imports PyTorch."""
+    return read_methods()
+
+
+@pytest.fixture
+def read_before(known: list[PolicySummary], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "read_methods", lambda: known)
+
+
+@pytest.mark.usefixtures("read_before")
 def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--all", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -21,6 +37,7 @@ def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixtu
     assert (quest["family"], quest["parameters"]) == ("recall", ["page_size=16"])
 
 
+@pytest.mark.usefixtures("read_before")
 def test_the_table_has_methods_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
@@ -28,9 +45,9 @@ def test_the_table_has_methods_by_themselves(capsys: pytest.CaptureFixture[str])
     assert "snapkv+" not in out
 
 
-def test_ablations_are_those_that_a_method_names() -> None:
+def test_ablations_are_those_that_a_method_names(known: list[PolicySummary]) -> None:
     named = {one.name: [f"{one.name}+{end}" for end in one.ablations] for one in METHODS if one.ablations}
-    assert ablations_of(read_methods()) == named
+    assert ablations_of(known) == named
 
 
 def test_without_a_worker_the_remedy_is_named(

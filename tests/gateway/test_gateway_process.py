@@ -22,6 +22,7 @@ from gateway_stack import write_tokenizer
 from ports import free_port
 from waiting import PATIENCE, wait_until
 
+from gateway.__main__ import main
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
@@ -131,32 +132,39 @@ def test_sigterm_without_patience_cuts_off(model_dir: Path, worker: tuple[str, S
             stream.read()
 
 
-def test_busy_port_and_bad_models_end_with_one_line(tmp_path: Path, model_dir: Path) -> None:
+def test_a_busy_port_ends_with_one_line(model_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, errors = finish(start(command(model_dir, "unix:/nowhere", "--port", port)))
+    assert status == 2, errors
+    assert "--port" in errors
+    assert len(errors.strip().splitlines()) == 1, errors
+
+
+def test_bad_models_and_an_open_port_end_with_one_line(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     broken = write_tokenizer(tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{}")
     hot = write_tokenizer(tmp_path / "hot")
     (hot / "generation_config.json").write_text('{"temperature": 5}')
     (tmp_path / "empty").mkdir()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        cases = [
-            (model_dir, ["--port", str(taken.getsockname()[1])], "--port"),
-            (tmp_path / "empty", [], "no tokenizer.json"),
-            (tmp_path / "missing", [], "no such directory"),
-            (broken, [], "cannot be loaded"),
-            (hot, [], "temperature is 5; it must be a number in [0, 2]"),
-            (model_dir, ["--port", "0", "--host", "0.0.0.0"], "--allow-open"),
-        ]
-        started = [
-            (start(command(model, "unix:/nowhere", *(arguments or ["--port", "0"]))), text)
-            for model, arguments, text in cases
-        ]
-        for process, text in started:
-            status, errors = finish(process)
-            assert status == 2, errors
-            assert text in errors
-            assert len(errors.strip().splitlines()) == 1, errors
+    cases = [
+        (tmp_path / "empty", [], "no tokenizer.json"),
+        (tmp_path / "missing", [], "no such directory"),
+        (broken, [], "cannot be loaded"),
+        (hot, [], "temperature is 5; it must be a number in [0, 2]"),
+        (model_dir, ["--host", "0.0.0.0"], "--allow-open"),
+    ]
+    for model, arguments, text in cases:
+        line = command(model, "unix:/nowhere", "--port", "0", *arguments)
+        monkeypatch.setattr("sys.argv", line[2:])
+        assert main() == 2
+        errors = capfd.readouterr().err
+        assert text in errors
+        assert len(errors.strip().splitlines()) == 1, errors
 
 
 def test_dies_with_its_parent(model_dir: Path, worker: tuple[str, Script]) -> None:

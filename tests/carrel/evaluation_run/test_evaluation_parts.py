@@ -156,6 +156,8 @@ def test_a_run_with_a_store_and_a_worker_of_its_own(books: Path, tmp_path: Path)
     path = tmp_path / "report.json"
     arguments = ["--model", MODEL, "--books", books, "--lengths", 640, "--documents", 2, "--json", path]
     arguments += ["--device", "cpu", "--threads", 1, "--arena-bytes", "256MiB", "--budgets", 0.2]
+    # under Ray the store starts as it does for `carrel serve`
+    arguments += ["--store-runtime", "process"]
     assert main(["eval", *map(str, arguments)]) == 0
     results = read_report(path).results()
     assert len(results) == 8
