@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,12 @@ from questions import Question, ask
 from serving import Serving, serving
 from waiting import PATIENCE, wait_until
 
-from carrel.cli import main
 from gateway.v1 import chat_pb2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+# of a server that starts none of its processes again
+ENDS_WITH_ANY = ("--restarts", "0")
 LAYERS, KV_HEADS, ROW_BYTES = 8, 2, 2 * 64 * 4
 MAX_TOKENS = 16
 
@@ -188,10 +188,10 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 @contextmanager
-def answering(transport: str, cases: list[Case]) -> Iterator[Serving]:
-    """A server where nothing is kept for prompts that begin alike and none of its processes is started again; it
-    answers the requests by REST and gRPC at once, with exact bytes and budgets, and its store is empty then."""
-    with serving("--transport", transport, "--prefix-cache", "off", "--restarts", "0") as server:
+def answering(transport: str, cases: list[Case], *options: str) -> Iterator[Serving]:
+    """A server where nothing is kept for prompts that begin alike; it answers the requests by REST and gRPC at once,
+    with exact bytes and budgets, and its store is empty then."""
+    with serving("--transport", transport, "--prefix-cache", "off", *options) as server:
         baseline = server.store_stats().reserved_bytes
         with StoreWatch(server) as watch:
             replies = send_all(server, cases)
@@ -206,16 +206,10 @@ def are_gone(processes: list[psutil.Process]) -> bool:
     return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.fixture(scope="module")
-def orphans() -> list[psutil.Process]:
-    """Ray's helpers whose head was killed: they try for a minute to tell of its death, and end then."""
-    return []
-
-
 def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along(
     orphans: list[psutil.Process],
 ) -> None:
-    with answering("grpc", SELECTED_BY_THE_STORE) as server:
+    with answering("grpc", SELECTED_BY_THE_STORE, *ENDS_WITH_ANY, "--no-warmup") as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         children = server.descendants()
@@ -226,22 +220,8 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
         wait_until(lambda: are_gone([child for child in children if child not in orphans]), poll=0.2)
 
 
-def test_by_zero_copy_and_a_chat_and_a_stop_that_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering("zero_copy", MANY) as server:
-        options = ("--policy", "pqcache", "--budget", "0.1", "--max-tokens", "16", "--temperature", "0")
-        assert main(["chat", "--url", server.url, "--question", ORACLE.question.text, *options]) == 0
-        answer, cost = capsys.readouterr()
-        assert answer.strip().rstrip(".") == ORACLE.question.answer
-        assert re.search(r"tokens\s+attended\s+\(\d+%,\s+pqcache\)", cost)
-        assert server.run.stat().st_mode & 0o777 == 0o700
-        children = server.descendants()
-        assert server.stop() == 0, server.log.read_text()[-3000:]
-        assert are_gone(children)
-        assert not server.run.exists()
-
-
 def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_killed_store_ends_all() -> None:
-    with answering("shm", FEW) as server:
+    with answering("shm", FEW, *ENDS_WITH_ANY) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
         def stream() -> openai.Stream:
@@ -271,8 +251,3 @@ def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_kil
                 pass
         assert server.process.wait(PATIENCE) != 0
         assert "store" in server.log.read_text()
-
-
-def test_no_process_outlives_a_killed_supervisor(orphans: list[psutil.Process]) -> None:
-    assert orphans
-    wait_until(lambda: are_gone(orphans), lambda: f"for {orphans}", poll=0.2)

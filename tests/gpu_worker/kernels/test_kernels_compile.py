@@ -198,10 +198,19 @@ for dtype in bfloat16, float32:
 
 # Scripts, and the programs that each compiles; the short ones share a process, which takes a while to begin.
 SCRIPTS = {
-    "attention": (ATTENTION, {"attend_split", "join_splits"}),
-    "top_k": (
-        TOP_K,
-        {"column_maxima", "prune", "finish", "select_in_tile", "count_digit", "tally", "write_best"},
+    "attention_top_k": (
+        ATTENTION + TOP_K,
+        {
+            "attend_split",
+            "join_splits",
+            "column_maxima",
+            "prune",
+            "finish",
+            "select_in_tile",
+            "count_digit",
+            "tally",
+            "write_best",
+        },
     ),
     "scores": (
         SCORES + PAIRS + BITS,
@@ -237,8 +246,10 @@ SCRIPTS = {
             "spread_means",
         },
     ),
-    "soft_matching": (SOFT_MATCHING, {"match_chunk", "choose_edges", "merge_chunk"}),
-    "observed": (OBSERVED, {"split_log_sums", "join_log_sums", "sum_weights"}),
+    "merging": (
+        SOFT_MATCHING + OBSERVED,
+        {"match_chunk", "choose_edges", "merge_chunk", "split_log_sums", "join_log_sums", "sum_weights"},
+    ),
     "rows": (
         ROWS + ACTIVATIONS,
         {
