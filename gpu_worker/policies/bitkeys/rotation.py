@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """matrix: float32 [d, d], orthogonal; a vector x becomes matrix @ x, and inner products stay as they were."""
+    """matrix: bfloat16 [d, d], orthogonal but for rounding; a vector x becomes matrix @ x, and inner products stay as
+    they were."""
 
     matrix: Tensor
 
@@ -27,7 +28,7 @@ class Rotation:
             matrix = torch.linalg.qr(
                 torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64)
             )[0]
-        return cls(matrix.float().contiguous().to(device))
+        return cls(matrix.to(torch.bfloat16).contiguous().to(device))
 
 
 def _hadamard(size: int) -> Tensor:

@@ -131,9 +131,10 @@ BITS = """
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
 
-for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80):
+for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80), (bfloat16, 2, 256):
     codes, scales = zeros(2, 3, 2, 5008, head_dim // 4, dtype=uint8), zeros(2, 3, 2, 5008, dtype=float16)
-    keys, means, matrix = zeros(2, 3, 2, head_dim, dtype=dtype), zeros(2, 3, 2, head_dim), zeros(head_dim, head_dim)
+    keys, means = zeros(2, 3, 2, head_dim, dtype=dtype), zeros(2, 3, 2, head_dim)
+    matrix = zeros(head_dim, head_dim, dtype=bfloat16)
     code_leaving(keys, means, matrix, codes, scales, seats, begin)
     keys = zeros(2, 900, 2 * head_dim, dtype=dtype)[..., :head_dim]
     code_prompt(keys, means[0, 0], matrix, codes[0, 0], scales[0, 0])

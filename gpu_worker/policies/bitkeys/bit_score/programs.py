@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gpu_worker.kernels.attention.programs import dot
 from gpu_worker.policies.bitkeys.bit_score import reference
 from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
 
@@ -43,20 +44,19 @@ def _two_bits(packed, QUARTER: tl.constexpr, IS_PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _rotated_quarter(
-    vectors, rotation, QUARTER: tl.constexpr,
+def _load_axes(
+    rotation, QUARTER: tl.constexpr,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """The coordinates of one quarter of rotated vectors [n, DIMS]: [n, BYTES]."""
+    """The rows of the rotation that give one quarter of the coordinates, as columns: [DIMS, BYTES]."""
     dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
     coordinate = QUARTER * NUM_BYTES + byte
     is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
-    axes = tl.load(
+    return tl.load(
         rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
         mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
         other=0.0,
     )
-    return tl.dot(vectors, axes, input_precision="tf32")
 
 
 @triton.jit
@@ -97,7 +97,11 @@ def round_queries(
     heads, dims = tl.arange(0, WIDTH), tl.arange(0, DIMS)
     is_head = heads < GROUP
 
-    # The samples are on their way while the queries are rotated.
+    # All is on its way before the first is waited for.
+    axes0 = _load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes1 = _load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes2 = _load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes3 = _load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
     number = tl.maximum(last - first, 1)
     stride = tl.cdiv(number, SAMPLES * SHARES)
     byte = tl.arange(0, BYTES)
@@ -116,10 +120,11 @@ def round_queries(
     query += (row * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
     is_used = is_head[:, None] & (dims < HEAD_DIM)[None, :]
     vectors = tl.load(query, mask=is_used, other=0.0).to(tl.float32)
-    quarter0 = _rotated_quarter(vectors, rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    quarter1 = _rotated_quarter(vectors, rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    quarter2 = _rotated_quarter(vectors, rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    quarter3 = _rotated_quarter(vectors, rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    narrow = vectors.to(tl.bfloat16)
+    quarter0 = dot(narrow, axes0, IS_PLAIN)
+    quarter1 = dot(narrow, axes1, IS_PLAIN)
+    quarter2 = dot(narrow, axes2, IS_PLAIN)
+    quarter3 = dot(narrow, axes3, IS_PLAIN)
     largest = tl.maximum(tl.max(tl.abs(quarter0), axis=1), tl.max(tl.abs(quarter1), axis=1))
     largest = tl.maximum(largest, tl.max(tl.abs(quarter2), axis=1))
     largest = tl.maximum(largest, tl.max(tl.abs(quarter3), axis=1))
@@ -204,6 +209,9 @@ def weigh_codes(
     normaliser = tl.where(is_head, normaliser, float("inf"))
 
     chunk = tl.program_id(0) * TILES * TILE
+    # The pipeline fetches codes ahead, and leaves scales to us.
+    positions = chunk + tl.arange(0, TILE)
+    coming = tl.load(scales + positions, mask=(positions >= first) & (positions < last), other=0.0)
     for start in range(chunk, tl.minimum(chunk + TILES * TILE, num_positions), TILE):
         positions = start + tl.arange(0, TILE)
         is_candidate = (positions >= first) & (positions < last)
@@ -212,7 +220,9 @@ def weigh_codes(
             mask=is_candidate[:, None] & (byte < NUM_BYTES)[None, :],
             other=0,
         ).to(tl.int8, bitcast=True)
-        worth = tl.load(scales + positions, mask=is_candidate, other=0.0).to(tl.float32)
+        worth = coming.to(tl.float32)
+        following = positions + TILE
+        coming = tl.load(scales + following, mask=(following >= first) & (following < last), other=0.0)
         products = tl.dot(_two_bits(packed, 0, IS_PLAIN), query0, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 1, IS_PLAIN), query1, products, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 2, IS_PLAIN), query2, products, out_dtype=tl.int32)

@@ -36,8 +36,8 @@ def bit_score(
 ) -> Tensor:
     """Approximate softmax weight of every candidate among sinks and candidates, summed over each GQA group.
 
-    query: [B, H_q, d]. rotation: float32 [d, d]. codes: uint8 [seats, H_kv, N, W]; scales: float16 [seats, H_kv, N], by
-    position, as `key_bits` has them. sinks: float32 [seats, H_kv, S, d], the keys at the positions below `begin`, of
+    query: [B, H_q, d]. rotation: bfloat16 [d, d]. codes: uint8 [seats, H_kv, N, W]; scales: float16 [seats, H_kv, N],
+    by position, as `key_bits` has them. sinks: float32 [seats, H_kv, S, d], the keys at the positions below `begin`, of
     which there are at most S, less the mean. seats: int64 [B], the seat of each row. begin, end: int64 [B], the
     candidates' positions. num_positions: at most N. Returns float32 [B, H_kv, num_positions]; -inf beyond the
     candidates.
@@ -48,7 +48,7 @@ def bit_score(
     # What is no candidate may hold anything.
     codes = codes[seats, :, :num_positions]
     worth = scales[seats, :, :num_positions].float().masked_fill(masked, 0.0) * scale
-    logits = _products(grouped @ rotation.T, codes) * worth[:, :, None]
+    logits = _products(grouped @ rotation.float().T, codes) * worth[:, :, None]
     logits = logits.masked_fill_(masked[:, :, None], -math.inf)
     of_sinks = _sink_logits(grouped, sinks[seats], begin) * scale
     sampled, per_sample = _sampled(begin, end, num_positions)

@@ -2,8 +2,8 @@
 
 A program rotates a tile of keys by tensor cores, a quarter of the coordinates after the other, so that the bytes of its
 codes are four values shifted and added, and no thread needs another's. Keys are read once in their own type; the mean
-is subtracted on the way. Products are in TF32: what that rounds moves a coordinate only from one side of a border
-between two codes to the other, by less than a thousandth of a step.
+is subtracted on the way. The difference is rounded to bfloat16, which moves a coordinate near a border between two
+codes to its other side, by some thousandths of a step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.policies.bitkeys.key_bits.programs import code_tokens, code_vectors
 
 # Tokens of a program: of a prompt, whose heads have many, and of all lanes, layers and heads at a step.
@@ -65,4 +66,5 @@ def _sizes(head_dim: int, codes: Tensor) -> dict[str, int]:
         "NUM_BYTES": num_bytes,
         "DIMS": max(16, triton.next_power_of_2(head_dim)),
         "BYTES": max(16, triton.next_power_of_2(num_bytes)),
+        "IS_PLAIN": is_interpreted(),
     }

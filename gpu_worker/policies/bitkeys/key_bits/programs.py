@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gpu_worker.kernels.attention.programs import dot
 from gpu_worker.policies.bitkeys.key_bits import reference
 
 STEP = tl.constexpr(reference.STEP)
@@ -20,6 +21,7 @@ def code_tokens(
     keys, means, rotation, codes, scales, num_tokens,
     key_stride_head, key_stride_token, code_stride_head, code_stride_token, scale_stride_head,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr, TOKENS: tl.constexpr,
+    IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Codes of TOKENS adjacent tokens of one KV head."""
     head = tl.program_id(1).to(tl.int64)
@@ -31,7 +33,7 @@ def code_tokens(
     targets = codes + head * code_stride_head + tokens * code_stride_token
     _write_codes(
         vectors - mean[None, :], rotation, targets, scales + head * scale_stride_head + tokens, is_token,
-        HEAD_DIM, NUM_BYTES, DIMS, BYTES,
+        HEAD_DIM, NUM_BYTES, DIMS, BYTES, IS_PLAIN,
     )  # fmt: skip
 
 
@@ -42,6 +44,7 @@ def code_vectors(
     code_stride_seat, code_stride_layer, code_stride_head, code_stride_token,
     scale_stride_seat, scale_stride_layer, scale_stride_head,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr, TOKENS: tl.constexpr,
+    IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Codes of TOKENS (lane, layer, KV head), each with a mean and a place of its own."""
     rows, dims = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DIMS)
@@ -61,7 +64,7 @@ def code_vectors(
     targets = codes + targets + position * code_stride_token
     worths = seat * scale_stride_seat + layer * scale_stride_layer + head * scale_stride_head + position
     _write_codes(
-        vectors, rotation, targets, scales + worths, is_token, HEAD_DIM, NUM_BYTES, DIMS, BYTES
+        vectors, rotation, targets, scales + worths, is_token, HEAD_DIM, NUM_BYTES, DIMS, BYTES, IS_PLAIN
     )  # fmt: skip
 
 
@@ -69,9 +72,11 @@ def code_vectors(
 def _write_codes(
     vectors, rotation, targets, worths, is_token,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
+    IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of centred keys [TOKENS, DIMS], written to where `targets` and `worths` [TOKENS] point."""
     dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
+    narrow = vectors.to(tl.bfloat16)
     square = tl.sum(vectors * vectors, axis=1)
     per_step = tl.where(square > 0, 1.0 / (STEP * tl.sqrt(tl.maximum(square, TINY) / HEAD_DIM)), 0.0)
     product = tl.zeros_like(square)
@@ -85,7 +90,7 @@ def _write_codes(
             mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
             other=0.0,
         )
-        rotated = tl.dot(vectors, axes, input_precision="tf32")
+        rotated = dot(narrow, axes, IS_PLAIN)
         code = tl.minimum(tl.maximum(tl.floor(rotated * per_step[:, None]), -2.0), 1.0) + 2.0
         product += tl.sum(rotated * (code - CODE_CENTRE), axis=1)
         packed |= tl.where(is_coordinate[None, :], code.to(tl.int32), 0) << (2 * quarter)

@@ -29,7 +29,7 @@ def num_code_bytes(head_dim: int) -> int:
 def code_prompt(keys: Tensor, means: Tensor, rotation: Tensor, codes: Tensor, scales: Tensor) -> None:
     """Write codes and scales of the first n tokens of every KV head, in place.
 
-    keys: [H_kv, n, d]. means: float32 [H_kv, d]. rotation: float32 [d, d]. codes: uint8 [H_kv, N, W], by position.
+    keys: [H_kv, n, d]. means: float32 [H_kv, d]. rotation: bfloat16 [d, d]. codes: uint8 [H_kv, N, W], by position.
     scales: float16 [H_kv, N].
     """
     num_tokens = keys.shape[1]
@@ -47,7 +47,7 @@ def code_leaving(
 ) -> None:
     """Write codes and scales of one token a lane in every layer and KV head, in place.
 
-    keys: [B, L, H_kv, d]. means: float32 [seats, L, H_kv, d]. rotation: float32 [d, d]. codes: uint8
+    keys: [B, L, H_kv, d]. means: float32 [seats, L, H_kv, d]. rotation: bfloat16 [d, d]. codes: uint8
     [seats, L, H_kv, N, W], by position. scales: float16 [seats, L, H_kv, N]. seats: int64 [B]. positions: int64 [B];
     -1: the lane has no token. Lanes with a token have different seats.
     """
@@ -60,7 +60,7 @@ def code_leaving(
 
 def _coded(centred: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
     """Codes uint8 [..., W] and scales float16 [...] of vectors float32 [..., d]; of a zero vector the scale is 0."""
-    rotated = centred @ rotation.T
+    rotated = centred @ rotation.float().T
     square = rotated.square().sum(dim=-1)
     step = STEP * (square / rotated.shape[-1]).sqrt()
     steps = rotated / step.where(step > 0, 1.0)[..., None]

@@ -34,7 +34,7 @@ def problem(
     query[..., head_dim // 3] = 127
     order, signs = torch.randperm(head_dim, generator=generator), torch.ones(head_dim)
     signs[::3] = -1
-    rotation = torch.eye(head_dim)[order] * signs
+    rotation = (torch.eye(head_dim)[order] * signs).bfloat16()
     codes = torch.randint(0, 256, (batch, 3, length, -(-head_dim // 4)), generator=generator).to(torch.uint8)
     scales = torch.full((batch, 3, length), math.nan, dtype=torch.float16)
     sinks = torch.full((batch, 3, 5, head_dim), math.nan)
