@@ -17,9 +17,11 @@ SMOLLM2 := models/smollm2.gguf
 # A hot cache of a quarter of the context shows recall at work.
 SERVE_ARGS ?= --hot-cache 0.25
 ARGS ?=
+# One book, of which the bundled model has read nothing.
+QUICK := --text-dir examples/documents --device cpu --arena-bytes 2GiB --hot-cache 1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test compose-test check format stubs docs clean
+.PHONY: help setup serve test eval-quick compose-test check format stubs docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +52,12 @@ serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundle
 # Without bytecode each of the some hundred processes of a run would compile all it imports.
 test: $(READY)  ## run the tests, in one process more than there are cores
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores
+	$(BIN)/carrel eval $(QUICK) --tasks mixed --lengths 2048 4096 --budgets 0.1 0.05 --policies full oracle bitkeys pqcache --documents 12 \
+		--rounds-of 3 --no-measure --limit-seconds 400 --json build/eval-quick.json $(ARGS)
+	$(BIN)/carrel eval $(QUICK) --fidelity --lengths 2048 --budgets 0.05 --policies full oracle bitkeys pqcache --documents 4 \
+		--forced 64 --limit-seconds 150 --json build/eval-quick-fidelity.json $(ARGS)
 
 compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine
 	$(BIN)/python -m tools.compose_test $(ARGS)

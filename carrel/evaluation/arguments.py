@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--books",
         type=Path,
         metavar="DIR",
-        help="folder that holds heldout/*.txt.xz; mixed and needle need it",
+        help="folder that holds heldout/*.txt.xz; mixed and needle need it, or --text-dir",
     )
     parser.add_argument(
         "--text-dir",

@@ -9,11 +9,12 @@ from random import Random
 from tokenizers import Tokenizer
 
 from carrel.errors import EvaluationError
-from carrel.evaluation import corpus, facts
-from carrel.evaluation.corpus import CorpusError
+from carrel.evaluation import facts
+from carrel.evaluation.corpus import Book
 from carrel.evaluation.documents import Codec, DocumentError, TokenizedBook, prompt, tokenize_book
 from carrel.evaluation.facts import Fact
 from carrel.evaluation.questions import Question
+from carrel.evaluation.tasks.filler import read_texts
 from carrel.evaluation.words import Pools, pools
 
 # Room for the answer: a cell's length counts prompt and answer together.
@@ -50,22 +51,23 @@ class FactSuite:
         )
 
 
-def load_fact_suite(model: Path, books: Path | None, seed: int) -> FactSuite:
-    """Reads the tokenizer and the held-out books. Raises EvaluationError when either cannot be used."""
-    if books is None:
+def load_fact_suite(model: Path, books: Sequence[Path], seed: int) -> FactSuite:
+    """Reads the tokenizer and the texts. Raises EvaluationError when either cannot be used."""
+    if not books:
         raise EvaluationError(
-            f"{' and '.join(FACT_TASKS)} need --books DIR, a folder that holds heldout/ with books as *.txt.xz"
+            f"{' and '.join(FACT_TASKS)} need --books DIR, a folder that holds heldout/ with books as *.txt.xz, or "
+            "--text-dir"
         )
     path = model / "tokenizer.json"
     if not path.is_file():
         raise EvaluationError(f"no {path}: name the model's directory with --model")
     try:
         codec = Codec(Tokenizer.from_file(str(path)))
-        tokenized = [tokenize_book(codec, book) for book in corpus.load(books, "eval")]
-    except CorpusError as exc:
-        raise EvaluationError(str(exc)) from exc
     except DocumentError as exc:
         raise EvaluationError(
             f"{' and '.join(FACT_TASKS)} are carrel-nano's: {exc}; give another model --tasks ruler"
         ) from exc
+    named = zip(books, read_texts(books), strict=True)
+    # a name has no part in what is asked
+    tokenized = [tokenize_book(codec, Book(path.stem, text)) for path, text in named]
     return FactSuite(codec, tokenized, seed)

@@ -71,7 +71,7 @@ class Suite:
     @cached_property
     def facts(self) -> FactSuite:
         """carrel-nano's own tasks. Raises EvaluationError for another model, or without books."""
-        return load_fact_suite(self._model, self._library.books, self._seed)
+        return load_fact_suite(self._model, self._library.files(), self._seed)
 
     @cached_property
     def _texts(self) -> TextSuite:
