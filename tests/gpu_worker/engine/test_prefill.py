@@ -45,7 +45,7 @@ class SlowMark(Mark):
 
 
 # Of no prompt, so that nothing behind it is asked.
-NO_COPIES = PromptCopies(None, None, None, None, {}, CPU)  # type: ignore[arg-type]
+NO_COPIES = PromptCopies(None, None, None, None, {}, None, CPU)  # type: ignore[arg-type]
 
 
 class SlowOffloader(Offloader):
