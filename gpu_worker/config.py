@@ -18,7 +18,8 @@ from carrel.process.options import (
 )
 from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
-from gpu_worker.policies.registry import check_name
+from gpu_worker.policies.hyper_parameters import read_options
+from gpu_worker.policies.registry import check_name, option_names
 from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -120,6 +121,11 @@ class WorkerOptions:
         "selection policy of requests that name none, or auto: full for short ones, else pqcache",
         also=("kv-policy",),
         metavar="NAME",
+    )
+    policy_options: tuple[str, ...] = option(
+        (),
+        "hyper-parameters of policies; carrel methods has them, and what they may be",
+        metavar="NAME:FIELD=VALUE",
     )
     budget: Budget = option(
         "0.1",
@@ -271,6 +277,10 @@ class WorkerConfig(WorkerOptions, LogOptions):
             check_name(self.policy, calibrated=self.calibration is not None)
         except ValueError as exc:
             raise ConfigError(f"--policy: {exc}") from exc
+        try:
+            read_options(self.policy_options, option_names())
+        except ValueError as exc:
+            raise ConfigError(f"--policy-options: {exc}") from exc
         if self.gpu_memory_limit_bytes is not None and self.gpu_memory_utilization is not None:
             raise ConfigError(
                 "--gpu-memory-limit and --gpu-memory-utilization both bound the device's memory: keep one"

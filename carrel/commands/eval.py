@@ -149,6 +149,7 @@ def _source(
             index_device=arguments.index_device,
             calibration_sha256=hash_files([Path(arguments.calibration)]) if arguments.calibration else None,
             is_chat=arguments.chat,
+            policy_options=arguments.policy_options,
         )
     except OSError as exc:
         raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc

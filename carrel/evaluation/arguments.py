@@ -22,6 +22,7 @@ OWN = dict.fromkeys(
         "arena_bytes",
         "index_device",
         "calibration",
+        "policy_options",
         "num_trainers",
     )
 ) | {"device": "auto", "hot_cache": "0.25", "prefix_cache": None}

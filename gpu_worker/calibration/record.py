@@ -72,8 +72,8 @@ class Calibration:
                 f"{REMEDY}"
             )
 
-    def policies(self, outlier_share: float, full_layers: int) -> tuple[Policy, ...]:
-        """Those that a file makes possible or better.
+    def policies(self, outlier_share: float, full_layers: int, inner: Chelsea) -> tuple[Policy, ...]:
+        """Those that a file makes possible or better. inner: of the heads that are no outliers.
 
         The share is of all heads of the model; those in dense layers are whole anyway and count toward it, as the first
         layer does in the paper. `OutlierHeads` counts the layers behind them.
@@ -84,7 +84,7 @@ class Calibration:
             if layer >= full_layers
         )
         return (
-            OutlierHeads(Chelsea(), outliers, self.facts.num_kv_heads),
+            OutlierHeads(inner, outliers, self.facts.num_kv_heads),
             InfiniGen(skew_path=self.path),
         )
 

@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -20,9 +21,11 @@ from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
 from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies.base import CacheShape, Policy, without_index
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
+from gpu_worker.policies.hyper_parameters import read_options, with_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import registry
+from gpu_worker.policies.registry import option_names, registry
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
@@ -55,10 +58,10 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
     model = _load(config, device, report)
     if calibration is not None:
         calibration.check(model.config)
-    if model.config.head_dim % config.pq_num_subvectors:
+    num_parts, head_dim = cast(PQCache, policies["pqcache"]).num_subvectors, model.config.head_dim
+    if head_dim % num_parts:
         raise ConfigError(
-            f"--pq-subvectors {config.pq_num_subvectors} does not divide the model's head size "
-            f"{model.config.head_dim}; give one that does"
+            f"--pq-subvectors {num_parts} does not divide the model's head size {head_dim}; give one that does"
         )
     max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
     shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
@@ -88,18 +91,27 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
-    """All policies by name; those that need a calibration only if there is one."""
-    calibrated = calibration.policies(config.outlier_share, config.full_layers) if calibration else ()
-    return registry(
-        PQCache(
-            num_subvectors=config.pq_num_subvectors,
-            num_bits=config.pq_nbits,
-            max_iterations=config.pq_iterations,
-            metric=config.pq_metric,
-        ),
-        ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster, metric=config.clusterkv_metric),
-        *calibrated,
-    )
+    """All policies by name; those that need a calibration only if there is one. --policy-options stand above the flags
+    of single fields. Raises ConfigError."""
+    options = read_options(config.policy_options, option_names())
+    try:
+        chelsea = with_options(Chelsea(), options.get("chelsea", {}))
+        calibrated = (
+            calibration.policies(config.outlier_share, config.full_layers, chelsea) if calibration else ()
+        )
+        return registry(
+            PQCache(
+                num_subvectors=config.pq_num_subvectors,
+                num_bits=config.pq_nbits,
+                max_iterations=config.pq_iterations,
+                metric=config.pq_metric,
+            ),
+            ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster, metric=config.clusterkv_metric),
+            *calibrated,
+            options=options,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--policy-options: {error}") from error
 
 
 def connect_store(config: WorkerConfig, model: LoadedModel) -> StoreClient:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from gpu_worker.policies.hyper_parameters import with_options
+
 if TYPE_CHECKING:
     from gpu_worker.policies.base import Policy
 
@@ -98,6 +100,11 @@ def ablations() -> dict[str, str]:
     return {f"{method.name}+{end}": method.name for method in METHODS for end in method.ablations}
 
 
+def option_names() -> tuple[str, ...]:
+    """Of the methods and allocations whose hyper-parameters may be set; variants and wrapped forms follow them."""
+    return (*(method.name for method in METHODS), *ALLOCATIONS)
+
+
 def check_name(name: str, calibrated: bool = False) -> None:
     """Raises ValueError, with the names that there are, for one that no policy has. calibrated: with a calibration."""
     known = (AUTO, *names(), *(CALIBRATED if calibrated else ()))
@@ -105,23 +112,25 @@ def check_name(name: str, calibrated: bool = False) -> None:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(sorted(known))}")
 
 
-def registry(*given: Policy) -> dict[str, Policy]:
+def registry(*given: Policy, options: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, Policy]:
     """The policies by name: those given, and every other one with its paper's defaults. Variants, ablations and
-    wrapped policies have the other fields of the method that is given.
+    wrapped policies have the other fields of the method that is given. options: texts of fields, by `option_names`.
 
-    Raises ValueError when two have the same name.
+    Raises ValueError when two have the same name, and for an option that cannot be used.
     """
     _once(policy.name for policy in given)
     by_name = {policy.name: policy for policy in given}
+    texts = options or {}
     for method in METHODS:
-        policy = by_name.setdefault(method.name, _make(method.folder or method.name, method.cls))
+        made = by_name.get(method.name) or _make(method.folder or method.name, method.cls)
+        policy = by_name[method.name] = with_options(made, texts.get(method.name, {}))
         forms: Any = policy
         for end, fields in (*method.variants.items(), *method.ablations.items()):
             _add(by_name, f"{method.name}+{end}", replace(forms, **fields))
         for end in method.wrappers:
             wrapped = policy
             for name in end.split("+"):
-                wrapped = _make(name, ALLOCATIONS[name], wrapped)
+                wrapped = with_options(_make(name, ALLOCATIONS[name], wrapped), texts.get(name, {}))
             _add(by_name, f"{method.name}+{end}", wrapped)
     return by_name
 

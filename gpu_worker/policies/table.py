@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.hyper_parameters import hyper_parameters
 from gpu_worker.policies.registry import ablations
 
 SUMMARY = re.compile(r"(?P<keeps>.*?)(?: \((?P<paper>[^()]*)\))?\.")
@@ -15,7 +16,8 @@ SUMMARY = re.compile(r"(?P<keeps>.*?)(?: \((?P<paper>[^()]*)\))?\.")
 @dataclass(frozen=True)
 class PolicySummary:
     """One policy. keeps, paper: of its class's first sentence, "What it keeps (Paper, section)."; paper may be empty.
-    parameters: its fields, such as "num_sink=4". ablation_of: the method that it is an ablation of, or empty."""
+    parameters: its fields, such as "num_sink=4 (0 to 100000)", with the range of those that may be set. ablation_of:
+    the method that it is an ablation of, or empty."""
 
     name: str
     family: str
@@ -51,9 +53,11 @@ def methods(policies: Mapping[str, Policy]) -> list[PolicySummary]:
 def _parameters(policy: Policy) -> Iterable[str]:
     if not is_dataclass(policy):
         return
+    settable = hyper_parameters(policy)
     for field in fields(policy):
         value = getattr(policy, field.name)
         shown = (
             value.name if isinstance(value, Policy) else f"{value:.4g}" if isinstance(value, float) else value
         )
-        yield f"{field.name}={shown}"
+        rule = f" ({settable[field.name].rule})" if field.name in settable else ""
+        yield f"{field.name}={shown}{rule}"

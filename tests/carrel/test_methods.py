@@ -34,7 +34,7 @@ def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixtu
     assert [each["name"] for each in told if not each["keeps"]] == []
     assert [each["name"] for each in told if not each["paper"]] == ["full"]
     quest = next(each for each in told if each["name"] == "quest")
-    assert (quest["family"], quest["parameters"]) == ("recall", ["page_size=16"])
+    assert (quest["family"], quest["parameters"]) == ("recall", ["page_size=16 (1 to 4096)"])
 
 
 @pytest.mark.usefixtures("read_before")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.rounding import round_to_sum
 from gpu_worker.policies.scored import ScoredPolicy, finite, keep_best
@@ -26,7 +27,7 @@ class AdaKV(AllocationPolicy):
     """
 
     inner: ScoredPolicy
-    alpha: float = 0.2
+    alpha: Share = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

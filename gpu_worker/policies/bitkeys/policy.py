@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes
 from gpu_worker.policies.bitkeys.rotation import Rotation
+from gpu_worker.policies.hyper_parameters import Between, Share
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 
@@ -36,8 +38,8 @@ class BitKeys(RecallPolicy[BitIndex]):
     Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
     """
 
-    num_sink: int = 4
-    recent_ratio: float = 0.1
+    num_sink: Annotated[int, Between(1, 64)] = 4
+    recent_ratio: Share = 0.1
 
     name = "bitkeys"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, StepAttention
+from gpu_worker.policies.hyper_parameters import Between, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, Gift, KeptStep, LayerRows, Observing, Retained, StepSlots
 from gpu_worker.policies.scored import Scores, keep_best
@@ -36,9 +37,9 @@ class CaM(StreamingLLM):
     on holds what it was given by those that left before it. The share is 1/m also where the window is shorter than m.
     """
 
-    merge_size: int = 32
-    window_size: int = 32
-    seed: int = 0
+    merge_size: Annotated[int, Between(1, 1024)] = 32
+    window_size: SomeTokens = 32
+    seed: Annotated[int, Between(0, 2**31 - 1)] = 0
 
     name = "cam"
     key_copies = 7

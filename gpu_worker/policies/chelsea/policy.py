@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, StepAttention, StepQueries, sink_tokens, split_budget
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
+from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retained, RetainPolicy
 
 
@@ -26,14 +28,14 @@ class Chelsea(RetainPolicy):
     between sinks and window.
     """
 
-    num_sink: int = 16
-    num_recent: int = 64
-    chunk: int = 256
-    r_init: float = 0.35
-    alpha: float = 0.1
-    decay_rounds: int = 2
-    r_min: float = 0.05
-    interval_tokens: int = 128
+    num_sink: Tokens = 16
+    num_recent: Tokens = 64
+    chunk: Annotated[int, Between(2, 4096)] = 256
+    r_init: Annotated[float, Between(0, 0.5)] = 0.35
+    alpha: Annotated[float, Between(0, 0.5)] = 0.1
+    decay_rounds: Annotated[int, Between(0, 1000)] = 2
+    r_min: Annotated[float, Between(0, 0.5)] = 0.05
+    interval_tokens: SomeTokens = 128
     chunked: bool = True
 
     key_copies = 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
+from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens, Tokens
 from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
 from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
 
@@ -43,18 +44,22 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     16K tokens, n/10), in half of the time.
     """
 
-    num_sink: int = 16
-    tokens_per_cluster: int = 80
-    window_size: int = 320
-    window_clusters: int = 4
-    metric: str = "cosine"
-    max_iterations: int = 10
+    num_sink: Tokens = 16
+    tokens_per_cluster: Annotated[int, Between(2, 65536)] = 80
+    window_size: SomeTokens = 320
+    window_clusters: Annotated[int, Between(1, 1024)] = 4
+    metric: Annotated[str, OneOf(KMEANS_METRICS)] = "cosine"
+    max_iterations: Annotated[int, Between(1, 1000)] = 10
     names_metric: bool = False
 
     needs_index_here = False
 
     def __post_init__(self) -> None:
         check_metric(self.metric, KMEANS_METRICS)
+        if self.window_clusters > self.window_size:
+            raise ValueError(
+                f"window_clusters is {self.window_clusters}; give no more than window_size, {self.window_size}"
+            )
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
+from gpu_worker.policies.hyper_parameters import Share, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -26,8 +27,8 @@ class H2O(ScoredPolicy):
     the local window. Early tokens are seen by more queries and gather more, as published.
     """
 
-    num_sink: int = 0
-    recent_ratio: float = 0.5
+    num_sink: Tokens = 0
+    recent_ratio: Share = 0.5
 
     name = "h2o"
     evicts = True
@@ -69,7 +70,7 @@ class H2OCompensated(H2O):
     request's.
     """
 
-    num_sink: int = 32
+    num_sink: Tokens = 32
 
     name = "h2o_c"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 # Rows in float32, and partial keys of a step, are made so many elements at a time: 256 MiB.
@@ -40,7 +41,7 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
     window. A group's heads are softmaxed, then summed. The paper keeps the first layer whole: an option of the engine.
     """
 
-    ratio: float = 0.2
+    ratio: Share = 0.2
     skew_path: str = ""
 
     name = "infinigen"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
+from gpu_worker.policies.hyper_parameters import Between, Share, SomeTokens, Switch, Tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
 from gpu_worker.policies.quest.policy import by_token
@@ -43,13 +45,19 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     block. Blocks are cut as Quest's pages are.
     """
 
-    block_size: int = 128
-    repr_topk: int = 4
-    num_sink: int = 128
-    recent_ratio: float = 0.5
-    per_head: bool = False
+    block_size: Annotated[int, Between(1, 4096)] = 128
+    repr_topk: Annotated[int, Between(1, 4096)] = 4
+    num_sink: Tokens = 128
+    recent_ratio: Share = 0.5
+    per_head: Switch = False
     sparse_prefill: bool = False
-    chunk_size: int = 512
+    chunk_size: SomeTokens = 512
+
+    def __post_init__(self) -> None:
+        if self.repr_topk > self.block_size:
+            raise ValueError(
+                f"repr_topk is {self.repr_topk}; give no more than block_size, {self.block_size}"
+            )
 
     @property
     def name(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.pyramidkv.policy import check_beta, pyramid_budget
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.policies.wrapper import AllocationPolicy
@@ -21,7 +23,7 @@ class LayerWise(AllocationPolicy):
     """
 
     inner: RetainPolicy
-    beta: float = 20
+    beta: Annotated[float, Between(1, 1000)] = 20
 
     def __post_init__(self) -> None:
         check_beta(self.beta)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.hyper_parameters import Share, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores, finite
@@ -25,10 +26,10 @@ class NACL(ScoredPolicy):
     selected tokens, those drawn without replacement by the softmax of their scores from what the best ones leave.
     """
 
-    num_sink: int = 256
-    protected_share: float = 0.01
-    proxy_share: float = 0.01
-    sampled_share: float = 7 / 19
+    num_sink: Tokens = 256
+    protected_share: Share = 0.01
+    proxy_share: Share = 0.01
+    sampled_share: Share = 7 / 19
 
     name = "nacl"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, Share, Tokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
@@ -53,12 +54,12 @@ class PQCache(RecallPolicy[PQIndex]):
     names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside one of another.
     """
 
-    num_subvectors: int = 2
-    num_bits: int = 6
-    num_sink: int = 32
-    recent_ratio: float = 0.5
-    max_iterations: int = 0
-    metric: str = "l2"
+    num_subvectors: Annotated[int, Between(1, 64)] = 2
+    num_bits: Annotated[int, Between(1, 8)] = 6
+    num_sink: Tokens = 32
+    recent_ratio: Share = 0.5
+    max_iterations: Iterations = 0
+    metric: Annotated[str, OneOf(PQ_METRICS)] = "l2"
     names_metric: bool = False
 
     needs_index_here = False

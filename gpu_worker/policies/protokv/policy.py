@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 from gpu_worker.kernels.kmeans import assign_points
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
 from gpu_worker.policies.protokv.group_means import group_means
@@ -33,11 +35,11 @@ class ProtoKV(ScoredPolicy):
     kind and the prototypes are as many as before; its name says which kind is left.
     """
 
-    window: int = 8
-    chunk_length: int = 50
-    num_bits: int = 4
-    num_irregular: int = 48
-    gamma: float = 1.0
+    window: SomeTokens = 8
+    chunk_length: SomeTokens = 50
+    num_bits: Annotated[int, Between(1, 10)] = 4
+    num_irregular: Tokens = 48
+    gamma: Annotated[float, Between(0, 1000)] = 1.0
     chunk_prototypes: bool = True
     hash_prototypes: bool = True
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.rounding import round_to_sum
 from gpu_worker.policies.snapkv.policy import SnapKV
 
@@ -18,7 +20,7 @@ class PyramidKV(SnapKV):
     beta: the mean layer selects so many times what the last one does. The other fields are SnapKV's.
     """
 
-    beta: float = 20
+    beta: Annotated[float, Between(1, 1000)] = 20
 
     name = "pyramidkv"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.quest.page_bound import page_bound
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -33,7 +35,7 @@ class Quest(RecallPolicy[QuestIndex]):
     budget cannot be kept otherwise: when the open page, of which only a part has left the window, is among the best.
     """
 
-    page_size: int = 16
+    page_size: Annotated[int, Between(1, 4096)] = 16
 
     name = "quest"
 

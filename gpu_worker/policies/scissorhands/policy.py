@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, StepAttention, attend_all
+from gpu_worker.policies.hyper_parameters import Between, Share
 from gpu_worker.policies.observed import group_mean, weight_tiles
 from gpu_worker.policies.retain import KeptStep, LayerRows, Observing, Recompression, Retained
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -57,8 +59,8 @@ class Scissorhands(ScoredPolicy):
     that call and all later ones leave B - B/2, which refills to B, the token being decoded included.
     """
 
-    window_size: int = 400
-    recent_ratio: float = 0.01
+    window_size: Annotated[int, Between(1, EVERY - 1)] = 400
+    recent_ratio: Share = 0.01
 
     name = "scissorhands"
 

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.hyper_parameters import Share, Tokens
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.rounding import rounded
@@ -31,9 +32,9 @@ class SemanticKV(ScoredPolicy):
     The name says which of the five are not as here.
     """
 
-    num_sink: int = 256
-    recent_share: float = 0.01
-    semantic_share: float = 0.01
+    num_sink: Tokens = 256
+    recent_share: Share = 0.01
+    semantic_share: Share = 0.01
     reserve_sinks: bool = True
     reserve_recent: bool = True
     by_norm: bool = True

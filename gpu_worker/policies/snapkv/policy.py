@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -25,9 +26,9 @@ class SnapKV(ScoredPolicy):
     tokens that share a vote, odd. pooling: "max" or "avg" of their votes.
     """
 
-    window: int = 32
-    kernel: int = 7
-    pooling: Literal["max", "avg"] = "max"
+    window: SomeTokens = 32
+    kernel: Annotated[int, Between(1, 1023)] = 7
+    pooling: Annotated[Literal["max", "avg"], OneOf(("max", "avg"))] = "max"
 
     name = "snapkv"
 

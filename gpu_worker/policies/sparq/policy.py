@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 EPS = 1e-6
@@ -31,9 +33,9 @@ class SparQ(RecallPolicy[SparQIndex]):
     The second copy of the keys takes half as much again as the cache.
     """
 
-    num_channels: int = 1
-    num_sink: int = 32
-    recent_ratio: float = 0.5
+    num_channels: Annotated[int, Between(1, 1024)] = 1
+    num_sink: Tokens = 32
+    recent_ratio: Share = 0.5
 
     name = "sparq"
 

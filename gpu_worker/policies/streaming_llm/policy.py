@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.hyper_parameters import Tokens
 from gpu_worker.policies.retain import Evicted, LayerRows, Retained, RetainPolicy, StepSlots
 from gpu_worker.policies.scored import Scores, keep_best
 
@@ -18,7 +19,7 @@ class StreamingLLM(RetainPolicy):
     num_sink: first tokens kept. What is kept has its positions in the text, as in the ports that papers compare with.
     """
 
-    num_sink: int = 4
+    num_sink: Tokens = 4
 
     name = "streaming_llm"
     evicts = True

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gpu_worker.calibration import Calibration, ModelFacts
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import configured_policies
+from gpu_worker.errors import ConfigError
+from gpu_worker.policies.adakv.policy import AdaKV
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.infinigen.policy import InfiniGen
+from gpu_worker.policies.infllm.policy import InfLLM
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
+from gpu_worker.policies.snapkv.policy import SnapKV
 
 
 def configured(calibration: Calibration | None = None, **options: object) -> dict:
@@ -40,6 +45,22 @@ def test_options_reach_their_policies() -> None:
     assert policies["pqcache+ip"] == PQCache(4, 8, max_iterations=9, metric="ip", names_metric=True)
 
 
+def test_any_hyper_parameter_can_be_set() -> None:
+    words = ("pqcache:num_bits=5", "recent_ratio=0.25", "adakv:alpha=0.5", "infllm:per_head=on")
+    policies = configured(policy_options=words, pq_nbits=8, pq_num_subvectors=4)
+    # above the flags of single fields
+    assert policies["pqcache"] == PQCache(num_subvectors=4, num_bits=5, recent_ratio=0.25)
+    assert policies["pqcache+ip"] == PQCache(4, 5, recent_ratio=0.25, metric="ip", names_metric=True)
+    assert policies["snapkv+adakv"] == AdaKV(SnapKV(), alpha=0.5)
+    assert policies["infllm+sparse"] == InfLLM(per_head=True, sparse_prefill=True)
+    with pytest.raises(
+        ConfigError, match=r"--policy-options: quest has no option 'pages'; it has: page_size \(1"
+    ):
+        configured(policy_options=("quest:pages=4",))
+    with pytest.raises(ConfigError, match="--policy-options: 'num_bits=5': give NAME:FIELD=VALUE"):
+        configured(policy_options=("num_bits=5",))
+
+
 def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:
     scores = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
     calibration = Calibration("/file", "m", ModelFacts("llama", 3, 6, 2, 16, 48, 97), scores)
@@ -47,3 +68,8 @@ def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:
     assert policies["chelsea+outliers"] == OutlierHeads(Chelsea(), frozenset({(1, 0)}), 2)
     assert policies["infinigen"] == InfiniGen(skew_path="/file")
     assert set(policies) == {*registry(), "chelsea+outliers"}
+    policies = configured(
+        calibration, policy_options=("chelsea:r_init=0.45", "alpha=0.05", "infinigen:ratio=0.4")
+    )
+    assert policies["chelsea+outliers"].inner == policies["chelsea"] == Chelsea(r_init=0.45, alpha=0.05)
+    assert policies["infinigen"] == InfiniGen(ratio=0.4, skew_path="/file")

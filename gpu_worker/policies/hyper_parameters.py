@@ -1,0 +1,143 @@
+"""Which hyper-parameters of a policy may be set, and to what: its fields whose types say so. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
+
+if TYPE_CHECKING:
+    from gpu_worker.policies.base import Policy
+
+PolicyT = TypeVar("PolicyT", bound="Policy")
+
+
+class Rule(Protocol):
+    """What a value may be; its text is for a user."""
+
+    def read(self, kind: type, text: str) -> object:
+        """Raises ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Numbers from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def read(self, kind: type, text: str) -> object:
+        value = kind(text)
+        # the negated form also refuses NaN
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{text} is out of range")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """These words."""
+
+    words: tuple[str, ...]
+
+    def read(self, kind: type, text: str) -> object:
+        if text not in self.words:
+            raise ValueError(f"{text} is none of them")
+        return text
+
+    def __str__(self) -> str:
+        return " or ".join(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class OnOff:
+    """on or off."""
+
+    def read(self, kind: type, text: str) -> object:
+        return {"on": True, "off": False}[OneOf(("on", "off")).read(kind, text)]  # type: ignore[index]
+
+    def __str__(self) -> str:
+        return "on or off"
+
+
+# Types of fields that may be set.
+Tokens = Annotated[int, Between(0, 100_000)]
+SomeTokens = Annotated[int, Between(1, 100_000)]
+Share = Annotated[float, Between(0, 1)]
+Iterations = Annotated[int, Between(0, 1000)]
+Switch = Annotated[bool, OnOff()]
+
+
+@dataclass(frozen=True, slots=True)
+class HyperParameter:
+    """A field that may be set."""
+
+    name: str
+    kind: type
+    rule: Rule
+
+    def read(self, text: str) -> object:
+        """Raises ValueError."""
+        try:
+            return self.rule.read(self.kind, text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text}: give {self.rule}") from error
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.rule})"
+
+
+def hyper_parameters(policy: Policy) -> dict[str, HyperParameter]:
+    """By name, in the order of the fields. Fields that make another policy, of another name, are none."""
+    if not is_dataclass(policy):
+        return {}
+    hints = get_type_hints(type(policy), include_extras=True)
+    declared = {field.name: get_args(hints[field.name]) for field in fields(policy)}
+    return {
+        name: HyperParameter(name, parts[0], parts[1])
+        for name, parts in declared.items()
+        if hasattr(hints[name], "__metadata__")
+    }
+
+
+def with_options(policy: PolicyT, texts: Mapping[str, str]) -> PolicyT:
+    """The policy with these fields, read from texts. Raises ValueError, which lists those that it has."""
+    known = hyper_parameters(policy)
+    values = {}
+    for name, text in texts.items():
+        if name not in known:
+            listed = ", ".join(map(str, known.values())) or "none"
+            raise ValueError(f"{policy.name} has no option {name!r}; it has: {listed}")
+        try:
+            values[name] = known[name].read(text)
+        except ValueError as error:
+            raise ValueError(f"{policy.name}: {error}") from error
+    changed: Any = policy
+    try:
+        return replace(changed, **values) if values else policy
+    except ValueError as error:
+        raise ValueError(f"{policy.name}: {error}") from error
+
+
+def read_options(words: Iterable[str], names: Collection[str]) -> dict[str, dict[str, str]]:
+    """By policy, of `names`, and field: from `NAME:FIELD=VALUE` and, of the policy named last, `FIELD=VALUE`.
+
+    Raises ValueError.
+    """
+    found: dict[str, dict[str, str]] = {}
+    policy = ""
+    for word in words:
+        name, separator, rest = word.partition(":")
+        policy, assignment = (name, rest) if separator else (policy, word)
+        field, equals, value = assignment.partition("=")
+        if not (policy and field and equals and value):
+            raise ValueError(f"{word!r}: give NAME:FIELD=VALUE, such as pqcache:num_bits=5")
+        if policy not in names:
+            raise ValueError(f"no policy {policy!r} has options; choose one of {', '.join(sorted(names))}")
+        if field in found.setdefault(policy, {}):
+            raise ValueError(f"{policy}:{field} is given twice")
+        found[policy][field] = value
+    return found
