@@ -13,6 +13,8 @@ Exact totals would need a second pass over the codes, or another over what the f
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -23,9 +25,12 @@ from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES
 
 # Programs of a head that share its samples.
 SHARES = 4
-# Positions of a program at a time, and how many times.
+# Positions of a program at a time.
 TILE = 256
-TILES = 8
+# Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
+PROGRAMS = 924
+# What a program does before its first tile, in tiles.
+SETUP_TILES = 1
 
 
 def bit_score(
@@ -68,8 +73,20 @@ def bit_score(
         **sizes, WIDTH=max(16, triton.next_power_of_2(group)), DIMS=max(16, triton.next_power_of_2(head_dim)),
         SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // SHARES,
     )  # fmt: skip
-    weigh_codes[(triton.cdiv(num_positions, TILE * TILES), rows)](
-        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions, *strides,
-        **sizes, WIDTH=max(8, triton.next_power_of_2(group)), TILE=TILE, TILES=TILES,
+    num_tiles = triton.cdiv(num_positions, TILE)
+    chunk_tiles = _chunk_tiles(rows, num_tiles, PROGRAMS)
+    weigh_codes[(triton.cdiv(num_tiles, chunk_tiles), rows)](
+        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions, TILE * chunk_tiles,
+        *strides, **sizes, WIDTH=max(8, triton.next_power_of_2(group)), TILE=TILE,
     )  # fmt: skip
     return scores
+
+
+@cache
+def _chunk_tiles(rows: int, num_tiles: int, programs: int) -> int:
+    """Tiles of a program, so that all end soonest when so many run at once."""
+
+    def duration(num_chunks: int) -> int:
+        return -(-rows * num_chunks // programs) * (-(-num_tiles // num_chunks) + SETUP_TILES)
+
+    return -(-num_tiles // min(range(1, num_tiles + 1), key=duration))

@@ -176,12 +176,12 @@ def round_queries(
 
 @triton.jit
 def weigh_codes(
-    codes, scales, seats, begin, end, rounded, worths, scores, num_kv_heads, num_positions,
+    codes, scales, seats, begin, end, rounded, worths, scores, num_kv_heads, num_positions, chunk_size,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr,
-    BYTES: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    BYTES: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of TILES * TILE positions of one head, summed over the group; -inf where there is no candidate."""
+    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate."""
     row = tl.program_id(1).to(tl.int64)
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     seat = tl.load(seats + sequence)
@@ -208,11 +208,11 @@ def weigh_codes(
     # A head that is none weighs nothing.
     normaliser = tl.where(is_head, normaliser, float("inf"))
 
-    chunk = tl.program_id(0) * TILES * TILE
+    chunk = tl.program_id(0) * chunk_size
     # The pipeline fetches codes ahead, and leaves scales to us.
     positions = chunk + tl.arange(0, TILE)
     coming = tl.load(scales + positions, mask=(positions >= first) & (positions < last), other=0.0)
-    for start in range(chunk, tl.minimum(chunk + TILES * TILE, num_positions), TILE):
+    for start in range(chunk, tl.minimum(chunk + chunk_size, num_positions), TILE):
         positions = start + tl.arange(0, TILE)
         is_candidate = (positions >= first) & (positions < last)
         packed = tl.load(

@@ -92,7 +92,9 @@ def test_weights_are_summed_over_the_group(
     check(problem(device, group, head_dim, ((4, 281), (0, 290)), 303, dtype), 290)
 
 
-def test_long_contexts_are_sampled(device: torch.device) -> None:
+def test_long_contexts_are_sampled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some tiles a program, and fewer for the last.
+    monkeypatch.setattr(kernel, "PROGRAMS", 12)
     check(problem(device, 4, 32, ((3, 2190), (2, 600)), 2200), 2200)
 
 
