@@ -71,7 +71,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
     model = Path(find_model(arguments.model))
     first, step = arguments.shard
     begun = time.monotonic()
-    library = Library(arguments.books, arguments.text_dir)
+    library = Library(arguments.books, arguments.text_dir, arguments.data_dir)
     suite = Suite(model, library, arguments.seed, arguments.chat)
     tasks = expand(arguments.tasks)
     # what cannot be asked is told before anything is started
@@ -87,7 +87,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         policies = name_policies(arguments.policies, info.policies, ablations)
         cells = plan_cells(tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets)
         _check(info, cells)
-        report = _open_report(arguments, _source(arguments, model, library, info))
+        report = _open_report(arguments, _source(arguments, model, library.read_files(tasks), info))
 
         def save() -> None:
             if arguments.json:
@@ -135,12 +135,12 @@ def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
 
 
 def _source(
-    arguments: argparse.Namespace, model: Path, library: Library, info: gpu_worker_pb2.GetInfoResponse
+    arguments: argparse.Namespace, model: Path, files: list[Path], info: gpu_worker_pb2.GetInfoResponse
 ) -> Source:
     try:
         return Source(
             model_sha256=hash_files(model_files(model)),
-            books_sha256=hash_files(files) if (files := library.files()) else "",
+            books_sha256=hash_files(files) if files else "",
             seed=arguments.seed,
             device=info.device,
             dtype=info.dtype,

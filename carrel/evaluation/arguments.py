@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from carrel.evaluation.cells import PROTOCOLS
+from carrel.evaluation.datasets import DATASETS
 from carrel.evaluation.fact_suite import FACT_TASKS
 from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
 from carrel.process.command_line import at_least, budget
@@ -47,11 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         nargs="+",
-        choices=[*TASKS, *GROUPS],
+        type=_task,
         default=["mixed"],
         metavar="TASK",
-        help=f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are carrel-nano's "
-        "(default: mixed)",
+        help=f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are "
+        f"carrel-nano's; or BENCHMARK/FILE of --data-dir, BENCHMARK one of {', '.join(DATASETS)} (default: mixed)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of a benchmark's own files, such as qasper.jsonl for longbench/qasper",
     )
     parser.add_argument(
         "--fidelity",
@@ -179,6 +186,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("process", "ray"),
         default="process",
         help="where the store runs (default: process)",
+    )
+
+
+def _task(text: str) -> str:
+    dataset, found, name = text.partition("/")
+    if text in TASKS or text in GROUPS or (found and name and dataset in DATASETS):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no task: {', '.join((*TASKS, *GROUPS))}, or BENCHMARK/FILE"
     )
 
 
