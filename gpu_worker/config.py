@@ -192,11 +192,11 @@ class WorkerOptions:
     )
     calibration: str | None = option(
         None,
-        "file of carrel calibrate: outlier heads for chelsea+outliers, InfiniGen's skew",
+        "file of carrel calibrate: outlier heads for the policies +outliers, InfiniGen's skew",
         metavar="FILE",
     )
     outlier_share: float = option(
-        0.04, "of all KV heads, chelsea+outliers keeps whole", metavar="SHARE", ge=0, le=1
+        0.04, "of all KV heads, what the policies +outliers keep whole", metavar="SHARE", ge=0, le=1
     )
     pq_num_subvectors: int = option(
         2, "PQ: parts that a key is split into", name="pq-subvectors", metavar="N", ge=1, le=64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from torch import Tensor
 from gpu_worker.calibration.observe import Observation
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
-from gpu_worker.policies.base import Policy
-from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.outlier_heads.scan import most_outlying
+from gpu_worker.policies.retain import RetainPolicy
 
 FORMAT = "carrel calibration 1"
 REMEDY = "make it again with `carrel calibrate`"
@@ -72,8 +71,14 @@ class Calibration:
                 f"{REMEDY}"
             )
 
-    def policies(self, outlier_share: float, full_layers: int, inner: Chelsea) -> tuple[Policy, ...]:
-        """Those that a file makes possible or better. inner: of the heads that are no outliers.
+    def skewed(self) -> InfiniGen:
+        """InfiniGen by the file's skew."""
+        return InfiniGen(skew_path=self.path)
+
+    def with_outliers(
+        self, inners: Iterable[RetainPolicy], outlier_share: float, full_layers: int
+    ) -> tuple[OutlierHeads, ...]:
+        """These policies beside the file's outlier heads.
 
         The share is of all heads of the model; those in dense layers are whole anyway and count toward it, as the first
         layer does in the paper. `OutlierHeads` counts the layers behind them.
@@ -83,10 +88,7 @@ class Calibration:
             for layer, head in most_outlying(self.outlier_scores, outlier_share)
             if layer >= full_layers
         )
-        return (
-            OutlierHeads(inner, outliers, self.facts.num_kv_heads),
-            InfiniGen(skew_path=self.path),
-        )
+        return tuple(OutlierHeads(inner, outliers, self.facts.num_kv_heads) for inner in inners)
 
 
 def write_calibration(

@@ -21,11 +21,11 @@ from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
 from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
 from gpu_worker.policies.base import CacheShape, Policy, without_index
-from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
-from gpu_worker.policies.hyper_parameters import read_options, with_options
+from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import option_names, registry
+from gpu_worker.policies.registry import CALIBRATED, option_names, registry
+from gpu_worker.policies.retain import RetainPolicy
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
@@ -95,11 +95,7 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
     of single fields. Raises ConfigError."""
     options = read_options(config.policy_options, option_names())
     try:
-        chelsea = with_options(Chelsea(), options.get("chelsea", {}))
-        calibrated = (
-            calibration.policies(config.outlier_share, config.full_layers, chelsea) if calibration else ()
-        )
-        return registry(
+        policies = registry(
             PQCache(
                 num_subvectors=config.pq_num_subvectors,
                 num_bits=config.pq_nbits,
@@ -107,11 +103,16 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
                 metric=config.pq_metric,
             ),
             ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster, metric=config.clusterkv_metric),
-            *calibrated,
+            *((calibration.skewed(),) if calibration else ()),
             options=options,
         )
     except ValueError as error:
         raise ConfigError(f"--policy-options: {error}") from error
+    if calibration:
+        inners = [cast(RetainPolicy, policies[name.removesuffix("+outliers")]) for name in CALIBRATED]
+        wrapped = calibration.with_outliers(inners, config.outlier_share, config.full_layers)
+        policies |= {policy.name: policy for policy in wrapped}
+    return policies
 
 
 def connect_store(config: WorkerConfig, model: LoadedModel) -> StoreClient:

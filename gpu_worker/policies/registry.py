@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 # The policy that stands for `full` or `pqcache`, by the request's length.
 AUTO = "auto"
-# There once the worker has a file of `carrel calibrate`.
-CALIBRATED = ("chelsea+outliers",)
+# There once the worker has a file of `carrel calibrate`: whatever retains and evicts nothing at every step.
+CALIBRATED = tuple(
+    f"{name}+outliers" for name in ("snapkv", "pyramidkv", "semantickv", "protokv", "nacl", "chelsea")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from gpu_worker.calibration import ModelFacts, Observation, read_calibration, wr
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
-from gpu_worker.policies.infinigen.policy import InfiniGen
-from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 
 FACTS = ModelFacts.of(make_model().config)
 SCORES = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
@@ -31,8 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def outliers(path: Path, share: float, full_layers: int = 0) -> frozenset[tuple[int, int]]:
-    policy = read_calibration(str(path)).policies(share, full_layers, Chelsea())[0]
-    assert isinstance(policy, OutlierHeads)
+    (policy,) = read_calibration(str(path)).with_outliers([Chelsea()], share, full_layers)
     assert policy.name == "chelsea+outliers"
     assert policy.num_kv_heads == NUM_KV_HEADS
     return policy.heads
@@ -108,8 +105,7 @@ def test_outliers_count_layers_behind_the_dense_ones(path: Path) -> None:
 
 
 def test_infinigen_takes_the_files_skew(path: Path) -> None:
-    policy = read_calibration(str(path)).policies(0.04, 0, Chelsea())[1]
-    assert isinstance(policy, InfiniGen)
+    policy = read_calibration(str(path)).skewed()
     shape = CacheShape(1, NUM_LAYERS, NUM_KV_HEADS, 3, HEAD_DIM, 64, 0.25, torch.device("cpu"))
     skew = policy.allocate(shape).skew
     assert skew is not None

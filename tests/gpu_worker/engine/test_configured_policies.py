@@ -16,7 +16,8 @@ from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.infllm.policy import InfLLM
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import registry
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
+from gpu_worker.policies.registry import CALIBRATED, registry
 from gpu_worker.policies.snapkv.policy import SnapKV
 
 
@@ -67,7 +68,8 @@ def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:
     policies = configured(calibration, outlier_share=2 / 6, full_layers=1)
     assert policies["chelsea+outliers"] == OutlierHeads(Chelsea(), frozenset({(1, 0)}), 2)
     assert policies["infinigen"] == InfiniGen(skew_path="/file")
-    assert set(policies) == {*registry(), "chelsea+outliers"}
+    assert policies["pyramidkv+outliers"] == OutlierHeads(PyramidKV(), frozenset({(1, 0)}), 2)
+    assert set(policies) == {*registry(), *CALIBRATED}
     policies = configured(
         calibration, policy_options=("chelsea:r_init=0.45", "alpha=0.05", "infinigen:ratio=0.4")
     )
