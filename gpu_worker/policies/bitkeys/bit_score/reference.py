@@ -65,9 +65,9 @@ def _products(rotated: Tensor, codes: Tensor) -> Tensor:
     unit = rotated.abs().amax(dim=-1, keepdim=True) / LARGEST
     rounded = (rotated / unit.where(unit > 0, 1.0) + 0.5).floor()
     width = num_code_bytes(rotated.shape[-1])
-    products = -CODE_CENTRE * rounded.sum(dim=-1, keepdim=True)
+    products = CODE_CENTRE * rounded.sum(dim=-1, keepdim=True)
     for quarter, some in enumerate(rounded.split(width, dim=-1)):
-        values = ((codes >> (2 * quarter)) & 3)[..., : some.shape[-1]]
+        values = ((codes << (6 - 2 * quarter)).view(torch.int8) >> 6)[..., : some.shape[-1]]
         products = products + some @ values.float().transpose(-1, -2)
     return products * unit
 

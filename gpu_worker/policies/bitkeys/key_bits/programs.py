@@ -91,9 +91,9 @@ def _write_codes(
             other=0.0,
         )
         rotated = dot(narrow, axes, IS_PLAIN)
-        code = tl.minimum(tl.maximum(tl.floor(rotated * per_step[:, None]), -2.0), 1.0) + 2.0
-        product += tl.sum(rotated * (code - CODE_CENTRE), axis=1)
-        packed |= tl.where(is_coordinate[None, :], code.to(tl.int32), 0) << (2 * quarter)
+        code = tl.minimum(tl.maximum(tl.floor(rotated * per_step[:, None]), -2.0), 1.0)
+        product += tl.sum(rotated * (code + CODE_CENTRE), axis=1)
+        packed |= tl.where(is_coordinate[None, :], code.to(tl.int32) & 3, 0) << (2 * quarter)
     is_written = is_token[:, None] & (byte < NUM_BYTES)[None, :]
     tl.store(targets[:, None] + byte[None, :], packed.to(tl.uint8), mask=is_written)
     worth = tl.where(product > 0, square / tl.maximum(product, TINY), 0.0)

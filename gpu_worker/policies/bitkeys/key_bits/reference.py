@@ -1,12 +1,13 @@
 """The definition of keys at two bits a coordinate, in float32 PyTorch.
 
 A key less the mean is rotated to x. Its coordinates are measured in steps of STEP times their root mean square, and
-each becomes the nearest of -1.5, -0.5, 0.5 and 1.5 steps: codes 0 to 3. The scale says what a step of the codes c is
+each becomes the nearest of -1.5, -0.5, 0.5 and 1.5 steps: codes -2 to 1. The scale says what a step of the values c is
 worth, |x|^2 / <x, c>, so that scale * <c, x> is |x|^2, and the error of a product has no side that it prefers
 (RaBitQ's estimator).
 
 Byte j of a key's W = ceil(d / 4) holds the coordinates j, j + W, j + 2 W and j + 3 W from its lowest bits up, so that
-one shift and one mask bring out W adjacent coordinates; where the last are none their bits are 0.
+one shift to the left and one mask bring out W adjacent coordinates, 64-fold, as two's complement has them; where the
+last are none their bits are 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 # Of a normal coordinate four values this far apart, in standard deviations, lose the least.
 STEP = 0.9957
 # What a coordinate is above its code, in steps.
-CODE_CENTRE = 1.5
+CODE_CENTRE = 0.5
 LARGEST_SCALE = 65504.0
 
 
@@ -64,11 +65,11 @@ def _coded(centred: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
     square = rotated.square().sum(dim=-1)
     step = STEP * (square / rotated.shape[-1]).sqrt()
     steps = rotated / step.where(step > 0, 1.0)[..., None]
-    code = steps.floor().clamp(-2, 1) + 2
-    product = (rotated * (code - CODE_CENTRE)).sum(dim=-1)
+    code = steps.floor().clamp(-2, 1)
+    product = (rotated * (code + CODE_CENTRE)).sum(dim=-1)
     worth = square / product.where(product > 0, 1.0)
     width = num_code_bytes(rotated.shape[-1])
-    quarters = torch.nn.functional.pad(code, (0, 4 * width - code.shape[-1])).unflatten(-1, (4, width))
+    quarters = torch.nn.functional.pad(code % 4, (0, 4 * width - code.shape[-1])).unflatten(-1, (4, width))
     shifts = 4.0 ** torch.arange(4, device=code.device)
     packed = (quarters * shifts[:, None]).sum(dim=-2)
     return packed.to(torch.uint8), worth.clamp(max=LARGEST_SCALE).half()

@@ -65,7 +65,7 @@ def check(inputs: tuple[Tensor, ...], num_positions: int) -> None:
             heads = query[row, head * group : (head + 1) * group].double() * SCALE
             own = codes[seat, head, first:last].long()
             values = torch.cat([(own >> shift) & 3 for shift in (0, 2, 4, 6)], dim=1)
-            values = values[:, :head_dim].double() - 1.5
+            values = (values - 4 * (values >= 2))[:, :head_dim].double() + 0.5
             logits = heads @ rotation.double().T @ values.T * scales[seat, head, first:last].double()
             fixed = heads @ sinks[seat, head, :first].double().T
             total = fixed.exp().sum(1) + logits[:, sampled].exp().sum(1) * (last - first) / len(sampled)
