@@ -138,8 +138,7 @@ class Engine:
         prefilled = self._prefill_prompts(is_decoding=decoding is not None)
         if decoding is not None:
             self._end_decode(decoding)
-        self._finish_prefills()
-        worked = prefilled or (decoding is not None and decoding.has_run)
+        worked = self._finish_prefills() or prefilled or (decoding is not None and decoding.has_run)
         return self._take_indexes(wait=not worked) or worked
 
     def _prefill_prompts(self, is_decoding: bool) -> bool:
@@ -166,9 +165,8 @@ class Engine:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
         room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
         may_admit = may_offload = True
-        while (
-            sequence := self.scheduler.next_prompt(may_admit, may_offload, self._patience.held)
-        ) is not None:
+        held = {*self._patience.held, *self.prefills.copying}
+        while (sequence := self.scheduler.next_prompt(may_admit, may_offload, held)) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
             if not self._start(sequence):
@@ -258,10 +256,11 @@ class Engine:
         self._patience.note(silent & running, running - silent)
         return not silent & running
 
-    def _finish_prefills(self) -> None:
-        """First tokens of the prompts that are done now."""
+    def _finish_prefills(self) -> bool:
+        """First tokens of the prompts that are computed, whose rows are waited for here only. False: there was none."""
+        copied = [self._run_quantum(prefill) for prefill in dict.fromkeys(self.prefills.copying.values())]
         if (done := self.prefills.take_done()) is None:
-            return
+            return any(copied)
         prompts, logits = done
         self._drawn = draw(self._sampler, [prompt.sequence for prompt in prompts], logits, self._stats)
         if self._drawn is not None:
@@ -270,6 +269,7 @@ class Engine:
             prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
             self.indexing.add(prompt.sequence, prompt.trained)
         self._take()
+        return True
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""

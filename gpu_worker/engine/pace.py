@@ -97,7 +97,7 @@ class Pace:
         self._step_seconds.add(ended.seconds_since(begun))
 
     def prefilled(self, spans: list[Span]) -> None:
-        """An iteration's quanta are queued; those without work wait for copies only."""
+        """An iteration's quanta are queued."""
         if spans:
             self._queued.append(spans)
 
@@ -107,5 +107,5 @@ class Pace:
         while self._queued and (len(self._queued) > 1 or self._queued[0][-1].ended.is_reached):
             done = self._queued.popleft()
             done[-1].ended.wait()
-            for span in filter(lambda span: span.work, done):
+            for span in done:
                 self._work_seconds[span.is_short].add(span.ended.seconds_since(span.begun) / span.work)

@@ -58,6 +58,11 @@ class Prefills(Mapping[Sequence, AnyPass]):
         return sum(prompt.left_tokens for prefill in self._distinct for prompt in prefill.prompts)
 
     @property
+    def copying(self) -> dict[Sequence, AnyPass]:
+        """Those of which nothing is left to compute: they wait until their rows are in the arena."""
+        return {sequence: prefill for sequence, prefill in self._by_sequence.items() if prefill.is_copying}
+
+    @property
     def _distinct(self) -> list[AnyPass]:
         return list(dict.fromkeys(self._by_sequence.values()))
 

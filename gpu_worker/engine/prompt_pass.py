@@ -41,6 +41,11 @@ class PromptPass(ABC, Generic[One]):
         return len(self.done) == len(self.prompts)
 
     @property
+    def is_copying(self) -> bool:
+        """Every layer is computed, and some are not in the arena yet."""
+        return all(map(self._has_computed, self.prompts)) and not self.is_done
+
+    @property
     def done(self) -> list[One]:
         """The prompts that are done; the others may have to wait for a store that is silent."""
         return [prompt for prompt in self.prompts if self._has_computed(prompt) and not prompt.is_copying]

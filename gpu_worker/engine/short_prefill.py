@@ -44,11 +44,6 @@ class ShortPrompt(Prompt):
     def is_copying(self) -> bool:
         return self._copied is not None
 
-    @property
-    def is_on_its_way(self) -> bool:
-        """Whether its rows are not in the arena yet; then they may still have to be sealed there."""
-        return self._copied is not None and not self._copied.is_reached
-
     def store(self, rows: Tensor) -> Mark | None:
         """rows: [L, H_kv, n, 2d], not to be changed on another stream than the current one until the mark, if there is
         one. Raises CapacityError and StoreUnavailable; then the prompt is to be cancelled."""
@@ -77,8 +72,7 @@ class ShortPrompt(Prompt):
 
 
 class ShortPrefill(PromptPass[ShortPrompt]):
-    """A quantum computes as many prompts as one pass is for, or waits until their rows are in the arena: who was
-    computed first shall have its token first."""
+    """A quantum computes as many prompts as one pass is for."""
 
     is_short = True
 
@@ -106,22 +100,16 @@ class ShortPrefill(PromptPass[ShortPrompt]):
 
     @property
     def next_work(self) -> float:
-        group = [] if self._copying else self._next_group()
-        return sum((prompt_work(self._config, 0, prompt.num_tokens) for prompt in group), 0.0)
-
-    @property
-    def _copying(self) -> list[ShortPrompt]:
-        return [prompt for prompt in self.prompts if prompt.is_on_its_way]
+        return sum((prompt_work(self._config, 0, prompt.num_tokens) for prompt in self._next_group()), 0.0)
 
     def _has_computed(self, prompt: Prompt) -> bool:
         return prompt in self._computed
 
     def _run_quantum(self) -> None:
-        if copying := self._copying:
-            for prompt in copying:
-                prompt.wait()
-        elif group := self._next_group():
+        if group := self._next_group():
             self._compute(group)
+        else:
+            self._wait()
         self._settle()
 
     def _next_group(self) -> list[ShortPrompt]:

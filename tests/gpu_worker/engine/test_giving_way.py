@@ -43,7 +43,7 @@ def test_the_youngest_gives_way_where_the_arena_is_full_and_goes_on_with_the_sam
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
     assert rig.sequence("young").status is Status.WAITING
     told = len(rig.records["young"].events)
-    tries = count_calls(rig.store, "open_sequence")
+    tries = count_calls(rig.store, "begin")
     rig.step(5)
     # Nobody who held room has ended.
     assert not tries

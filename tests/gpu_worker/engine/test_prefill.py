@@ -79,6 +79,9 @@ class SlowOffloader(Offloader):
     def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
         if self.fails_at in layers:
             raise StoreUnavailable("gone")
+        if rows.is_cuda:
+            # A mark of these says nothing of the device.
+            torch.cuda.synchronize()
         self.marks.append(SlowMark())
         for layer, of_layer in zip(layers, rows, strict=True):
             self._by_layer[sequence.sequence_id, layer] = self.marks[-1]

@@ -9,11 +9,12 @@ import pytest
 import torch
 from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request
 from offload_rig import make_sequence
-from test_prefill import NoCache, SlowOffloader
+from test_prefill import NoCache, SlowMark, SlowOffloader
 from torch import Tensor
 
 from gpu_worker.caches import Cache
 from gpu_worker.caches.dense import DenseCache
+from gpu_worker.device import Mark
 from gpu_worker.engine import captured
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.short_batch import BUCKETS, MAX_PROMPTS, ShortBatch, buckets_within
@@ -129,20 +130,18 @@ def test_one_that_is_cancelled_is_waited_for_and_the_others_are_done_by_themselv
 
 
 @torch.inference_mode()
-def test_what_is_too_much_for_a_pass_is_computed_after_who_came_first_is_done() -> None:
+def test_what_is_too_much_for_a_pass_is_computed_by_the_next_one() -> None:
     decoder = make_model().decoder
     computed = Computed(decoder, (200, 90, 250), pass_of(decoder))
     prefill, offloader = computed.prefill, computed.offloader
     prefill.advance()
-    assert prefill.next_work == 0
     assert [len(cache.stored) for cache in computed.caches] == [NUM_LAYERS, NUM_LAYERS, 0]
-    # Waits for the copies of the first two.
+    # Nobody waits for the copies of the first two.
     prefill.advance()
-    assert [mark.reached for mark in offloader.marks] == [True, True]
-    first, logits = prefill.take_done()
-    assert [prompt.sequence for prompt in first] == computed.sequences[:2]
-    assert prefill.next_work > 0
-    logits = torch.cat([logits, computed.logits()])
+    assert [len(cache.stored) for cache in computed.caches] == [NUM_LAYERS] * 3
+    assert prefill.is_copying
+    assert not any(mark.reached for mark in offloader.marks)
+    logits = computed.logits()
     alone = [Computed(decoder, (length,)).logits() for length in (200, 90, 250)]
     torch.testing.assert_close(logits, torch.cat(alone))
 
@@ -191,6 +190,33 @@ def test_requests_answer_as_if_each_were_computed_layer_by_layer(
     rig.drain()
     assert made == [[ShortPrefill] * len(whole())]
     assert [record.tokens for record in rig.records.values()] == expected
+    rig.check_empty()
+
+
+def test_a_stream_has_its_token_before_anybody_waits_for_rows_on_their_way() -> None:
+    rig = short_rig()
+    rig.submit(request("a", "full", prompt=random_prompt(33, 1), max_tokens=8))
+    while not rig.records["a"].tokens:
+        rig.engine.step()
+    rig.engine.step()
+    put_layers, waited = rig.engine.offloader.put_layers, list[int]()
+
+    class Late(SlowMark):
+        def wait(self) -> None:
+            waited.append(len(rig.records["a"].tokens))
+            super().wait()
+
+    def put_late(sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+        put_layers(sequence, layers, rows)
+        return Late()
+
+    rig.engine.offloader.put_layers = put_late  # type: ignore[method-assign]
+    rig.submit(request("b", "pqcache", 100, prompt=random_prompt(80, 2)))
+    before = len(rig.records["a"].tokens)
+    rig.engine.step()
+    assert waited == [before + 1]
+    assert rig.records["b"].tokens
+    rig.drain()
     rig.check_empty()
 
 
