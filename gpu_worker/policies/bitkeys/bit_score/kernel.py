@@ -25,8 +25,9 @@ from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES
 
 # Programs of a head that share its samples.
 SHARES = 4
-# Positions of a program at a time.
+# Positions of a program at a time; and rows of products, 16 for each of its warps.
 TILE = 256
+LEAST_ROWS = 64
 # Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 924
 # What a program does before its first tile, in tiles.
@@ -56,13 +57,13 @@ def bit_score(
     rounded = torch.empty(rows, group, head_dim, dtype=torch.int8, device=query.device)
     # Of every query head: what a step of its products is worth, what is added to them, and the shares' totals.
     worths = torch.empty(rows, group, 2 + SHARES, dtype=torch.float32, device=query.device)
+    # A dot of bytes needs 32 of them, and products come in eights.
+    heads, width = triton.next_power_of_2(group), triton.next_power_of_2(num_bytes)
     strides = (*codes.stride()[:2], *scales.stride()[:2])
     sizes = {
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "NUM_BYTES": num_bytes,
-        # A dot of bytes needs 32 of them.
-        "BYTES": max(32, triton.next_power_of_2(num_bytes)),
         "SHARES": SHARES,
         "IS_PLAIN": is_interpreted(),
         "num_warps": 4,
@@ -70,14 +71,17 @@ def bit_score(
     round_queries[(rows, SHARES)](
         query.contiguous(), rotation, codes, scales, sinks, *spans, rounded, worths,
         num_kv_heads, num_positions, sinks.shape[2], scale * LOG2_E, *strides, *sinks.stride()[:2],
-        **sizes, WIDTH=max(16, triton.next_power_of_2(group)), DIMS=max(16, triton.next_power_of_2(head_dim)),
+        **sizes, WIDTH=max(16, heads), BYTES=max(32, width), DIMS=max(16, triton.next_power_of_2(head_dim)),
         SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // SHARES,
     )  # fmt: skip
-    num_tiles = triton.cdiv(num_positions, TILE)
+    peers = max(1, 8 // heads)
+    token_rows = max(LEAST_ROWS, TILE // peers)
+    num_tiles = triton.cdiv(num_positions, token_rows * peers)
     chunk_tiles = _chunk_tiles(rows, num_tiles, PROGRAMS)
     weigh_codes[(triton.cdiv(num_tiles, chunk_tiles), rows)](
-        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions, TILE * chunk_tiles,
-        *strides, **sizes, WIDTH=max(8, triton.next_power_of_2(group)), TILE=TILE,
+        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions,
+        token_rows * peers * chunk_tiles,
+        *strides, **sizes, HEADS=heads, SPAN=max(32 // peers, width), PEERS=peers, ROWS=token_rows,
     )  # fmt: skip
     return scores
 

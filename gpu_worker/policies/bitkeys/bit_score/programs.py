@@ -181,67 +181,80 @@ def round_queries(
 def weigh_codes(
     codes, scales, seats, begin, end, rounded, worths, scores, num_kv_heads, num_positions, chunk_size,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr,
-    BYTES: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, SPAN: tl.constexpr,
+    PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate."""
+    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate.
+
+    A row of the products is of PEERS adjacent tokens, SPAN bytes each, and a column of one of them and a query head, so
+    that small groups and short codes leave no part of the tensor cores' tiles to zeros.
+    """
     row = tl.program_id(1).to(tl.int64)
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     seat = tl.load(seats + sequence)
     first = tl.load(begin + sequence).to(tl.int32)
     last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
-    heads, byte = tl.arange(0, WIDTH), tl.arange(0, BYTES)
-    is_head = heads < GROUP
     codes += seat * code_stride_seat + kv_head * code_stride_head
     scales += seat * scale_stride_seat + kv_head * scale_stride_head
     scores += row * num_positions
 
-    rounded += (row * GROUP + heads[None, :]) * HEAD_DIM
-    query0 = _load_quarter(rounded, is_head, 0, HEAD_DIM, NUM_BYTES, BYTES)
-    query1 = _load_quarter(rounded, is_head, 1, HEAD_DIM, NUM_BYTES, BYTES)
-    query2 = _load_quarter(rounded, is_head, 2, HEAD_DIM, NUM_BYTES, BYTES)
-    query3 = _load_quarter(rounded, is_head, 3, HEAD_DIM, NUM_BYTES, BYTES)
+    rounded += row * GROUP * HEAD_DIM
+    query0 = _load_quarter(rounded, 0, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
+    query1 = _load_quarter(rounded, 1, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
+    query2 = _load_quarter(rounded, 2, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
+    query3 = _load_quarter(rounded, 3, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
+    heads, share = tl.arange(0, HEADS), tl.arange(0, SHARES)
+    is_head = heads < GROUP
     worths += (row * GROUP + heads) * (2 + SHARES)
     unit = tl.load(worths, mask=is_head, other=0.0)
     added = tl.load(worths + 1, mask=is_head, other=0.0)
-    share = tl.arange(0, SHARES)
     totals = tl.load(worths[:, None] + 2 + share[None, :], mask=is_head[:, None], other=0.0)
     base = tl.maximum(tl.max(totals, axis=1), LOWEST)
     normaliser = base + tl.log2(tl.maximum(tl.sum(tl.exp2(totals - base[:, None]), axis=1), TINY))
     # A head that is none weighs nothing.
     normaliser = tl.where(is_head, normaliser, float("inf"))
 
+    lane = tl.arange(0, PEERS * SPAN)
+    byte, peer = lane % SPAN, lane // SPAN
+    token_rows = tl.arange(0, ROWS) * PEERS
+    tokens = token_rows[:, None] + tl.arange(0, PEERS)[None, :]
     chunk = tl.program_id(0) * chunk_size
     # The pipeline fetches codes ahead, and leaves scales to us.
-    positions = chunk + tl.arange(0, TILE)
+    positions = chunk + tokens
     coming = tl.load(scales + positions, mask=(positions >= first) & (positions < last), other=0.0)
-    for start in range(chunk, tl.minimum(chunk + chunk_size, num_positions), TILE):
-        positions = start + tl.arange(0, TILE)
-        is_candidate = (positions >= first) & (positions < last)
+    for start in range(chunk, tl.minimum(chunk + chunk_size, num_positions), ROWS * PEERS):
+        of_byte = start + token_rows[:, None] + peer[None, :]
+        places = token_rows[:, None] * NUM_BYTES + (peer * NUM_BYTES + byte)[None, :]
         packed = tl.load(
-            codes + positions.to(tl.int64)[:, None] * NUM_BYTES + byte[None, :],
-            mask=is_candidate[:, None] & (byte < NUM_BYTES)[None, :],
+            codes + tl.cast(start, tl.int64) * NUM_BYTES + places,
+            mask=(of_byte >= first) & (of_byte < last) & (byte < NUM_BYTES)[None, :],
             other=0,
         ).to(tl.int8, bitcast=True)
+        positions = start + tokens
         worth = coming.to(tl.float32)
-        following = positions + TILE
+        following = positions + ROWS * PEERS
         coming = tl.load(scales + following, mask=(following >= first) & (following < last), other=0.0)
         products = tl.dot(_two_bits(packed, 0, IS_PLAIN), query0, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 1, IS_PLAIN), query1, products, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 2, IS_PLAIN), query2, products, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 3, IS_PLAIN), query3, products, out_dtype=tl.int32)
-        logits = (products.to(tl.float32) * unit[None, :] + added[None, :]) * worth[:, None]
-        weights = tl.sum(tl.exp2(logits - normaliser[None, :]), axis=1)
-        weights = tl.where(is_candidate, weights, float("-inf"))
+        by_token = tl.reshape(products, [ROWS, PEERS, HEADS]).to(tl.float32)
+        logits = (by_token * unit[None, None, :] + added[None, None, :]) * worth[:, :, None]
+        weights = tl.sum(tl.exp2(logits - normaliser[None, None, :]), axis=2)
+        weights = tl.where((positions >= first) & (positions < last), weights, float("-inf"))
         tl.store(scores + positions, weights, mask=positions < num_positions)
 
 
 @triton.jit
 def _load_quarter(
-    rounded, is_head, QUARTER: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr
+    rounded, QUARTER: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    NUM_BYTES: tl.constexpr, SPAN: tl.constexpr, PEERS: tl.constexpr,
 ):  # fmt: skip
-    """Rounded queries in one quarter of the coordinates: int8 [BYTES, heads]."""
-    byte = tl.arange(0, BYTES)
+    """Rounded queries in one quarter of the coordinates, once for each peer and 0 for the others: int8
+    [PEERS * SPAN, PEERS * HEADS]."""
+    lane, column = tl.arange(0, PEERS * SPAN), tl.arange(0, PEERS * HEADS)
+    byte, head = lane % SPAN, column % HEADS
     coordinate = QUARTER * NUM_BYTES + byte
-    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
-    return tl.load(rounded + coordinate[:, None], mask=is_coordinate[:, None] & is_head[None, :], other=0)
+    is_used = ((byte < NUM_BYTES) & (coordinate < HEAD_DIM))[:, None] & (head < GROUP)[None, :]
+    is_used &= (lane // SPAN)[:, None] == (column // HEADS)[None, :]
+    return tl.load(rounded + head[None, :] * HEAD_DIM + coordinate[:, None], mask=is_used, other=0)
