@@ -81,7 +81,8 @@ class GenerationRequest:
 
     `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
     `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
-    who is served first, the least; and who gives way last where room runs out.
+    who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
+    and their texts.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class GenerationRequest:
     weight: float = 1.0
     cache_salt: str = ""
     priority: int = 0
+    policy_options: tuple[tuple[str, str], ...] = ()
 
 
 class FinishReason(enum.Enum):

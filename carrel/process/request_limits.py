@@ -89,12 +89,21 @@ class ModelLimits(Protocol):
     def policies(self) -> Collection[str]: ...
 
 
+MAX_OPTIONS, MAX_OPTION_TEXT = 16, 64
+
+
 def check_request(request: Any, model: ModelLimits) -> None:
     """Check all of a GenerateRequest but its prompt. Raises LimitError."""
     if request.policy and request.policy not in model.policies:
         raise LimitError(
             f"Unknown policy {request.policy[:64]!r}: choose one of {', '.join(model.policies)}.",
             "carrel.policy",
+        )
+    texts = (text for pair in request.policy_options.items() for text in pair)
+    if len(request.policy_options) > MAX_OPTIONS or any(len(text) > MAX_OPTION_TEXT for text in texts):
+        raise LimitError(
+            f"Give at most {MAX_OPTIONS} options of a policy, of {MAX_OPTION_TEXT} characters each.",
+            "carrel.options",
         )
     match request.budget.WhichOneof("value"):
         case "share" if request.budget.share not in RANGES["budget_share"]:

@@ -21,6 +21,9 @@ SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 # far above any context, and a safe number in every protocol
 MAX_BUDGET_TOKENS = 2**53
 
+# of a policy's options, as the command line has them
+WORDS = {"True": "on", "False": "off"}
+
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest for what this server does not do."""
@@ -152,6 +155,9 @@ def _read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
         draft.policy = body.policy or ""
         if body.budget is not None:
             draft.budget.CopyFrom(_read_budget(body.budget))
+        draft.policy_options.update(
+            {name: WORDS.get(str(value), str(value)) for name, value in (body.options or {}).items()}
+        )
 
 
 def _read_budget(budget: float) -> pb.Budget:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from carrel.process.request_limits import (
     MAX_CACHE_SALT_CHARS,
@@ -41,11 +41,17 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
+# nothing that a policy's field is called, or may be, has other characters
+OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,64}$")]
+OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")]
+
+
 class CarrelBody(Body):
     model_config = ConfigDict(extra="forbid")
 
     policy: str | None = None
     budget: Annotated[int | float, AfterValidator(_check_budget)] | None = None
+    options: dict[OptionName, bool | int | float | OptionWord] | None = None
 
 
 class StreamOptions(Body):

@@ -34,6 +34,7 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         priority=message.priority,
         prefix_salt=caller,
         cache_salt=message.cache_salt,
+        policy_options=message.carrel.options,
     )
     match message.carrel.WhichOneof("budget"):
         case "budget_share":

@@ -55,14 +55,23 @@ class ChatRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., carrel: _Optional[_Union[CarrelOptions, _Mapping]] = ..., session_id: _Optional[str] = ..., include_progress: bool = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class CarrelOptions(_message.Message):
-    __slots__ = ("policy", "budget_share", "budget_tokens")
+    __slots__ = ("policy", "budget_share", "budget_tokens", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BUDGET_SHARE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     policy: str
     budget_share: float
     budget_tokens: int
-    def __init__(self, policy: _Optional[str] = ..., budget_share: _Optional[float] = ..., budget_tokens: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, policy: _Optional[str] = ..., budget_share: _Optional[float] = ..., budget_tokens: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("content",)

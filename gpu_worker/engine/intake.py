@@ -7,6 +7,7 @@ from collections import deque
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
 from gpu_worker.errors import RequestError
 from gpu_worker.policies.base import Policy, without_index
+from gpu_worker.policies.hyper_parameters import with_options
 from gpu_worker.records import EventSink, GenerationRequest
 from gpu_worker.sampling import SamplerState
 from gpu_worker.state.sequence import Sequence, ring_size
@@ -36,7 +37,8 @@ class Intake:
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
         """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called.
 
-        Raises RequestError for a policy that needs an index on the device where there is none.
+        Raises RequestError for a policy that needs an index on the device where there is none, and for options that the
+        policy does not take from a request.
         """
         num_prompt = len(request.prompt_token_ids)
         num_prefill = request.num_prefill_tokens or num_prompt
@@ -44,7 +46,7 @@ class Intake:
         if policy.needs_index_here and not self._has_indexes:
             raise RequestError(without_index(policy), "carrel.policy")
         max_tokens = request.sampling.max_tokens
-        plan = policy.plan(num_prefill, request.budget.resolve(num_prefill))
+        plan = _asked(policy, request).plan(num_prefill, request.budget.resolve(num_prefill))
         sampler = SamplerState(
             request.sampling,
             request.prompt_token_ids,
@@ -84,3 +86,15 @@ class Intake:
         sequence.plan = policy.plan(num_prefill, budget.resolve(num_prefill))
         sequence.window_begin = policy.window_begin(sequence.plan, num_prefill)
         sequence.ring_size = ring_size(policy, sequence.plan)
+
+
+def _asked(policy: Policy, request: GenerationRequest) -> Policy:
+    """The policy by whose fields the request's budget is split; everything else is the engine's own."""
+    if not request.policy_options:
+        return policy
+    if request.policy == AUTO:
+        raise RequestError("The policy auto has no options: name another one.", "carrel.options")
+    try:
+        return with_options(policy, dict(request.policy_options), of_request=True)
+    except ValueError as error:
+        raise RequestError(f"{error}.", "carrel.options") from error

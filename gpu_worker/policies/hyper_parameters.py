@@ -63,21 +63,27 @@ class OnOff:
         return "on or off"
 
 
+# Marks a field that only `Policy.plan` reads: no state is laid out by it, so each request may have its own.
+PER_REQUEST = "per request"
+
 # Types of fields that may be set.
 Tokens = Annotated[int, Between(0, 100_000)]
 SomeTokens = Annotated[int, Between(1, 100_000)]
 Share = Annotated[float, Between(0, 1)]
 Iterations = Annotated[int, Between(0, 1000)]
+SplitTokens = Annotated[int, Between(0, 100_000), PER_REQUEST]
+SplitShare = Annotated[float, Between(0, 1), PER_REQUEST]
 Switch = Annotated[bool, OnOff()]
 
 
 @dataclass(frozen=True, slots=True)
 class HyperParameter:
-    """A field that may be set."""
+    """A field that may be set; by a request too where it is `of_request`."""
 
     name: str
     kind: type
     rule: Rule
+    of_request: bool
 
     def read(self, text: str) -> object:
         """Raises ValueError."""
@@ -87,7 +93,12 @@ class HyperParameter:
             raise ValueError(f"{self.name}={text}: give {self.rule}") from error
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.rule})"
+        return f"{self.name} ({self.range})"
+
+    @property
+    def range(self) -> str:
+        """What it may be, and who may say so."""
+        return f"{self.rule}, {PER_REQUEST}" if self.of_request else str(self.rule)
 
 
 def hyper_parameters(policy: Policy) -> dict[str, HyperParameter]:
@@ -97,20 +108,26 @@ def hyper_parameters(policy: Policy) -> dict[str, HyperParameter]:
     hints = get_type_hints(type(policy), include_extras=True)
     declared = {field.name: get_args(hints[field.name]) for field in fields(policy)}
     return {
-        name: HyperParameter(name, parts[0], parts[1])
+        name: HyperParameter(name, parts[0], parts[1], PER_REQUEST in parts)
         for name, parts in declared.items()
         if hasattr(hints[name], "__metadata__")
     }
 
 
-def with_options(policy: PolicyT, texts: Mapping[str, str]) -> PolicyT:
-    """The policy with these fields, read from texts. Raises ValueError, which lists those that it has."""
-    known = hyper_parameters(policy)
+def with_options(policy: PolicyT, texts: Mapping[str, str], *, of_request: bool = False) -> PolicyT:
+    """The policy with these fields, read from texts. of_request: those alone that a request may set.
+
+    Raises ValueError, which lists the fields that there are.
+    """
+    known = {
+        name: each for name, each in hyper_parameters(policy).items() if each.of_request or not of_request
+    }
     values = {}
     for name, text in texts.items():
         if name not in known:
             listed = ", ".join(map(str, known.values())) or "none"
-            raise ValueError(f"{policy.name} has no option {name!r}; it has: {listed}")
+            whose = " of a request" * of_request
+            raise ValueError(f"{policy.name} has no option {name!r}{whose}; it has: {listed}")
         try:
             values[name] = known[name].read(text)
         except ValueError as error:

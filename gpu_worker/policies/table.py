@@ -59,5 +59,5 @@ def _parameters(policy: Policy) -> Iterable[str]:
         shown = (
             value.name if isinstance(value, Policy) else f"{value:.4g}" if isinstance(value, float) else value
         )
-        rule = f" ({settable[field.name].rule})" if field.name in settable else ""
+        rule = f" ({settable[field.name].range})" if field.name in settable else ""
         yield f"{field.name}={shown}{rule}"

@@ -77,6 +77,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         weight=message.weight or 1.0,
         cache_salt=message.cache_salt,
         priority=message.priority,
+        policy_options=tuple(sorted(message.policy_options.items())),
     )
 
 

@@ -74,7 +74,14 @@ class Edition(_message.Message):
     def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt", "policy_options")
+    class PolicyOptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +95,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -101,7 +109,8 @@ class GenerateRequest(_message.Message):
     priority: int
     weight: float
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    policy_options: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ..., policy_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

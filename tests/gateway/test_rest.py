@@ -153,6 +153,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"carrel": 5}, "carrel"),
     ({"carrel": {"policy": "magic"}}, "carrel.policy"),
     ({"carrel": {"unknown": 5}}, "carrel.unknown"),
+    ({"carrel": {"options": {"a" * (i + 1): 1 for i in range(17)}}}, "carrel.options"),
+    ({"carrel": {"options": 5}}, "carrel.options"),
     *[
         ({"carrel": {"budget": budget}}, "carrel.budget")
         for budget in (0, -1, -0.5, 1.5, 2.5, "0.5", True, [1], {"share": 1})

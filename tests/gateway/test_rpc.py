@@ -29,7 +29,8 @@ def chat(channel: grpc.Channel) -> chat_pb2_grpc.ChatStub:
 
 def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
     script = stack.say("the fox 🦊 你好 xw tail")
-    carrel = pb.CarrelOptions(policy="pqcache", budget_tokens=64)
+    options = {"recent_ratio": "0.25", "num_sink": "4"}
+    carrel = pb.CarrelOptions(policy="pqcache", budget_tokens=64, options=options)
     request = pb.ChatRequest(
         request_id="my-id", messages=MESSAGES, seed=4, top_k=3, stop=[" xw"], carrel=carrel, priority=9
     )
@@ -40,7 +41,7 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
         "top_k": 3,
         "stop": " xw",
         "priority": 9,
-        "carrel": {"policy": "pqcache", "budget": 64},
+        "carrel": {"policy": "pqcache", "budget": 64, "options": {"recent_ratio": 0.25, "num_sink": 4}},
     }
     rest = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
     assert {event.request_id for event in events} == {"my-id"}
@@ -53,6 +54,7 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
     assert complete.usage.carrel.budget_tokens == 64
     over_grpc, over_rest = script.requests
     assert over_grpc.priority == 9
+    assert over_grpc.policy_options == options
     over_grpc.request_id = over_rest.request_id = ""
     assert over_grpc == over_rest
 

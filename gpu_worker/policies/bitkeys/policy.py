@@ -12,7 +12,7 @@ from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes
 from gpu_worker.policies.bitkeys.rotation import Rotation
-from gpu_worker.policies.hyper_parameters import Between, Share
+from gpu_worker.policies.hyper_parameters import Between, SplitShare
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 
@@ -39,7 +39,7 @@ class BitKeys(RecallPolicy[BitIndex]):
     """
 
     num_sink: Annotated[int, Between(1, 64)] = 4
-    recent_ratio: Share = 0.1
+    recent_ratio: SplitShare = 0.1
 
     name = "bitkeys"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
-from gpu_worker.policies.hyper_parameters import Share, Tokens
+from gpu_worker.policies.hyper_parameters import SplitShare, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -28,7 +28,7 @@ class H2O(ScoredPolicy):
     """
 
     num_sink: Tokens = 0
-    recent_ratio: Share = 0.5
+    recent_ratio: SplitShare = 0.5
 
     name = "h2o"
     evicts = True

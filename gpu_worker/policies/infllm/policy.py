@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
-from gpu_worker.policies.hyper_parameters import Between, Share, SomeTokens, Switch, Tokens
+from gpu_worker.policies.hyper_parameters import Between, SomeTokens, SplitShare, Switch, Tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
 from gpu_worker.policies.quest.policy import by_token
@@ -48,7 +48,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     block_size: Annotated[int, Between(1, 4096)] = 128
     repr_topk: Annotated[int, Between(1, 4096)] = 4
     num_sink: Tokens = 128
-    recent_ratio: Share = 0.5
+    recent_ratio: SplitShare = 0.5
     per_head: Switch = False
     sparse_prefill: bool = False
     chunk_size: SomeTokens = 512

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.top_k import outside
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
-from gpu_worker.policies.hyper_parameters import Share, Tokens
+from gpu_worker.policies.hyper_parameters import SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 
@@ -21,8 +21,8 @@ class Oracle(RecallPolicy[None]):
     scores read all keys.
     """
 
-    num_sink: Tokens = 32
-    recent_ratio: Share = 0.5
+    num_sink: SplitTokens = 32
+    recent_ratio: SplitShare = 0.5
 
     name = "oracle"
 

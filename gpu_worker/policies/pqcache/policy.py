@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
 from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
-from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, Share, Tokens
+from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, SplitShare, SplitTokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
@@ -56,8 +56,8 @@ class PQCache(RecallPolicy[PQIndex]):
 
     num_subvectors: Annotated[int, Between(1, 64)] = 2
     num_bits: Annotated[int, Between(1, 8)] = 6
-    num_sink: Tokens = 32
-    recent_ratio: Share = 0.5
+    num_sink: SplitTokens = 32
+    recent_ratio: SplitShare = 0.5
     max_iterations: Iterations = 0
     metric: Annotated[str, OneOf(PQ_METRICS)] = "l2"
     names_metric: bool = False

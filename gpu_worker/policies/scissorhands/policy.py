@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan, StepAttention, attend_all
-from gpu_worker.policies.hyper_parameters import Between, Share
+from gpu_worker.policies.hyper_parameters import Between, SplitShare
 from gpu_worker.policies.observed import group_mean, weight_tiles
 from gpu_worker.policies.retain import KeptStep, LayerRows, Observing, Recompression, Retained
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -60,7 +60,7 @@ class Scissorhands(ScoredPolicy):
     """
 
     window_size: Annotated[int, Between(1, EVERY - 1)] = 400
-    recent_ratio: Share = 0.01
+    recent_ratio: SplitShare = 0.01
 
     name = "scissorhands"
 

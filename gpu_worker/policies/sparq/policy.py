@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
-from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
+from gpu_worker.policies.hyper_parameters import Between, SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
 EPS = 1e-6
@@ -34,8 +34,8 @@ class SparQ(RecallPolicy[SparQIndex]):
     """
 
     num_channels: Annotated[int, Between(1, 1024)] = 1
-    num_sink: Tokens = 32
-    recent_ratio: Share = 0.5
+    num_sink: SplitTokens = 32
+    recent_ratio: SplitShare = 0.5
 
     name = "sparq"
 
