@@ -60,7 +60,7 @@ class Serving:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Serving]:
+def serving(*arguments: str, arena: str = "1GiB") -> Iterator[Serving]:
     """`carrel serve` with the bundled model until the block ends; killed with all its children if it will not stop."""
     base = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
     port, grpc_port = free_ports(2)
@@ -68,7 +68,7 @@ def serving(*arguments: str) -> Iterator[Serving]:
     command = [
         *(sys.executable, "-m", "carrel", "serve", str(ROOT / "models" / "carrel-nano")),
         *("--port", str(port), "--grpc-port", str(grpc_port), "--trainers", "1"),
-        *("--arena-bytes", "1GiB", "--slot-memory", "1GiB", "--hot-cache", "0.25", *arguments),
+        *("--arena-bytes", arena, "--slot-memory", "1GiB", "--hot-cache", "0.25", *arguments),
     ]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(base), "CUDA_VISIBLE_DEVICES": ""}
     with log.open("wb") as output:

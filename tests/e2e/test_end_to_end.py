@@ -188,10 +188,10 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 @contextmanager
-def answering(transport: str, cases: list[Case], *options: str) -> Iterator[Serving]:
+def answering(transport: str, cases: list[Case], *options: str, arena: str = "1GiB") -> Iterator[Serving]:
     """A server where nothing is kept for prompts that begin alike; it answers the requests by REST and gRPC at once,
     with exact bytes and budgets, and its store is empty then."""
-    with serving("--transport", transport, "--prefix-cache", "off", *options) as server:
+    with serving("--transport", transport, "--prefix-cache", "off", *options, arena=arena) as server:
         baseline = server.store_stats().reserved_bytes
         with StoreWatch(server) as watch:
             replies = send_all(server, cases)
@@ -220,8 +220,44 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
         wait_until(lambda: are_gone([child for child in children if child not in orphans]), poll=0.2)
 
 
-def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_killed_store_ends_all() -> None:
-    with answering("shm", FEW, *ENDS_WITH_ANY) as server:
+# A slab of 256 KiB holds 256 tokens of a layer: 45 MiB hold four such prompts and their indexes, but not what they grow
+# to.
+SLAB_BYTES, SMALL_ARENA = "256KiB", "45MiB"
+GROWING = [[10 * number + place % 7 for place in range(1010)] for number in range(1, 5)]
+
+
+def completed(server: Serving, prompt: list[int]) -> str:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    reply = client.completions.create(
+        model="carrel-nano",
+        prompt=prompt,
+        max_tokens=40,
+        temperature=0,
+        extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.3}},
+    )
+    assert reply.usage.completion_tokens == 40
+    return reply.choices[0].text
+
+
+def check_full_arena(server: Serving) -> None:
+    """Who gives way goes on with the same tokens; what alone never fits is refused before it starts, and the error
+    names nothing of the inside."""
+    alone = [completed(server, prompt) for prompt in GROWING]
+    before = server.worker_stats().preemptions_total
+    with ThreadPoolExecutor(len(GROWING)) as pool:
+        assert list(pool.map(lambda prompt: completed(server, prompt), GROWING)) == alone
+    assert server.worker_stats().preemptions_total > before
+    with pytest.raises(openai.APIStatusError, match="--arena-bytes") as refused:
+        completed(server, [7] * 4000)
+    for inside in ("/tmp", ".sock", "cmpl-", "sequence"):
+        assert inside not in str(refused.value.body)
+
+
+def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_full_arena_and_a_killed_store() -> (
+    None
+):
+    options = ("--slab-bytes", SLAB_BYTES, *ENDS_WITH_ANY)
+    with answering("shm", FEW, *options, arena=SMALL_ARENA) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
         def stream() -> openai.Stream:
@@ -240,6 +276,7 @@ def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_kil
         going.close()
         wait_empty(server)
         assert server.worker_stats().requests_aborted_total == 1
+        check_full_arena(server)
 
         lost = stream()
         next(iter(lost))
