@@ -115,6 +115,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     worker: str = option(
         REQUIRED, "the worker's gRPC target, such as unix:/run/carrel/gpu_worker.sock", metavar="TARGET"
     )
+    no_warmup: bool = option(False, "be ready at once, without a request of its own to the worker first")
     json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
     def __post_init__(self) -> None:

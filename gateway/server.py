@@ -18,12 +18,13 @@ from carrel.process.events import ProcessEvents
 from carrel.process.request_limits import RANGES
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
+from gateway.first_request import FirstRequest
 from gateway.listener import bind
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
 from gateway.tokenizer import Tokenizer, load_tokenizer, resolve_model_dir
-from gateway.worker_client import GRPCWorkerClient
+from gateway.worker_client import GRPCWorkerClient, WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 PARENT_INTERVAL_S = 0.5
@@ -54,7 +55,7 @@ async def serve(config: GatewayConfig) -> None:
         tokenizer, defaults = await asyncio.to_thread(load, config)
         worker = GRPCWorkerClient(config.worker)
         try:
-            await _run(config, ChatService(config, worker, tokenizer, defaults), listener, ended, parent)
+            await _run(config, create_service(config, worker, tokenizer, defaults), listener, ended, parent)
         finally:
             await worker.close()
             if config.uds is not None:
@@ -100,6 +101,14 @@ async def _run(
         await asyncio.gather(rest_task, watch, return_exceptions=True)
         if chat is not None:
             await chat.stop(0)
+
+
+def create_service(
+    config: GatewayConfig, worker: WorkerClient, tokenizer: Tokenizer, defaults: pb.SamplingParams
+) -> ChatService:
+    """The service, which is ready when the worker has had a first request, unless `no_warmup`."""
+    first = None if config.no_warmup else FirstRequest(config, worker, tokenizer, defaults)
+    return ChatService(config, worker, tokenizer, defaults, rehearsal=first)
 
 
 def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:

@@ -43,7 +43,7 @@ from gateway.prompts import PromptEncoder, check_text
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient, own_edition
-from gateway.worker_status import WorkerStatus
+from gateway.worker_status import Rehearsal, WorkerStatus
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # of the worker's seats, that one request may have at once
@@ -92,7 +92,7 @@ class ChatService:
     """Checks and tokenizes requests, runs them on the worker and turns tokens into text.
 
     Must be built inside the event loop. Every error that a caller may see is a ServiceError. `more_metrics` gives
-    Prometheus text of its own.
+    Prometheus text of its own; `rehearsal` comes before this is ready; requests are logged at `log_level`.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class ChatService:
         tokenizer: Tokenizer,
         defaults: pb.SamplingParams,
         more_metrics: Callable[[], bytes] = bytes,
+        rehearsal: Rehearsal | None = None,
+        log_level: int = logging.INFO,
     ) -> None:
         self._config = config
         self._worker = worker
@@ -110,9 +112,10 @@ class ChatService:
         self._defaults = defaults
         self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
+        self._log_level = log_level
         self._keys = KeyRing(config.api_keys, config.api_key_weights)
         self.admission = Admission(config.max_concurrent, config.max_per_key)
-        self.status = WorkerStatus(worker, self.admission)
+        self.status = WorkerStatus(worker, self.admission, rehearsal)
         self.sessions = Sessions(worker, self.status, self.admission)
 
     @property
@@ -211,7 +214,7 @@ class ChatService:
             took_s = time.monotonic() - started_at
             self._metrics.e2e.observe(took_s)
             self._metrics.count_request(plan.endpoint, outcome)
-            log.info("%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
+            log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
     async def _run(self, plan: _Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
         self.check_model(plan.options.model)

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from gateway.admission import Admission
-from gateway.errors import ServiceError, VersionMismatch
+from gateway.errors import ServiceError, VersionMismatch, WorkerUnavailable
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 
+class Rehearsal(Protocol):
+    """What a worker goes through before this server is ready."""
+
+    async def has_ended(self) -> bool:
+        """Whether it has, well or not; the first to ask begins it."""
+
+    def forget(self) -> None:
+        """The worker was lost."""
+
+
 class WorkerStatus:
     """Asks the worker; its constant facts only once, until `forget`."""
 
-    def __init__(self, worker: WorkerClient, admission: Admission) -> None:
+    def __init__(
+        self, worker: WorkerClient, admission: Admission, rehearsal: Rehearsal | None = None
+    ) -> None:
         self._worker = worker
         self._admission = admission
+        self._rehearsal = rehearsal
         self._info: pb.GetInfoResponse | None = None
         # The latest that is known, also of a worker that was lost.
         self.latest: pb.GetInfoResponse | None = None
@@ -54,13 +68,28 @@ class WorkerStatus:
             return "The server is shutting down."
         try:
             if not await self._worker.is_serving():
+                self._rehearse_again()
                 return "The model worker is still loading, or is shutting down."
             await self.info()
             if not (await self._worker.stats()).store_reachable:
                 return "The KV store cannot be reached."
+            if not await self._is_rehearsed():
+                return "The server is warming up."
+        except WorkerUnavailable as error:
+            self._rehearse_again()
+            return error.message
         except ServiceError as error:
             return error.message
         return None
+
+    async def _is_rehearsed(self) -> bool:
+        # while users' requests run it would come too late, and a busy worker would keep it waiting
+        return self._rehearsal is None or self._admission.num_running > 0 or await self._rehearsal.has_ended()
+
+    def _rehearse_again(self) -> None:
+        """The worker may be another one when it serves again."""
+        if self._rehearsal is not None:
+            self._rehearsal.forget()
 
     async def stats(self) -> pb.StatsResponse | None:
         """The worker's counters; None when it does not answer."""

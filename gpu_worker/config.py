@@ -107,7 +107,8 @@ class WorkerOptions:
         False, "capture no CUDA graphs of decode steps and short prompts; on a CPU there are none"
     )
     no_warmup: bool = option(
-        False, "serve at once: what first requests need is compiled, planned and captured while they wait"
+        False,
+        "serve at once: what first requests need is compiled, planned, captured and loaded while they wait",
     )
     seed: int | None = option(
         None,

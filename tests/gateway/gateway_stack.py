@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.listener import bind
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
-from gateway.server import RESTServer, load
+from gateway.server import RESTServer, create_service, load
 from gateway.service import ChatService
 from gateway.worker_client import GRPCWorkerClient
 
@@ -76,7 +76,9 @@ class Stack:
 def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack]:
     socket_path = f"unix:{folder}/worker.sock"
     options = {"model": str(model), "worker": socket_path, "port": 0, "grpc_port": 0, **values}
-    config = GatewayConfig(**{"served_model_names": ("tiny",), "heartbeat_s": 0.2, **options})
+    config = GatewayConfig(
+        **{"served_model_names": ("tiny",), "heartbeat_s": 0.2, "no_warmup": True, **options}
+    )
     box: list[Stack] = []
     started = threading.Event()
 
@@ -86,7 +88,7 @@ def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack
         fake = FakeWorker(lambda: box[0].script, raw.get_vocab_size(), MAX_MODEL_LEN)
         worker = await start_worker(fake, socket_path)
         client = GRPCWorkerClient(socket_path)
-        service = ChatService(config, client, tokenizer, defaults)
+        service = create_service(config, client, tokenizer, defaults)
         app = create_app(config, service)
         chat = ChatServer(config, service, 2**20)
         listener = bind(config)
