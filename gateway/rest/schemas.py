@@ -21,6 +21,9 @@ from carrel.process.request_limits import (
 from gateway.exchange import Scalar
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
+# Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def within(name: str) -> Any:
@@ -68,8 +71,11 @@ class TextPart(Body):
 
 class MessageBody(Body):
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     tool_calls: list[Any] | None = None
+
+
+Messages = Annotated[list[MessageBody], Field(fail_fast=True)]
 
 
 class ResponseFormat(Body):
@@ -86,7 +92,7 @@ class GenerationBody(Body):
     n: Annotated[int, within("n")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     presence_penalty: Annotated[float, within("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     logit_bias: dict[TokenId, Annotated[float, within("logit_bias")]] | None = None
@@ -98,7 +104,7 @@ class GenerationBody(Body):
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     priority: Annotated[int, within("priority")] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
@@ -106,7 +112,7 @@ class GenerationBody(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: list[MessageBody]
+    messages: Messages
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
@@ -118,7 +124,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    # The longest first: what fits exactly is looked for no further.
+    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
     logprobs: Annotated[int, within("logprobs")] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -130,8 +137,8 @@ class SessionBody(Body):
     the other."""
 
     model: str | None = None
-    prompt: Annotated[str | list[TokenId] | None, Field(description="as of a completion")] = None
-    messages: Annotated[list[MessageBody] | None, Field(description="as of a chat")] = None
+    prompt: Annotated[str | TokenIds | None, Field(description="as of a completion")] = None
+    messages: Annotated[Messages | None, Field(description="as of a chat")] = None
     chat_template_kwargs: dict[str, Scalar] | None = None
     pinned: Annotated[bool | None, Field(description="evict it after all that are not pinned")] = None
     ttl_seconds: Annotated[
@@ -185,10 +192,10 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[MessageBody] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

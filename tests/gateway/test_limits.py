@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,11 @@ import grpc
 import httpx
 import pytest
 from gateway_stack import Stack
+from pydantic import ValidationError
 from waiting import PATIENCE
 
 from carrel.process.request_limits import RANGES, LimitError, Range, check_request
+from gateway.rest.schemas import Body, ChatBody, CompletionBody
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -82,3 +85,21 @@ def test_the_ends_of_a_range_are_taken() -> None:
 
 def test_a_nan_is_in_no_range() -> None:
     assert not any(float("nan") in limits for limits in RANGES.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionBody, {"prompt": [{}] * 1000}),
+        (CompletionBody, {"prompt": [1] * 1000 + [None]}),
+        (CompletionBody, {"prompt": [[None] * 1000] * 10}),
+        (CompletionBody, {"prompt": "x", "stop": [1] * 1000, "stop_token_ids": ["x"] * 1000}),
+        (ChatBody, {"messages": [1] * 1000}),
+        (ChatBody, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+    ],
+)
+def test_a_long_list_of_what_is_wrong_is_one_error(kind: type[Body], body: dict[str, Any]) -> None:
+    """Not one for each item: a megabyte of them would hold up everybody for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate_json(json.dumps(body))
+    assert refused.value.error_count() <= 8
