@@ -41,9 +41,15 @@ class FirstRequest:
     def __init__(
         self, config: GatewayConfig, worker: WorkerClient, tokenizer: Tokenizer, defaults: pb.SamplingParams
     ) -> None:
-        # inside the process nobody has a key
+        # inside the process nobody has a key, and writing the documentation once more takes the loop's time
         self._config = replace(
-            config, api_keys=(), api_key_weights=(), allow_open=True, ssl_keyfile=None, ssl_certfile=None
+            config,
+            api_keys=(),
+            api_key_weights=(),
+            allow_open=True,
+            ssl_keyfile=None,
+            ssl_certfile=None,
+            disable_docs=True,
         )
         self._worker = worker
         self._tokenizer = tokenizer
