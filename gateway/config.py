@@ -44,6 +44,11 @@ class GatewayOptions:
     grpc_port: int = option(8001, "port of chat gRPC; 0: off", metavar="N", ge=0, le=65535)
     root_path: str = option("", "path under which a proxy serves the API", metavar="PATH")
     allow_open: bool = option(False, "serve an address beyond this machine without a key")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "without keys: names that a request's Host may have beside localhost and the listen address; * for any",
+        metavar="NAME",
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "web origins that may call the API (default: none)", metavar="ORIGIN"
     )
@@ -107,8 +112,8 @@ class GatewayOptions:
 class GatewayConfig(ListenOptions, GatewayOptions):
     """Everything that the gateway process is told.
 
-    `api_keys` empty leaves the API open, on a loopback address only unless `allow_open`. `max_body_bytes` None is
-    8 bytes a token of the model's maximum length.
+    `api_keys` empty leaves the API open, on a loopback address only unless `allow_open`, and to no other site's pages:
+    see HostGuard. `max_body_bytes` None is 8 bytes a token of the model's maximum length.
     """
 
     model: str = option(REQUIRED, "directory, GGUF file or hub id whose tokenizer is used", metavar="MODEL")

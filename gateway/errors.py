@@ -54,6 +54,13 @@ class Unauthorized(ServiceError):
         )
 
 
+class Forbidden(ServiceError):
+    """Something that this server does for nobody, or not for this client."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, code=code)
+
+
 class UnknownModel(ServiceError):
     """A model name that is not served."""
 

@@ -102,7 +102,7 @@ async def _post(app: ASGIApp, path: str, body: bytes) -> None:
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         "client": None,
         "server": None,
     }

@@ -17,6 +17,7 @@ from gateway.rest.documentation import documentation
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
+from gateway.rest.hosts import HostGuard, HostMiddleware
 from gateway.rest.middleware import (
     AuthMiddleware,
     RequestIdMiddleware,
@@ -41,6 +42,9 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         expose_headers=["X-Request-Id"],
     )
+    # a page has no key, and reaches no Unix socket
+    is_open = not config.api_keys and config.uds is None
+    guard = Middleware(HostMiddleware, guard=HostGuard(config))
     app = Starlette(
         routes=[
             # servers that redirect lead a client from here to the list
@@ -53,6 +57,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
             Middleware(RootPathMiddleware, root_path=config.root_path),
             Middleware(RequestIdMiddleware),
             Middleware(UnexpectedErrorMiddleware),
+            *([guard] if is_open else ()),
             *([cors] if config.allowed_origins else ()),
             Middleware(AuthMiddleware, keys=KeyRing(config.api_keys)),
         ],

@@ -14,6 +14,7 @@ from gateway.errors import ServiceError
 STATUSES: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
     errors.Unauthorized: 401,
+    errors.Forbidden: 403,
     errors.UnknownModel: 404,
     errors.UnknownSession: 404,
     errors.SlowBody: 408,
@@ -31,6 +32,7 @@ STATUSES: dict[type[ServiceError], int] = {
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",

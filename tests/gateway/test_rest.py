@@ -100,7 +100,7 @@ def test_disconnect_cancels_the_worker(stack: Stack, is_stream: bool, hang_at: i
     body = json.dumps({"messages": HELLO, "stream": is_stream}).encode()
     address = httpx.URL(stack.url)
     with socket.create_connection((address.host, address.port)) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(lambda: len(script.requests) == 1)
         if is_stream:
@@ -226,7 +226,7 @@ def test_body_must_be_json_by_its_type(http: httpx.Client) -> None:
 
 def test_large_bodies_are_refused_before_parsing(http: httpx.Client, stack: Stack) -> None:
     address = httpx.URL(stack.url)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection((address.host, address.port), timeout=PATIENCE) as connection:
         connection.sendall(f"{head}Content-Length: 999999999999\r\n\r\n".encode())
         assert b"413" in connection.recv(100)
