@@ -9,12 +9,13 @@ from gpu_worker.errors import ArenaFull
 from gpu_worker.state.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoding:
     """A decode step between two marks. has_run: whether anybody took part. short: those for which the arena had no
-    room."""
+    room. is_over: its tokens were taken."""
 
     begun: Mark
     ended: Mark
     has_run: bool = True
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    is_over: bool = False

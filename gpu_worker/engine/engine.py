@@ -53,12 +53,9 @@ from gpu_worker.store.prefixes import PrefixChain
 
 
 class Engine:
-    """Owns every running request. Single-threaded.
-
-    `step` is the main loop's body, an iteration: one decode step, then prompts until its time is up. All of it is
-    queued before the host takes the step's tokens, so that the device has work while the host looks at them.
-    Benchmarks and tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, and
-    `prefills`, the prompts in progress.
+    """Owns every running request. Single-threaded. `step` is the main loop's body, an iteration: one decode step, then
+    prompts until its time is up. These are queued beside it, so that the device has work while the host takes tokens.
+    Benchmarks and tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, `prefills`.
     """
 
     def __init__(
@@ -106,10 +103,8 @@ class Engine:
         # Since freed slots were last given to running sequences.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
-        layer_heads = decoder.config.num_layers * decoder.config.num_kv_heads
-        self._gauges = Gauges(
-            self.scheduler, self._preemption, self.prefills, caches, pool, offloader, layer_heads
-        )
+        parts = (self.scheduler, self._preemption, self.prefills, caches, pool, offloader)
+        self._gauges = Gauges(*parts, decoder.config.num_layers * decoder.config.num_kv_heads)
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> None:
         """Queue a checked request; `sink` gets its events from within `step`. Raises RequestError if its id is
@@ -124,7 +119,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds, at once. An unknown id is no error."""
-        if (sequence := self.scheduler.find(request_id)) is not None:
+        if sequence := self.scheduler.find(request_id):
             self._finish(sequence, FinishReason.ABORT)
 
     @property
@@ -135,17 +130,17 @@ class Engine:
     def step(self) -> bool:
         """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
         decoding = self._begin_decode()
-        prefilled = self._prefill_prompts(is_decoding=decoding is not None)
-        if decoding is not None:
-            self._end_decode(decoding)
+        prefilled = self._prefill_prompts(decoding)
+        self._end_decode(decoding)
         worked = self._finish_prefills() or prefilled or (decoding is not None and decoding.has_run)
         return self._take_indexes(wait=not worked) or worked
 
-    def _prefill_prompts(self, is_decoding: bool) -> bool:
-        """Quanta of the prompts that are next, one at least, as many as fit the iteration."""
+    def _prefill_prompts(self, decoding: Decoding | None) -> bool:
+        """Quanta of the prompts that are next, one at least, as many as fit the iteration. Tokens are taken as soon as
+        they are there: to queue the quanta may take the host longer than the device takes for the step."""
         self._pace.settle()
         num_waiting, spans = self.scheduler.num_waiting, list[Span]()
-        left = self._pace.prefill_seconds(is_decoding)
+        left = self._pace.prefill_seconds(decoding is not None)
         while (prefill := self._next_prefill()) is not None:
             work, is_short = prefill.next_work, prefill.is_short
             seconds = self._pace.seconds(work, is_short)
@@ -158,6 +153,8 @@ class Engine:
                 break
             spans.append(Span(begun, self._pace.mark(), work, is_short))
             left -= seconds or 0.0
+            if decoding is not None and decoding.ended.is_reached:
+                self._end_decode(decoding)
         self._pace.prefilled(spans)
         return bool(spans) or self.scheduler.num_waiting < num_waiting
 
@@ -311,7 +308,10 @@ class Engine:
         self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
         return Decoding(begun, ended, bool(result.sequences or result.failed), result.short)
 
-    def _end_decode(self, decoding: Decoding) -> None:
+    def _end_decode(self, decoding: Decoding | None) -> None:
+        if decoding is None or decoding.is_over:
+            return
+        decoding.is_over = True
         self._take()
         # Where all tokens were forced none was waited for.
         decoding.ended.wait()
@@ -379,8 +379,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
-        self._gauges.read_into(self._stats)
-        return self._stats
+        return self._gauges.read_into(self._stats)
 
     def reset_counts(self) -> None:
         """Count from zero again."""

@@ -25,7 +25,7 @@ class Gauges:
     offloader: Offloader
     num_layer_heads: int
 
-    def read_into(self, stats: EngineStats) -> None:
+    def read_into(self, stats: EngineStats) -> EngineStats:
         stats.running = self.scheduler.num_running
         stats.waiting = self.scheduler.num_waiting
         stats.waiting_tokens = self.scheduler.num_waiting_tokens
@@ -38,3 +38,4 @@ class Gauges:
         stats.offloaded_bytes_total = self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
         stats.fetched_bytes_total = self.offloader.fetched_bytes
         stats.store_reachable = self.offloader.is_reachable
+        return stats

@@ -113,7 +113,7 @@ def test_what_the_process_refuses_is_told_in_a_line(
         ({"--text": "/no/such/text"}, "--text /no/such/text cannot be read"),
         ({"--out": "/no/such/folder/file"}, "there is no folder /no/such/folder"),
         ({"--out": "/tmp"}, "--out /tmp is a folder"),
-        ({"model": "/no/such/model"}, "no model directory at /no/such/model"),
+        ({"model": "/no/such/model"}, "no model directory or GGUF file at /no/such/model"),
     ],
 )
 def test_what_is_missing_is_told_before_the_model_loads(

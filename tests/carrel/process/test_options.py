@@ -295,7 +295,7 @@ def flags_of(commands: Mapping[str, Any]) -> set[str]:
 def test_every_flag_that_an_error_names_exists() -> None:
     known = flags_of(COMMANDS) | {flag for kind in KINDS for each in options_of(kind) for flag in each.flags}
     # of other programs, and of what carrel eval and calibrate start
-    known |= {"--head", "--samples", "--help", "--config"}
+    known |= {"--head", "--samples", "--job", "--help", "--config"}
     named = {
         (flag, str(file.relative_to(ROOT)))
         for package in ("carrel", "gateway", "gpu_worker", "kv_store")

@@ -26,7 +26,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError
+from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
@@ -610,3 +610,30 @@ def test_an_iteration_has_a_step_and_as_many_quanta_as_fit() -> None:
     assert len(rig.records["second"].tokens) == 1
     rig.step()
     assert len(rig.records["second"].tokens) == 2
+
+
+def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() -> None:
+    rig = Rig(prefill_chunk=16, itl_seconds=60.0)
+    rig.submit(request("stream", "full", prompt=random_prompt(9, 1), max_tokens=8))
+    rig.step_until(lambda: bool(rig.records["stream"].tokens))
+    rig.engine.step()
+    prefills, seen = rig.engine.prefills, list[int]()
+    begin = prefills.begin
+
+    def noted(sequences: list[Sequence]) -> None:
+        begin(sequences)
+        advance = prefills[sequences[0]].advance
+
+        def noting() -> list[tuple[Sequence, WorkerError]]:
+            seen.append(len(rig.records["stream"].tokens))
+            return advance()
+
+        prefills[sequences[0]].advance = noting  # type: ignore[method-assign]
+
+    prefills.begin = noted  # type: ignore[method-assign]
+    rig.submit(request("long", "full", prompt=random_prompt(70, 2)))
+    before = len(rig.records["stream"].tokens)
+    rig.engine.step()
+    assert len(seen) > 2
+    assert seen == [before] + [before + 1] * (len(seen) - 1)
+    rig.drain()

@@ -89,7 +89,9 @@ def requests() -> list[GenerationRequest]:
 
 
 def untimed(usage: Usage) -> Usage:
-    return replace(usage, queue_ms=0.0, prefill_ms=0.0, index_wait_ms=0.0, decode_ms=0.0)
+    """Without what depends on when its index came: who shares its steps, and so how sums are rounded."""
+    mass = None if usage.attention_mass is None else round(usage.attention_mass, 6)
+    return replace(usage, queue_ms=0.0, prefill_ms=0.0, index_wait_ms=0.0, decode_ms=0.0, attention_mass=mass)
 
 
 def test_answers_and_accounts_are_those_of_an_index_on_the_device() -> None:
