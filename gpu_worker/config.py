@@ -19,7 +19,7 @@ from carrel.process.options import (
 from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.hyper_parameters import read_options
-from gpu_worker.policies.registry import check_name, option_names
+from gpu_worker.policies.registry import check_allowed, check_name, option_names
 from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -121,6 +121,11 @@ class WorkerOptions:
         "pqcache",
         "selection policy of requests that name none, or auto: full for short ones, else pqcache",
         also=("kv-policy",),
+        metavar="NAME",
+    )
+    allowed_policies: tuple[str, ...] = option(
+        (),
+        "policies that requests may name; auto only beside full and pqcache, of which it chooses (default: all)",
         metavar="NAME",
     )
     policy_options: tuple[str, ...] = option(
@@ -278,6 +283,10 @@ class WorkerConfig(WorkerOptions, LogOptions):
             check_name(self.policy, calibrated=self.calibration is not None)
         except ValueError as exc:
             raise ConfigError(f"--policy: {exc}") from exc
+        try:
+            check_allowed(self.allowed_policies, self.policy, calibrated=self.calibration is not None)
+        except ValueError as exc:
+            raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:
             read_options(self.policy_options, option_names())
         except ValueError as exc:

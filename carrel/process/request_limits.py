@@ -96,7 +96,7 @@ def check_request(request: Any, model: ModelLimits) -> None:
     """Check all of a GenerateRequest but its prompt. Raises LimitError."""
     if request.policy and request.policy not in model.policies:
         raise LimitError(
-            f"Unknown policy {request.policy[:64]!r}: choose one of {', '.join(model.policies)}.",
+            f"This server has no policy {request.policy[:64]!r}: choose one of {', '.join(model.policies)}.",
             "carrel.policy",
         )
     texts = (text for pair in request.policy_options.items() for text in pair)

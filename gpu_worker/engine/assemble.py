@@ -46,6 +46,8 @@ class EngineOptions:
     default_policy: str = "pqcache"
     default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     policies: dict[str, Policy] = field(default_factory=registry)
+    # That a request may name; none: all.
+    allowed_policies: tuple[str, ...] = ()
     # On the model's device; else the store trains them.
     trains_indexes: bool = False
     max_full_tokens: int = FEW_TOKENS
@@ -178,7 +180,7 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         eos_token_ids=config.eos_token_ids,
-        policies=tuple(sorted((AUTO, *options.policies))),
+        policies=tuple(sorted(options.allowed_policies or (AUTO, *options.policies))),
         default_policy=options.default_policy,
         default_budget=options.default_budget,
         num_parameters=model.num_parameters,

@@ -78,6 +78,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         default_policy=config.policy,
         default_budget=config.budget,
         policies=policies,
+        allowed_policies=config.allowed_policies,
         trains_indexes=config.index_device == "gpu",
         max_full_tokens=_max_full_tokens(config, shape),
         reuses_prefixes=config.prefix_cache,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -112,6 +112,17 @@ def check_name(name: str, calibrated: bool = False) -> None:
     known = (AUTO, *names(), *(CALIBRATED if calibrated else ()))
     if name not in known:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(sorted(known))}")
+
+
+def check_allowed(allowed: Collection[str], default: str, calibrated: bool = False) -> None:
+    """Raises ValueError unless all of these exist, and the server's default is one of them; with `auto` also what that
+    chooses of. None at all: everything is allowed."""
+    for name in allowed:
+        check_name(name, calibrated)
+    if allowed and default not in allowed:
+        raise ValueError(f"{default!r}, of --policy, is none of them; add it, or choose another --policy")
+    if AUTO in allowed and (missing := {"full", "pqcache"}.difference(allowed)):
+        raise ValueError(f"auto chooses full or pqcache; add {' and '.join(sorted(missing))} too")
 
 
 def registry(*given: Policy, options: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, Policy]:

@@ -69,6 +69,20 @@ def test_a_bad_value_is_named_with_its_flag(flag, value):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("default", "allowed", "reason"),
+    [
+        ("full", "full,x", "unknown policy 'x'"),
+        ("pqcache", "full", "'pqcache', of --policy"),
+        ("auto", "auto,full", "add pqcache too"),
+    ],
+)
+def test_allowed_policies_hold_all_that_can_be_chosen(default, allowed, reason):
+    with pytest.raises(OptionError, match=f"--allowed-policies: .*{reason}"):
+        parse("--policy", default, "--allowed-policies", allowed)
+    parse("--policy", "auto", "--allowed-policies", "auto,full,pqcache")
+
+
 def test_two_limits_of_one_memory_are_refused():
     with pytest.raises(OptionError, match="keep one"):
         parse("--gpu-memory-limit", "1GiB", "--gpu-memory-utilization", "0.5")

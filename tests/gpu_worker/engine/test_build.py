@@ -11,7 +11,9 @@ import torch
 from gpu_worker.calibration import ModelFacts, Observation, write_calibration
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import ConfigError
+from kv_store.local import LocalStore
 
 MODEL = {
     "model_type": "llama",
@@ -48,16 +50,30 @@ def test_options_that_contradict_the_model_are_refused(changes: dict, message: s
         start(tmp_path, **changes)
 
 
-def start(model: Path, **options: object) -> None:
+def start(model: Path, store: str = "unix:/nowhere", **options: object) -> Engine:
     config = WorkerConfig(
         model=str(model),
         listen="unix:/unused",
-        store="unix:/nowhere",
+        store=store,
         device="cpu",
         load_format="dummy",
         **options,
     )
-    build_engine(config, lambda *progress: None)
+    return build_engine(config, lambda *progress: None)
+
+
+def test_clients_hear_of_the_policies_that_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    with LocalStore(16 << 20) as store:
+        engine = start(
+            tmp_path,
+            store.target,
+            slot_memory_bytes=8 << 20,
+            policy="full",
+            allowed_policies=("snapkv", "full"),
+        )
+        engine.close()
+    assert engine.info.policies == ("full", "snapkv")
 
 
 def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
