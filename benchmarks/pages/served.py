@@ -45,20 +45,29 @@ def _loads() -> list[Load]:
     return [
         Load("chats of 512 tokens, 3 a second", first, _first(alone), DASH, _of(vllm["chats alone"], "ttft")),
         Load(chats, first, _first(mixed["chats"]), _first(default["chats"]), _of(beside, "ttft")),
-        Load(chats, "gap, p50 / p95, ms", _gap(mixed["chats"]), _gap(default["chats"]), _of(beside, "gap")),
+        Load(
+            chats, "gap, p50 / p95 / p99.9, ms", _gap(mixed["chats"]), _gap(default["chats"]), _gap_of(beside)
+        ),
         Load(
             "these prompts",
-            "last first token (Carrel: p99), s",
+            "last first token, s",
             _last(mixed["documents"]),
             _last(default["documents"]),
             f"{max(beside['long_ttft'][:3]):.1f}",
         ),
         Load(
-            "16 prompts of 16K, 8 at once, `full`",
+            "16 prompts of 16K, 8 at once, `full`, target 200 ms, chunks of 4,096",
             "tokens/s, made / of prompts",
             f"{batch.output_tokens_per_s:.0f} / {batch.prompt_tokens_per_s:,.0f}",
             DASH,
             f"{equal['tokens_s']:.0f} / {equal['prompt_tokens_s']:,.0f}",
+        ),
+        Load(
+            "a chat of 32K tokens, then its second turn, `auto` at n/5",
+            "first token of each, ms",
+            _turns("auto"),
+            DASH,
+            DASH,
         ),
     ]
 
@@ -70,12 +79,30 @@ def _first(row: ClassRow) -> str:
 
 def _gap(row: ClassRow) -> str:
     assert row.gap_ms is not None
-    return f"{row.gap_ms.p50:.0f} / {row.gap_ms.p95:.0f}"
+    assert row.gap_p999_ms is not None
+    return f"{row.gap_ms.p50:.0f} / {row.gap_ms.p95:.0f} / {row.gap_p999_ms:.0f}"
+
+
+def _gap_of(load: dict[str, dict[str, float]]) -> str:
+    return " / ".join(f"{1000 * load['gap'][share]:.0f}" for share in ("0.5", "0.95", "0.999"))
 
 
 def _last(row: ClassRow) -> str:
+    """Of three, between the second and the last of which percentiles are interpolated."""
     assert row.ttft_ms is not None
-    return f"{row.ttft_ms.p99 / 1000:.1f}"
+    assert row.num_done == 3
+    second = row.ttft_ms.p50
+    return f"{(second + (row.ttft_ms.p99 - second) / 0.98) / 1000:.1f}"
+
+
+def _turns(policy: str) -> str:
+    """Of one conversation of two turns, whose first tokens' median is their mean."""
+    (row,) = rows(ClassRow, f"serve_known_{policy}_h200")
+    assert row.ttft_ms is not None
+    assert row.later_ttft_ms is not None
+    assert row.num_done == 2
+    later = row.later_ttft_ms.p50
+    return f"{2 * row.ttft_ms.p50 - later:,.0f} / {later:,.0f}"
 
 
 def _of(load: dict[str, dict[str, float]], name: str) -> str:
