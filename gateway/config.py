@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from gateway.errors import ConfigError
 
 # that the worker takes
 MAX_WEIGHT = 1e6
+# without a limit that is asked for
+MOST_CONNECTIONS = 8192
+# descriptors for what is no HTTP connection
+OTHER_DESCRIPTORS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,22 @@ class ListenOptions:
         name="api-key",
         metavar="KEY",
         secret=True,
+    )
+    max_connections: int | None = option(
+        None,
+        "open HTTP connections; for one more the longest idle one is closed, and where none is idle it gets 503 "
+        "(default: three quarters of the descriptors that the process may have, at most 8192)",
+        metavar="N",
+        ge=1,
+    )
+    header_timeout_s: float = option(
+        10.0,
+        "seconds that an HTTP connection may be without a request: from its start, or its last answer, to the end of a "
+        "request's head",
+        name="header-timeout",
+        metavar="S",
+        gt=0,
+        allow_inf_nan=False,
     )
 
 
@@ -86,6 +107,14 @@ class GatewayOptions:
     request_timeout_s: float = option(
         1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False
     )
+    write_timeout_s: float = option(
+        30.0,
+        "seconds that a client may take nothing of what is written to it; its connection or call is ended then",
+        name="write-timeout",
+        metavar="S",
+        gt=0,
+        allow_inf_nan=False,
+    )
     heartbeat_s: float = option(
         10.0,
         "seconds of silence before a stream gets a comment",
@@ -128,6 +157,11 @@ class GatewayConfig(ListenOptions, GatewayOptions):
             raise ConfigError(f"--port and --grpc-port are both {self.port}: choose two different ports")
         if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise ConfigError("--api-key holds characters that no header can carry")
+        if self.max_connections is not None and self.max_connections > num_descriptors() - OTHER_DESCRIPTORS:
+            raise ConfigError(
+                f"--max-connections {self.max_connections} leaves too few of this process's {num_descriptors()} "
+                f"descriptors, of which {OTHER_DESCRIPTORS} must stay: give fewer, or raise the limit (ulimit -n)"
+            )
         if self.api_key_weights and len(self.api_key_weights) != len(self.api_keys):
             raise ConfigError(
                 f"--api-key-weights has {len(self.api_key_weights)} numbers for {len(self.api_keys)} keys: "
@@ -158,11 +192,22 @@ class GatewayConfig(ListenOptions, GatewayOptions):
         return self.max_concurrent_per_key
 
     @property
+    def connection_limit(self) -> int:
+        """Open HTTP connections at most; chat gRPC, the worker and files have the other descriptors."""
+        return self.max_connections or min(num_descriptors() * 3 // 4, MOST_CONNECTIONS)
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The names in the API; answers carry the first."""
         path = Path(self.model)
         own = path.resolve().name if path.is_dir() else path.stem if path.is_file() else self.model
         return self.served_model_names or (own,)
+
+
+def num_descriptors() -> int:
+    """That this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
 
 
 def parse_config(arguments: Sequence[str]) -> GatewayConfig:

@@ -8,19 +8,15 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import uvicorn
 
 from carrel.process.events import ProcessEvents
 from carrel.process.request_limits import RANGES
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.first_request import FirstRequest
-from gateway.listener import bind
-from gateway.rest.app import create_app
+from gateway.listener import AcceptErrors, bind
+from gateway.rest.server import RESTServer
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
 from gateway.tokenizer import Tokenizer, load_tokenizer, resolve_model_dir
@@ -36,19 +32,12 @@ DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 log = logging.getLogger(__name__)
 
 
-class RESTServer(uvicorn.Server):
-    """uvicorn without signal handlers: the process drains before it stops listening."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(config: GatewayConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's death, then drain. Raises ConfigError before anything is served."""
     parent = os.getppid()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(AcceptErrors())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     with bind(config) as listener:
@@ -67,20 +56,7 @@ async def _run(
 ) -> None:
     events = ProcessEvents("gateway", config.json_events)
     chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
-    rest = RESTServer(
-        uvicorn.Config(
-            create_app(config, service),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            # what else is installed must not choose the parser
-            http="h11",
-            ssl_keyfile=config.ssl_keyfile,
-            ssl_certfile=config.ssl_certfile,
-            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-        )
-    )
+    rest = RESTServer(config, service, CLOSE_TIMEOUT_S)
     rest_task = asyncio.create_task(rest.serve([listener]))
     watch = asyncio.create_task(_watch_parent(parent, ended))
     try:

@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import uvicorn
 from fake_worker import FakeWorker, Script, start_worker
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from waiting import PATIENCE
 
 from gateway.config import GatewayConfig
 from gateway.listener import bind
-from gateway.rest.app import create_app
+from gateway.rest.server import RESTServer
 from gateway.rpc.server import ChatServer
-from gateway.server import RESTServer, create_service, load
+from gateway.server import create_service, load
 from gateway.service import ChatService
 from gateway.worker_client import GRPCWorkerClient
 
@@ -89,10 +88,9 @@ def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack
         worker = await start_worker(fake, socket_path)
         client = GRPCWorkerClient(socket_path)
         service = create_service(config, client, tokenizer, defaults)
-        app = create_app(config, service)
         chat = ChatServer(config, service, 2**20)
         listener = bind(config)
-        rest = RESTServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+        rest = RESTServer(config, service, 1)
         serving = asyncio.create_task(rest.serve([listener]))
         stack = Stack(
             config, service, raw, f"http://127.0.0.1:{listener.getsockname()[1]}",

@@ -44,6 +44,7 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
         (["--worker", "w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
         (["--worker", "w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
         (["--worker", "w", "--api-key", "a", "--api-key-weights", "x"], "--api-key-weights 'x'"),
+        (["--worker", "w", "--max-connections", "999999999"], "ulimit -n"),
         (["--worker", "w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
         (
             ["--worker", "w", "--ssl-keyfile", "/k.pem", "--ssl-certfile", "/none.pem"],
