@@ -6,7 +6,7 @@ import logging
 from typing import Protocol
 
 from gateway.admission import Admission
-from gateway.errors import ServiceError, VersionMismatch, WorkerUnavailable
+from gateway.errors import ServiceError, ShuttingDown, StoreUnavailable, VersionMismatch, WorkerUnavailable
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -62,24 +62,24 @@ class WorkerStatus:
             return False
         return True
 
-    async def why_not_ready(self) -> str | None:
-        """None when a request would be served now, else what is missing."""
+    async def why_not_ready(self) -> ServiceError | None:
+        """None when a request would be served now, else what it would end with."""
         if self._admission.is_draining:
-            return "The server is shutting down."
+            return ShuttingDown()
         try:
             if not await self._worker.is_serving():
                 self._rehearse_again()
-                return "The model worker is still loading, or is shutting down."
+                return WorkerUnavailable("The model worker is still loading, or is shutting down.")
             await self.info()
             if not (await self._worker.stats()).store_reachable:
-                return "The KV store cannot be reached."
+                return StoreUnavailable("The KV store cannot be reached.")
             if not await self._is_rehearsed():
-                return "The server is warming up."
+                return WorkerUnavailable("The server is warming up.")
         except WorkerUnavailable as error:
             self._rehearse_again()
-            return error.message
+            return error
         except ServiceError as error:
-            return error.message
+            return WorkerUnavailable(error.message)
         return None
 
     async def _is_rehearsed(self) -> bool:

@@ -22,6 +22,8 @@ MAX_CACHE_SALT_CHARS = 256
 MAX_PIN_SECONDS = 30 * 86400
 MIN_BUDGET_TOKENS = 2
 MAX_UINT32 = 2**32 - 1
+# above 0 that float32, in which messages have these numbers, holds to its full precision
+LEAST_FLOAT = 2.0**-126
 
 
 class LimitError(ValueError):
@@ -62,10 +64,10 @@ RANGES: Mapping[str, Range] = {
     "max_tokens": Range(ge=1, le=MAX_UINT32),
     "min_tokens": Range(ge=0, le=MAX_UINT32),
     "temperature": Range(ge=0, le=2),
-    "top_p": Range(gt=0, le=1),
+    "top_p": Range(ge=LEAST_FLOAT, le=1),
     "top_k": Range(ge=0, le=MAX_UINT32),
     "min_p": Range(ge=0, lt=1),
-    "repetition_penalty": Range(gt=0, le=2),
+    "repetition_penalty": Range(ge=LEAST_FLOAT, le=2),
     "presence_penalty": Range(ge=-2, le=2),
     "frequency_penalty": Range(ge=-2, le=2),
     # of REST; the worker takes all of uint64

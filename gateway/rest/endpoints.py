@@ -111,9 +111,9 @@ class Endpoints:
 
     async def ready(self, request: Request) -> Response:
         """Readiness: 200 when a request would be served now."""
-        if (reason := await self._service.status.why_not_ready()) is None:
+        if (error := await self._service.status.why_not_ready()) is None:
             return JSONResponse({"status": "ready"})
-        return error_response(WorkerUnavailable(reason))
+        return error_response(error)
 
     async def version(self, request: Request) -> Response:
         """Carrel's version."""

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, Unauthorized
+from gateway.rpc.decoding import DecodeInterceptor
 from gateway.rpc.errors import abort
 from gateway.rpc.servicer import ChatServicer
 from gateway.service import ChatService
@@ -58,7 +59,7 @@ class ChatServer:
         self._service = service
         keys = KeyRing(config.api_keys)
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(keys)],
+            interceptors=[AuthInterceptor(keys), DecodeInterceptor(CHAT)],
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)],
         )
         chat_pb2_grpc.add_ChatServicer_to_server(ChatServicer(service, keys), self._server)

@@ -29,6 +29,9 @@ def outside() -> Iterator[tuple[str, float]]:
         ):
             assert value is not None
             yield name, value
+    # 0 to the worker, whose numbers are float32
+    yield "repetition_penalty", 1e-60
+    yield "top_p", 1e-40
 
 
 def bodies() -> Iterator[Any]:

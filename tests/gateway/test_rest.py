@@ -317,7 +317,7 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
         assert f'carrel_worker_{name}{{model_name="tiny"}} {value}' in text
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
-    assert error_of(http.get("/ready"))["code"] == "worker_unavailable"
+    assert error_of(http.get("/ready"))["code"] == "store_unavailable"
 
 
 def test_an_answers_phases_are_observed_and_a_failed_ones_as_far_as_they_ended(

@@ -152,6 +152,15 @@ def test_worker_errors_before_and_within_the_stream(
     assert events[-1].error.code == (500 if code == grpc.StatusCode.INTERNAL else 503)
 
 
+@pytest.mark.parametrize("method", ["Complete", "ListModels"])
+def test_what_cannot_be_decoded_is_the_clients_error(channel: grpc.Channel, method: str) -> None:
+    call = channel.unary_stream(f"/carrel.gateway.v1.Chat/{method}")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call(b"\xff\xff\xff", timeout=PATIENCE))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be decoded" in caught.value.details()
+
+
 def test_cancelled_call_frees_the_worker(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
     script = stack.say("the quick fox", hang_at=2)
     call = chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE)
