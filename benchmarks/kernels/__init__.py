@@ -17,6 +17,7 @@ OPS = (
     "bit_codes",
     "bit_append",
     "bit_score",
+    "bit_select",
     "top_k",
     "centroid_rank",
     "page_bound",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.bitkeys.bit_score import bit_score
+from gpu_worker.policies.bitkeys.bit_select import bit_select
 from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes
 from gpu_worker.policies.bitkeys.rotation import Rotation
 from gpu_worker.policies.hyper_parameters import Between, SplitShare
@@ -79,6 +80,23 @@ class BitKeys(RecallPolicy[BitIndex]):
             index.scales[:, span],
             leaving.seats,
             leaving.positions,
+        )
+
+    def select(self, index: BitIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
+        layer = candidates.layer
+        return bit_select(
+            candidates.query,
+            index.rotation.matrix,
+            index.codes[:, layer],
+            index.scales[:, layer],
+            index.sinks[:, layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            counts,
+            width,
+            candidates.num_positions,
+            candidates.scale,
         )
 
     def score(self, index: BitIndex, candidates: Candidates) -> Tensor:

@@ -129,6 +129,7 @@ for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (f
 """
 BITS = """
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
+from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
 
 for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80), (bfloat16, 2, 256):
@@ -139,7 +140,9 @@ for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80), (bfloat16, 2
     keys = zeros(2, 900, 2 * head_dim, dtype=dtype)[..., :head_dim]
     code_prompt(keys, means[0, 0], matrix, codes[0, 0], scales[0, 0])
     query, sinks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 3, 2, 4, head_dim)[:, 1]
-    bit_score(query, matrix, codes[:, 1], scales[:, 1], sinks, seats, begin, end, 0.1, 5000)
+    index = codes[:, 1], scales[:, 1], sinks, seats, begin, end
+    bit_score(query, matrix, *index, 0.1, 5000)
+    bit_select(query, matrix, *index, end, 900, 5000, 0.1)
 """
 ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
@@ -233,6 +236,7 @@ SCRIPTS = {
             "code_tokens",
             "round_queries",
             "weigh_codes",
+            "mark_levels",
         },
     ),
     "means": (

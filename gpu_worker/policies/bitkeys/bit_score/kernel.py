@@ -47,13 +47,30 @@ def bit_score(
     num_positions: int,
 ) -> Tensor:
     """See the reference. All on one CUDA device; codes, scales and sinks may be views of one layer."""
+    batch, num_kv_heads = query.shape[0], codes.shape[1]
+    scores = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
+    if scores.numel():
+        weigh(query, rotation, codes, scales, sinks, (seats, begin, end), scale, num_positions, scores)
+    return scores
+
+
+def weigh(
+    query: Tensor,
+    rotation: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    sinks: Tensor,
+    spans: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+    num_positions: int,
+    target: Tensor,
+) -> None:
+    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int8 [B * H_kv, 2, M], the high and
+    the low seven bits of the weights' levels, 0 where there is no candidate, M the number of `padded_positions`."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
     group, rows = num_heads // num_kv_heads, batch * num_kv_heads
-    scores = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
-    if scores.numel() == 0:
-        return scores
-    spans = (seats.contiguous(), begin.contiguous(), end.contiguous())
+    seats, begin, end = (each.contiguous() for each in spans)
     rounded = torch.empty(rows, group, head_dim, dtype=torch.int8, device=query.device)
     # Of every query head: what a step of its products is worth, what is added to them, and the shares' totals.
     worths = torch.empty(rows, group, 2 + SHARES, dtype=torch.float32, device=query.device)
@@ -69,21 +86,32 @@ def bit_score(
         "num_warps": 4,
     }
     round_queries[(rows, SHARES)](
-        query.contiguous(), rotation, codes, scales, sinks, *spans, rounded, worths,
+        query.contiguous(), rotation, codes, scales, sinks, seats, begin, end, rounded, worths,
         num_kv_heads, num_positions, sinks.shape[2], scale * LOG2_E, *strides, *sinks.stride()[:2],
         **sizes, WIDTH=max(16, heads), BYTES=max(32, width), DIMS=max(16, triton.next_power_of_2(head_dim)),
         SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // SHARES,
     )  # fmt: skip
-    peers = max(1, 8 // heads)
+    peers = _peers(group)
     token_rows = max(LEAST_ROWS, TILE // peers)
     num_tiles = triton.cdiv(num_positions, token_rows * peers)
     chunk_tiles = _chunk_tiles(rows, num_tiles, PROGRAMS)
     weigh_codes[(triton.cdiv(num_tiles, chunk_tiles), rows)](
-        codes, scales, *spans, rounded, worths, scores, num_kv_heads, num_positions,
-        token_rows * peers * chunk_tiles,
+        codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions,
+        token_rows * peers * chunk_tiles, target.shape[-1],
         *strides, **sizes, HEADS=heads, SPAN=max(32 // peers, width), PEERS=peers, ROWS=token_rows,
+        IS_LEVELS=target.dtype == torch.int8,
     )  # fmt: skip
-    return scores
+
+
+def padded_positions(num_positions: int, group: int) -> int:
+    """All positions of the tiles that are weighed."""
+    peers = _peers(group)
+    size = max(LEAST_ROWS, TILE // peers) * peers
+    return triton.cdiv(num_positions, size) * size
+
+
+def _peers(group: int) -> int:
+    return max(1, 8 // triton.next_power_of_2(group))
 
 
 @cache

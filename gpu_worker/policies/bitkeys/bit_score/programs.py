@@ -12,6 +12,9 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
 
 LARGEST = tl.constexpr(reference.LARGEST)
 CODE_CENTRE = tl.constexpr(CENTRE)
+LEVEL_SHIFT = tl.constexpr(reference.LEVEL_SHIFT)
+LEVEL_BASE = tl.constexpr(reference.LEVEL_BASE)
+MAX_LEVEL = tl.constexpr(reference.MAX_LEVEL)
 # What a code of 1 is in a byte that is not shifted to the right.
 CODE_UNIT = tl.constexpr(64)
 # Below what a query or a total can be.
@@ -179,12 +182,14 @@ def round_queries(
 
 @triton.jit
 def weigh_codes(
-    codes, scales, seats, begin, end, rounded, worths, scores, num_kv_heads, num_positions, chunk_size,
+    codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions, chunk_size, row_size,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, SPAN: tl.constexpr,
     PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
+    IS_LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate.
+    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or their
+    levels, in two planes of seven bits; 0 where there is no candidate.
 
     A row of the products is of PEERS adjacent tokens, SPAN bytes each, and a column of one of them and a query head, so
     that small groups and short codes leave no part of the tensor cores' tiles to zeros.
@@ -196,7 +201,7 @@ def weigh_codes(
     last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
     codes += seat * code_stride_seat + kv_head * code_stride_head
     scales += seat * scale_stride_seat + kv_head * scale_stride_head
-    scores += row * num_positions
+    target += row * row_size * (2 if IS_LEVELS else 1)
 
     rounded += row * GROUP * HEAD_DIM
     query0 = _load_quarter(rounded, 0, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
@@ -241,8 +246,15 @@ def weigh_codes(
         by_token = tl.reshape(products, [ROWS, PEERS, HEADS]).to(tl.float32)
         logits = (by_token * unit[None, None, :] + added[None, None, :]) * worth[:, :, None]
         weights = tl.sum(tl.exp2(logits - normaliser[None, None, :]), axis=2)
-        weights = tl.where((positions >= first) & (positions < last), weights, float("-inf"))
-        tl.store(scores + positions, weights, mask=positions < num_positions)
+        is_candidate = (positions >= first) & (positions < last)
+        if IS_LEVELS:
+            level = (weights.to(tl.int32, bitcast=True) >> LEVEL_SHIFT) - LEVEL_BASE
+            level = tl.where(is_candidate, tl.minimum(tl.maximum(level, 1), MAX_LEVEL), 0)
+            tl.store(target + positions, (level >> 7).to(tl.int8))
+            tl.store(target + row_size + positions, (level & 127).to(tl.int8))
+        else:
+            weights = tl.where(is_candidate, weights, float("-inf"))
+            tl.store(target + positions, weights, mask=positions < num_positions)
 
 
 @triton.jit

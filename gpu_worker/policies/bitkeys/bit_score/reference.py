@@ -20,6 +20,10 @@ LOG2_E = math.log2(math.e)
 LARGEST = 127
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
+# A level is a weight's float32 less its low bits: 512 an octave, from 2^-28 on, in fourteen bits.
+LEVEL_SHIFT = 14
+LEVEL_BASE = (127 - 28) << 23 - LEVEL_SHIFT
+MAX_LEVEL = (1 << 14) - 1
 
 
 def bit_score(
@@ -58,6 +62,12 @@ def bit_score(
     total += (chosen - peak).exp2_().sum(dim=-1) * per_sample[:, None, None]
     normaliser = peak + total.log2()[..., None]
     return (logits - normaliser).exp2_().sum(dim=2).masked_fill_(masked, -math.inf)
+
+
+def levels(weights: Tensor) -> Tensor:
+    """What weights are compared by where tokens are selected, in float32; -inf where there is no candidate."""
+    rounded = (weights.view(torch.int32) >> LEVEL_SHIFT) - LEVEL_BASE
+    return rounded.clamp_(1, MAX_LEVEL).float().masked_fill_(weights == -math.inf, -math.inf)
 
 
 def _products(rotated: Tensor, codes: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ A head here is one KV head of one lane. Its positions are cut into tiles, and th
    if it is the same. A byte a pair says so, in shared memory (4 KiB for 64 centroids), while the codes of the chunk
    pass by, two bytes a token. That leaves two bits a token, and how many of each kind a tile has.
    All chunks of a head weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
-2. `write_taken`, a program some tiles: knows from the head's tiles which ties are too low, and the rank of each token.
+2. `write_taken` of `kernels.marks`, a program some tiles: knows from the head's tiles which ties are too low, and the rank of each token.
 
 Nothing is added atomically, so two runs agree. Traffic: the codes once, and an eighth of their bytes written and read.
 """
@@ -20,13 +20,12 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk, write_taken
+from gpu_worker.kernels.marks import write_marked
+from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk
 from gpu_worker.policies.pqcache.pq_select.reference import LOG2_E, check_pairs
 
-# Of 512 threads, two for each of the 132 SMs of an H200, or four where they need few registers; more than enough for
-# smaller devices.
+# Of 512 threads, two for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 264
-WRITERS = 528
 # Positions of a program at a time: 16 bytes of codes for each of 512 threads.
 TILE = 4096
 # What to weigh all pairs takes, in tiles.
@@ -75,12 +74,8 @@ def pq_select(
         # Vectors of 8 tokens end within the codes of a head.
         ALIGN=8 if codes.shape[2] % 8 == 0 else 1, num_warps=num_warps, maxnreg=64,
     )  # fmt: skip
-    writer_tiles = triton.cdiv(rows * num_tiles, WRITERS // factor)
-    write_taken[(rows, triton.cdiv(num_tiles, writer_tiles))](
-        *spans, marks, tallies, taken, *shape,
-        # Of the longest sequence, so that it is compiled once.
-        TILES=triton.next_power_of_2(max(num_tiles, triton.cdiv(codes.shape[2], tile))), TILE=tile, num_warps=num_warps,
-    )  # fmt: skip
+    # Of the longest sequence, so that it is compiled once.
+    write_marked(spans, marks, tallies, taken, num_positions, codes.shape[2], num_warps)
     return taken
 
 
