@@ -7,7 +7,8 @@ A head here is one KV head of one lane. Its positions are cut into tiles, and th
    if it is the same. A byte a pair says so, in shared memory (4 KiB for 64 centroids), while the codes of the chunk
    pass by, two bytes a token. That leaves two bits a token, and how many of each kind a tile has.
    All chunks of a head weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
-2. `write_taken` of `kernels.marks`, a program some tiles: knows from the head's tiles which ties are too low, and the rank of each token.
+2. `write_taken` of `kernels.marks`, a program some tiles: knows from the head's tiles which ties are too low, and the
+   rank of each token.
 
 Nothing is added atomically, so two runs agree. Traffic: the codes once, and an eighth of their bytes written and read.
 """
