@@ -47,7 +47,7 @@ def test_a_connection_without_a_request_is_ended(tmp_path: Path, model_dir: Path
         with connect(stack) as refused:
             # answered without a key, and what is left of its body is nobody's request
             refused.sendall(
-                f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n".encode()
+                f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n".encode()
             )
             assert b"401" in refused.recv(100)
             drip(refused)
@@ -86,7 +86,7 @@ def test_a_client_that_reads_nothing_is_ended(tmp_path: Path, model_dir: Path) -
     options = {"write_timeout_s": 0.3, "max_connections": 1}
     with running_stack(tmp_path, model_dir, **options) as stack, connect(stack) as deaf:
         # far more than the kernel keeps for it
-        deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+        deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
         wait_until(lambda: httpx.get(f"{stack.url}/version", timeout=PATIENCE).status_code == 200)
 
 
