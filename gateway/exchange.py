@@ -22,21 +22,29 @@ class GenerationOptions:
     """What a request may say besides its prompt.
 
     `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
-    `prefix_salt` (see `KeyRing.caller`).
+    `prefix_salt` (see `KeyRing.caller`). `add_special_tokens` None: to a completion, not to a chat, whose template
+    writes them. `truncate_to`: of each prompt only so many tokens are kept, the last; None: all.
     """
 
     model: str | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
+    add_special_tokens: bool | None = None
+    truncate_to: int | None = None
     draft: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
+    """The answer begins where an assistant's message would, if `adds_generation_prompt`, or where the last message
+    ends, if `continues_final`; not both."""
+
     messages: tuple[Message, ...]
     options: GenerationOptions = GenerationOptions()
     template_arguments: Mapping[str, Scalar] = field(default_factory=dict)
     request_id: str | None = None
+    adds_generation_prompt: bool = True
+    continues_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

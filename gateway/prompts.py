@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 
 from carrel.process.request_limits import context_overflow
 from gateway.errors import InvalidRequest, invalid_requests
-from gateway.exchange import Message, Scalar, TokenIds
+from gateway.exchange import ChatRequest, TokenIds
 from gateway.tokenizer import Tokenizer
 
 MAX_ROLE_CHARS = 64
@@ -27,12 +26,12 @@ class PromptEncoder:
 
     async def chat(
         self,
-        messages: Sequence[Message],
-        arguments: Mapping[str, Scalar],
+        request: ChatRequest,
         max_model_len: int,
         max_tokens: int,
     ) -> TokenIds:
         """The token ids of a chat by the model's template. Raises InvalidRequest about `messages`."""
+        messages = request.messages
         if not messages:
             raise InvalidRequest("messages is empty: give at least one message.", "messages")
         for message in messages:
@@ -42,9 +41,16 @@ class PromptEncoder:
             check_text(message.content, "messages")
         num_chars = sum(len(message.content) for message in messages)
         self._check_chars(num_chars, max_model_len, max_tokens, "messages")
-        text = await asyncio.to_thread(self._tokenizer.render_chat, messages, arguments)
+        text = await asyncio.to_thread(
+            self._tokenizer.render_chat,
+            messages,
+            request.template_arguments,
+            request.adds_generation_prompt,
+            request.continues_final,
+        )
         # the template writes the special tokens itself
-        return await self.text(text, False, max_model_len, max_tokens, "messages")
+        adds_special = bool(request.options.add_special_tokens)
+        return await self.text(text, adds_special, max_model_len, max_tokens, "messages")
 
     async def text(
         self, text: str, add_special_tokens: bool, max_model_len: int, max_tokens: int, param: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -34,7 +35,6 @@ from gateway.exchange import (
     Event,
     Generation,
     GenerationOptions,
-    Message,
     TokenIds,
 )
 from gateway.metrics import Metrics
@@ -132,10 +132,11 @@ class ChatService:
         options = request.options
 
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
-            arguments, max_tokens = request.template_arguments, options.draft.sampling.max_tokens or 1
-            return (await self._prompts.chat(request.messages, arguments, max_model_len, max_tokens),)
+            max_tokens = options.draft.sampling.max_tokens or 1
+            return (await self._prompts.chat(request, max_model_len, max_tokens),)
 
-        lead, request_id = self._tokenizer.answer_lead, public_id(request.request_id)
+        lead = self._tokenizer.answer_lead if request.adds_generation_prompt else ""
+        request_id = public_id(request.request_id)
         return self._generation(_Plan(request_id, "chat", "messages", 1, encode, 0, options, lead))
 
     def completion(self, request: CompletionRequest) -> Generation:
@@ -155,9 +156,9 @@ class ChatService:
             max_model_len = (await self.status.info()).max_model_len
             return await self._prompts.text(text, add_special_tokens, max_model_len, 1, "prompt")
 
-    async def tokenize_chat(self, messages: tuple[Message, ...], caller: bytes) -> TokenIds:
+    async def tokenize_chat(self, request: ChatRequest, caller: bytes) -> TokenIds:
         with self.admission.place(caller):
-            return await self._prompts.chat(messages, {}, (await self.status.info()).max_model_len, 1)
+            return await self._prompts.chat(request, (await self.status.info()).max_model_len, 1)
 
     async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
         with self.admission.place(caller):
@@ -220,7 +221,11 @@ class ChatService:
         self.check_model(plan.options.model)
         info = await self.status.info()
         _check(plan, info)
-        prompts = await plan.encode(info.max_model_len)
+        if (kept := plan.options.truncate_to) is None:
+            prompts = await plan.encode(info.max_model_len)
+        else:
+            # what is left out need not fit
+            prompts = tuple(prompt[-kept:] for prompt in await plan.encode(sys.maxsize))
         deadline = started_at + self._config.request_timeout_s
         num_prompt_tokens = [len(prompt) for prompt in prompts]
         progress = PrefillProgress(num_prompt_tokens, plan.options.n)
@@ -292,7 +297,8 @@ class ChatService:
         match prompt:
             case str():
                 max_tokens = options.draft.sampling.max_tokens or 1
-                return await self._prompts.text(prompt, True, max_model_len, max_tokens, "prompt")
+                adds_special = options.add_special_tokens is not False
+                return await self._prompts.text(prompt, adds_special, max_model_len, max_tokens, "prompt")
             case _:
                 # the worker knows which ids there are
                 return prompt

@@ -20,6 +20,8 @@ from gateway.gguf_tokenizer import read_gguf_tokenizer
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
+# OpenAI's newer word for the system
+DEVELOPER = "developer"
 NO_TEMPLATE = (
     "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
 )
@@ -35,6 +37,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._chat_template = chat_template
+        self._roles = {} if DEVELOPER in (chat_template or "") else {DEVELOPER: "system"}
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | {"messages"}
 
     @cached_property
@@ -73,8 +76,15 @@ class Tokenizer:
         """Text of one token on its own, special tokens by their names."""
         return str(self._backend.decode([token_id], skip_special_tokens=False))
 
-    def render_chat(self, messages: Sequence[Message], arguments: Mapping[str, Scalar]) -> str:
-        """The prompt text for a chat, by the model's template in transformers' sandbox.
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Scalar],
+        adds_generation_prompt: bool = True,
+        continues_final: bool = False,
+    ) -> str:
+        """The prompt text for a chat, by the model's template in transformers' sandbox. A developer is the system to a
+        template that does not know the role.
 
         Raises InvalidRequest when there is no template or when the template refuses the messages.
         """
@@ -86,20 +96,31 @@ class Tokenizer:
                     f"{name[:50]!r} cannot be set for the chat template.", "chat_template_kwargs"
                 )
         try:
-            return self._render(messages, arguments, add_generation_prompt=True)
+            return self._render(
+                messages,
+                arguments,
+                add_generation_prompt=adds_generation_prompt,
+                continue_final_message=continues_final,
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as exc:
             reason = " ".join(str(exc).split())[:200]
             raise InvalidRequest(f"The chat template refused the messages: {reason}", "messages") from exc
 
     def _render(
-        self, messages: Sequence[Message], arguments: Mapping[str, Scalar], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Scalar],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
     ) -> str:
         # Any: free template variables share the keyword arguments with transformers' typed ones
         render: Any = self._tokenizer.apply_chat_template
         text = render(
-            [{"role": message.role, "content": message.content} for message in messages],
+            [{"role": self._roles.get(each.role, each.role), "content": each.content} for each in messages],
             chat_template=self._chat_template,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tokenize=False,
             **arguments,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
@@ -13,6 +14,7 @@ from gateway.rest.schemas import (
     GenerationBody,
     MessageBody,
     SessionBody,
+    TokenizeBody,
 )
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -20,6 +22,26 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 # far above any context, and a safe number in every protocol
 MAX_BUDGET_TOKENS = 2**53
+
+# What other servers take and what would change the answer, with the value that changes nothing beside null.
+UNSUPPORTED: Mapping[str, Any] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "chat_template": None,
+    "documents": [],
+    "guided_choice": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1,
+    "logits_processors": [],
+    "prompt_logprobs": None,
+    "return_token_ids": False,
+    "skip_special_tokens": True,
+    "structured_outputs": None,
+    "use_beam_search": False,
+}
 
 # of a policy's options, as the command line has them
 WORDS = {"True": "on", "False": "off"}
@@ -39,7 +61,7 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
         )
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    _check_stream_options(body)
+    _check_fields(body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatRequest(
@@ -47,7 +69,31 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
         _read_options(body, max_tokens, logprobs, caller),
         body.chat_template_kwargs or {},
         request_id,
+        *_read_end(body),
     )
+
+
+def read_tokenize_chat(body: TokenizeBody) -> ChatRequest:
+    """Raises InvalidRequest."""
+    options = GenerationOptions(body.model, add_special_tokens=body.add_special_tokens)
+    adds_prompt, continues = _read_end(body)
+    return ChatRequest(
+        read_messages(body.messages or []),
+        options,
+        adds_generation_prompt=adds_prompt,
+        continues_final=continues,
+    )
+
+
+def _read_end(body: ChatBody | TokenizeBody) -> tuple[bool, bool]:
+    """Whether the prompt ends with what begins an answer, and whether it ends within its last message."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other: set one.",
+            "continue_final_message",
+        )
+    return not continues and body.add_generation_prompt is not False, continues
 
 
 def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
@@ -63,7 +109,7 @@ def read_completion(body: CompletionBody, request_id: str | None, caller: bytes)
         raise InvalidRequest("suffix is not supported.", "suffix")
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
         raise InvalidRequest("best_of is not supported: leave it out, or set it to n.", "best_of")
-    _check_stream_options(body)
+    _check_fields(body)
     options = _read_options(body, body.max_tokens, body.logprobs, caller)
     return CompletionRequest(_read_prompts(body.prompt), options, request_id)
 
@@ -121,7 +167,10 @@ def _read_message(message: MessageBody) -> Message:
             return Message(message.role, "".join(part.text or "" for part in parts))
 
 
-def _check_stream_options(body: GenerationBody) -> None:
+def _check_fields(body: GenerationBody) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
+            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
 
@@ -147,7 +196,14 @@ def _read_options(
     )
     _read_carrel(body.carrel, draft)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return GenerationOptions(body.model, 1 if body.n is None else body.n, tuple(stop or ()), draft)
+    return GenerationOptions(
+        body.model,
+        1 if body.n is None else body.n,
+        tuple(stop or ()),
+        body.add_special_tokens,
+        body.truncate_prompt_tokens,
+        draft,
+    )
 
 
 def _read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:

@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequest, WorkerUnavailable
 from gateway.exchange import Generation
 from gateway.rest.answer import AnswerWriter, ChoiceFormat, collect
 from gateway.rest.body import B, read_body
-from gateway.rest.converters import read_chat, read_completion, read_messages
+from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.documentation import Operation
 from gateway.rest.errors import error_response
 from gateway.rest.feed import Feed, while_connected
@@ -89,9 +89,10 @@ class Endpoints:
             raise InvalidRequest("Give either prompt or messages.", "prompt")
         caller = request.state.caller
         if body.prompt is not None:
-            tokens = await self._service.tokenize_text(body.prompt, body.add_special_tokens, caller)
+            adds_special = body.add_special_tokens is not False
+            tokens = await self._service.tokenize_text(body.prompt, adds_special, caller)
         else:
-            tokens = await self._service.tokenize_chat(read_messages(body.messages or []), caller)
+            tokens = await self._service.tokenize_chat(read_tokenize_chat(body), caller)
         info = await self._service.status.info()
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len})
 

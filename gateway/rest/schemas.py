@@ -1,6 +1,7 @@
 """Request bodies as OpenAI's clients send them, with the ranges of their numbers; the service checks the rest.
 
-Unknown fields are accepted and ignored, as clients expect, but not inside `carrel`.
+Unknown fields are accepted and ignored, as clients expect, but not inside `carrel`, nor where they would change an
+answer.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class ResponseFormat(Body):
 
 
 class GenerationBody(Body):
-    """The fields that chat and completion share."""
+    """The fields that chat and completion share. Others are kept, so that their readers can refuse some."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     max_tokens: Annotated[int, within("max_tokens")] | None = None
@@ -108,6 +111,8 @@ class GenerationBody(Body):
     priority: Annotated[int, within("priority")] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
     carrel: CarrelBody | None = None
 
 
@@ -121,6 +126,8 @@ class ChatBody(GenerationBody):
     tool_choice: Any = None
     functions: list[Any] | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -193,7 +200,9 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeBody(Body):

@@ -1,0 +1,82 @@
+"""Fields that say how a prompt is made are honoured; others that would change the answer are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from gateway_stack import TEMPLATE, Stack, running_stack, write_tokenizer
+from waiting import PATIENCE
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+ASKED = {"role": "user", "content": "hi"}
+BEGUN = {"role": "assistant", "content": "the fox"}
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A template that writes the generation prompt only if it is asked for."""
+    folder = tmp_path_factory.mktemp("prompted")
+    end = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    model = write_tokenizer(folder / "model", TEMPLATE.removesuffix("<|assistant|>") + end)
+    with running_stack(folder, model) as stack:
+        yield stack
+
+
+def prompt_of(stack: Stack, path: str, **body: Any) -> str:
+    """What the worker is asked to continue."""
+    script = stack.say("the")
+    answer = httpx.post(stack.url + path, json=body, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    return stack.tokenizer.decode(list(script.requests[0].prompt_token_ids), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "prompt"),
+    [
+        ([ASKED], {}, "<|bos|><|user|>hi<|end|><|assistant|>"),
+        ([ASKED], {"add_generation_prompt": False}, "<|bos|><|user|>hi<|end|>"),
+        ([ASKED], {"truncate_prompt_tokens": 2}, "<|end|><|assistant|>"),
+        ([ASKED, BEGUN], {"continue_final_message": True}, "<|bos|><|user|>hi<|end|><|assistant|>the fox"),
+        ([{**ASKED, "role": "developer"}], {}, "<|bos|><|system|>hi<|end|><|assistant|>"),
+    ],
+)
+def test_chats(prompted: Stack, messages: list[Any], fields: dict[str, Any], prompt: str) -> None:
+    assert prompt_of(prompted, CHAT, messages=messages, **fields) == prompt
+    if "truncate_prompt_tokens" not in fields:
+        body = {"messages": messages, **fields}
+        told = httpx.post(f"{prompted.url}/tokenize", json=body, timeout=PATIENCE).json()["tokens"]
+        assert prompted.tokenizer.decode(told, skip_special_tokens=False) == prompt
+
+
+def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stack) -> None:
+    assert prompt_of(
+        stack, COMPLETION, prompt=[5, 6, 7, 8], truncate_prompt_tokens=2
+    ) == stack.tokenizer.decode([7, 8], skip_special_tokens=False)
+    assert prompt_of(stack, COMPLETION, prompt="x" * 9000 + "fox", truncate_prompt_tokens=4).endswith("fox")
+    assert prompt_of(stack, COMPLETION, prompt="fox", truncate_prompt_tokens=100) == "fox"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        (CHAT, {"return_token_ids": True}, "return_token_ids"),
+        (COMPLETION, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (COMPLETION, {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (COMPLETION, {"guided_json": {"type": "object"}}, "guided_json"),
+    ],
+)
+def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, Any], param: str) -> None:
+    prompt = {"messages": [ASKED]} if path == CHAT else {"prompt": "a"}
+    refused = httpx.post(stack.url + path, json={**prompt, **fields}, timeout=PATIENCE)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert stack.script.requests == []
+
+
+def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
+    neutral = {"return_token_ids": False, "skip_special_tokens": True, "bad_words": [], "guided_json": None}
+    assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"
