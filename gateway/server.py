@@ -24,7 +24,7 @@ from gateway.worker_client import GRPCWorkerClient, WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 PARENT_INTERVAL_S = 0.5
-# after draining, what is left is cancelled and its connections get this long
+# after draining, what is left is cancelled and its connections get this long: clients read what is finished
 CLOSE_TIMEOUT_S = 2
 # what a model's generation_config.json may say of sampling
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -76,7 +76,7 @@ async def _run(
         rest.should_exit = True
         await asyncio.gather(rest_task, watch, return_exceptions=True)
         if chat is not None:
-            await chat.stop(0)
+            await chat.stop(CLOSE_TIMEOUT_S)
 
 
 def create_service(

@@ -40,6 +40,7 @@ from gateway.exchange import (
 from gateway.metrics import Metrics
 from gateway.prefill_progress import PrefillProgress
 from gateway.prompts import PromptEncoder, check_text
+from gateway.read_ahead import read_ahead
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient, own_edition
@@ -48,6 +49,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # of the worker's seats, that one request may have at once
 SEAT_SHARE = 0.5
+# of a request, that wait for a reader before its worker does: tokens, or pieces of text
+READ_AHEAD_EVENTS = 256
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
 BODY_BYTES_PER_TOKEN = 8
@@ -186,7 +189,9 @@ class ChatService:
             raise UnknownModel(model, self.model_name)
 
     def _generation(self, plan: _Plan) -> Generation:
-        return Generation(plan.request_id, self.model_name, int(time.time()), self._counted(plan))
+        # the place is the worker's time, not the reader's
+        events = read_ahead(self._counted(plan), READ_AHEAD_EVENTS)
+        return Generation(plan.request_id, self.model_name, int(time.time()), events)
 
     async def _counted(self, plan: _Plan) -> AsyncGenerator[Event, None]:
         """The request's events, with its place held, its metrics kept and one log line at its end."""

@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
-from gateway.server import load
+from gateway.server import CLOSE_TIMEOUT_S, load
 from gateway.service import ChatService
 
 PORT_RETRY_S = 1.0
@@ -59,7 +59,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._chat is not None:
-            await self._chat.stop(0)
+            await self._chat.stop(CLOSE_TIMEOUT_S)
 
     async def _serve_chat(self, config: GatewayConfig) -> None:
         """Listen as soon as the port is free: in an update the gateway before this one may still drain."""

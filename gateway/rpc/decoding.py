@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -44,11 +43,10 @@ def _checked(handler: Any) -> grpc.RpcMethodHandler:
         await check(request, context)
         return await handler.unary_unary(request, context)
 
-    async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
         await check(request, context)
-        async with aclosing(handler.unary_stream(request, context)) as events:
-            async for event in events:
-                yield event
+        # it writes its events itself
+        await handler.unary_stream(request, context)
 
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(stream, read, handler.response_serializer)

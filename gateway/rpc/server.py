@@ -62,7 +62,9 @@ class ChatServer:
             interceptors=[AuthInterceptor(keys), DecodeInterceptor(CHAT)],
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)],
         )
-        chat_pb2_grpc.add_ChatServicer_to_server(ChatServicer(service, keys), self._server)
+        chat_pb2_grpc.add_ChatServicer_to_server(
+            ChatServicer(service, keys, config.write_timeout_s), self._server
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

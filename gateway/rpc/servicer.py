@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,17 +16,32 @@ from gateway.rpc.errors import INTERNAL, abort, error_event
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
+UNREAD = "The answer was not read in time; see --write-timeout."
+
 log = logging.getLogger(__name__)
 
 
 class ChatServicer(chat_pb2_grpc.ChatServicer):
-    """An error before the first event is a status, a later one an Error event. A cancelled call frees the worker."""
+    """An error before the first event is a status, a later one an Error event. A cancelled call frees the worker,
+    and so does a client that takes no event for `write_timeout_s`."""
 
-    def __init__(self, service: ChatService, keys: KeyRing) -> None:
+    def __init__(self, service: ChatService, keys: KeyRing, write_timeout_s: float) -> None:
         self._service = service
         self._keys = keys
+        self._write_timeout_s = write_timeout_s
 
-    async def Complete(
+    async def Complete(self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> None:
+        try:
+            async with aclosing(self._events(request, context)) as events:
+                async for event in events:
+                    async with asyncio.timeout(self._write_timeout_s):
+                        await context.write(event)
+        except TimeoutError:
+            log.info("a client took nothing of its answer for %g s", self._write_timeout_s)
+            # behind what it has not read: the call itself ends when it reads, when it leaves, or with its connection
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, UNREAD)
+
+    async def _events(
         self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[chat_pb2.ChatEvent, None]:
         has_begun = False

@@ -56,10 +56,10 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         script = self._script()
         script.requests.append(request)
         aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
-        while script.hangs:
-            await asyncio.sleep(0.01)
-        await context.send_initial_metadata(())
         try:
+            while script.hangs:
+                await asyncio.sleep(0.01)
+            await context.send_initial_metadata(())
             while script.is_silent:
                 await asyncio.sleep(0.01)
             tokens = script.reply[: request.sampling.max_tokens]

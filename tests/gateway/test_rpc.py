@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import httpx
 import pytest
-from gateway_stack import MAX_MODEL_LEN, Stack
+from gateway_stack import MAX_MODEL_LEN, Stack, running_stack
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import PATIENCE, wait_until
@@ -221,3 +222,34 @@ def test_every_method_but_health_needs_a_key(locked_stack: Stack) -> None:
             assert call((("authorization", "Bearer right-key"),))
         health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
+
+
+# a client whose library takes little ahead of its reader
+DEAF = (("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0))
+
+
+def deaf_call(channel: grpc.Channel) -> grpc.Call:
+    """Its client reads one event, and then nothing for now."""
+    call = chat_pb2_grpc.ChatStub(channel).Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE)
+    assert next(call).delta.content
+    return call
+
+
+def test_an_answer_that_is_finished_holds_no_place_until_it_is_read(stack: Stack) -> None:
+    stack.say("the fox " * 80)
+    with grpc.insecure_channel(stack.grpc_target, options=DEAF) as channel:
+        call = deaf_call(channel)
+        wait_until(lambda: not stack.service.admission.num_running)
+        assert list(call)[-1].complete.finish_reason == "stop"
+
+
+def test_a_client_that_does_not_read_is_ended(tmp_path: Path, model_dir: Path) -> None:
+    with running_stack(tmp_path, model_dir, write_timeout_s=0.3) as stack:
+        script = stack.say("the fox " * 80, hang_at=100)
+        with grpc.insecure_channel(stack.grpc_target, options=DEAF) as channel:
+            call = deaf_call(channel)
+            wait_until(lambda: script.num_cancelled == 1 and not stack.service.admission.num_running)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "--write-timeout" in caught.value.details()

@@ -1,0 +1,40 @@
+"""Events taken before they are asked for: who makes them need not wait for who reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def read_ahead(events: AsyncGenerator[T, None], limit: int) -> AsyncGenerator[T, None]:
+    """What `events` bring, in order, with their error at the end; up to `limit` of them wait here to be read.
+
+    `events` begin when this does. They are closed when they have ended, however much is still to be read, or when this
+    is closed.
+    """
+    waiting: asyncio.Queue[tuple[T | None, Exception | None]] = asyncio.Queue(limit)
+
+    async def fill() -> None:
+        error: Exception | None = None
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    await waiting.put((event, None))
+        except Exception as failure:
+            # raised again by the reader
+            error = failure
+        await waiting.put((None, error))
+
+    task = asyncio.create_task(fill())
+    try:
+        while (item := await waiting.get())[0] is not None:
+            yield item[0]
+        if item[1] is not None:
+            raise item[1]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
