@@ -47,6 +47,29 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
 CHAT = chat_pb2.DESCRIPTOR.services_by_name["Chat"].full_name
 HEALTH_INTERVAL_S = 2.0
+# streams of health at once, which need no key
+MAX_WATCHES = 64
+# a connection without a call is closed after this, and one whose client does not answer is found
+IDLE_MS = 60_000
+
+
+class BoundedHealth(health.aio.HealthServicer):  # type: ignore[name-defined]
+    """gRPC's, with at most `MAX_WATCHES` streams at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_watches = 0
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
+        if self._num_watches >= MAX_WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} watch already: use Check."
+            )
+        self._num_watches += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._num_watches -= 1
 
 
 class ChatServer:
@@ -60,12 +83,20 @@ class ChatServer:
         keys = KeyRing(config.api_keys)
         self._server = grpc.aio.server(
             interceptors=[AuthInterceptor(keys), DecodeInterceptor(CHAT)],
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                # of one connection; the last of them are told that the server is full
+                ("grpc.max_concurrent_streams", config.max_concurrent + MAX_WATCHES),
+                ("grpc.server_handshake_timeout_ms", round(min(config.header_timeout_s, 3600.0) * 1000)),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.keepalive_time_ms", IDLE_MS),
+            ],
         )
         chat_pb2_grpc.add_ChatServicer_to_server(
             ChatServicer(service, keys, config.write_timeout_s), self._server
         )
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = BoundedHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (CHAT, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server

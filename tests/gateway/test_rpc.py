@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import PATIENCE, wait_until
 
+from gateway.rpc.server import MAX_WATCHES
 from gateway.v1 import chat_pb2 as pb
 from gateway.v1 import chat_pb2_grpc
 
@@ -222,6 +223,18 @@ def test_every_method_but_health_needs_a_key(locked_stack: Stack) -> None:
             assert call((("authorization", "Bearer right-key"),))
         health = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
+
+
+def test_streams_of_health_are_bounded(channel: grpc.Channel) -> None:
+    health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+    watches = [health.Watch(asked, timeout=PATIENCE) for _ in range(MAX_WATCHES)]
+    assert all(next(watch).status for watch in watches)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(health.Watch(asked, timeout=PATIENCE))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for watch in watches:
+        watch.cancel()
+    assert health.Check(asked, timeout=PATIENCE).status
 
 
 # a client whose library takes little ahead of its reader
