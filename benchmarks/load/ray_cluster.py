@@ -20,6 +20,8 @@ from carrel.process.version import CHECKOUT
 
 WAIT_SECONDS = 240.0
 
+PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S")
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -84,6 +86,8 @@ def ray_nodes(number: int, cpus: int = 2) -> Iterator[Nodes]:
     with tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp") as folder:
         log = Path(folder) / "log"
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+        # On a busy machine a proxy takes longer than the five seconds after which Serve kills it.
+        environment |= dict.fromkeys(PROXY_PATIENCE, "60")
         with log.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tools.ray_nodes", str(number), "--cpus", str(cpus)],

@@ -20,6 +20,7 @@ from carrel.errors import DeployError
 
 NAMESPACE = "carrel"
 POLL_S = 0.5
+PROXY_STARTS = 3
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
@@ -29,13 +30,24 @@ def deploy(address: str | None, place: Place, arguments: Mapping[str, Any], time
     An application of this name is updated: new replicas come as old ones finish what they run.
     """
     with _connected(address):
-        serve.start(proxy_location=place.proxies, http_options={"host": place.host, "port": place.port})
+        _start_proxies(place)
         target = serve.RunTarget(build(dict(arguments)), name=place.name, route_prefix="/")
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
         _await_running(place, timeout_s)
     print(f"ready  http://{place.host}:{place.port}")
+
+
+def _start_proxies(place: Place) -> None:
+    """Once more where a proxy was slow to start: Serve kills it and starts another."""
+    for attempt in range(PROXY_STARTS):
+        try:
+            serve.start(proxy_location=place.proxies, http_options={"host": place.host, "port": place.port})
+            return
+        except ray.exceptions.ActorDiedError as exc:
+            if attempt == PROXY_STARTS - 1:
+                raise DeployError(f"Ray Serve's proxies do not start: {exc}") from exc
 
 
 def remove(address: str | None, place: Place) -> None:

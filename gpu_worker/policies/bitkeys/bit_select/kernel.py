@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.marks import write_marked
+from gpu_worker.kernels.marks.kernel import write_marked
 from gpu_worker.kernels.top_k.kernel import top_k
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score, padded_positions, weigh
 from gpu_worker.policies.bitkeys.bit_score.reference import levels

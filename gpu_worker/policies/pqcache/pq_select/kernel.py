@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.marks import write_marked
+from gpu_worker.kernels.marks.kernel import write_marked
 from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk
 from gpu_worker.policies.pqcache.pq_select.reference import LOG2_E, check_pairs
 
