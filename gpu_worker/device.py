@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,10 @@ def to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def to_device(values: Sequence[int] | npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """int64, of the shape of the values. From memory that is not pinned the host would wait for all that is queued."""
-    host = torch.from_numpy(np.array(values, dtype=np.int64))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A copy, of the same shape and type. The host itself copies once, into pinned memory: from any other it would wait
+    for all that is queued."""
+    dtype = getattr(torch, array.dtype.name)
+    copy = torch.empty(array.shape, dtype=dtype, pin_memory=device.type == "cuda")
+    np.copyto(copy.numpy(), array)
+    return copy.to(device, non_blocking=True)

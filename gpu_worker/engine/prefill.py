@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class Prefill(PromptPass[PromptRows]):
         self._buffers = self._make_buffers(sequences, offloader, max_tokens)
         super().__init__(self._make_parts(sequences, caches, offloader))
         token_ids = list(chain(*(part.token_ids for part in self._parts)))
-        self._hidden = decoder.embed(to_device(token_ids, self._device))
+        self._hidden = decoder.embed(to_device(np.array(token_ids, dtype=np.int64), self._device))
         spans = [torch.arange(part.first, part.num_tokens, device=self._device) for part in self._parts]
         self._positions = torch.cat(spans)
         # Of several prompts: where their tokens lie, and which rows of the buffers are theirs where that is no run.

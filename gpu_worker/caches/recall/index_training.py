@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.device import to_device
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.state.sequence import Sequence
@@ -99,7 +99,7 @@ class IndexTraining:
             return segment is not None
         policy, layer, job = recall_policy(sequence), trained.layer, trained.job
         device = self._shape.device
-        arrays = {name: _to_device(array, device) for name, array in segment.arrays.items()}
+        arrays = {name: to_device(array, device) for name, array in segment.arrays.items()}
         read_keys = self._reader(sequence, layer) if job.needs_keys else None
         loaded = TrainedSegment(sequence.seat, layer, job, arrays, read_keys)
         policy.load(self._indexes.of(policy), loaded)
@@ -158,14 +158,6 @@ class IndexTraining:
             return self._keys[self._whole.rows_of(sequence, layer, positions)]
 
         return read
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy, for which the host does not wait: the host itself copies once, since the store's memory is not pinned."""
-    dtype = getattr(torch, array.dtype.name)
-    copy = torch.empty(array.shape, dtype=dtype, pin_memory=device.type == "cuda")
-    np.copyto(copy.numpy(), array)
-    return copy.to(device, non_blocking=True)
 
 
 def is_quick(device: torch.device) -> bool:

@@ -83,33 +83,25 @@ class BitKeys(RecallPolicy[BitIndex]):
         )
 
     def select(self, index: BitIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
-        layer = candidates.layer
-        return bit_select(
-            candidates.query,
-            index.rotation.matrix,
-            index.codes[:, layer],
-            index.scales[:, layer],
-            index.sinks[:, layer],
-            candidates.seats,
-            candidates.begin,
-            candidates.end,
-            counts,
-            width,
-            candidates.num_positions,
-            candidates.scale,
-        )
+        problem = _problem(index, candidates)
+        return bit_select(*problem, counts, width, candidates.num_positions, candidates.scale)
 
     def score(self, index: BitIndex, candidates: Candidates) -> Tensor:
-        layer = candidates.layer
-        return bit_score(
-            candidates.query,
-            index.rotation.matrix,
-            index.codes[:, layer],
-            index.scales[:, layer],
-            index.sinks[:, layer],
-            candidates.seats,
-            candidates.begin,
-            candidates.end,
-            candidates.scale,
-            candidates.num_positions,
-        )
+        return bit_score(*_problem(index, candidates), candidates.scale, candidates.num_positions)
+
+
+def _problem(
+    index: BitIndex, candidates: Candidates
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What both kernels are asked about one layer, in their order."""
+    layer = candidates.layer
+    return (
+        candidates.query,
+        index.rotation.matrix,
+        index.codes[:, layer],
+        index.scales[:, layer],
+        index.sinks[:, layer],
+        candidates.seats,
+        candidates.begin,
+        candidates.end,
+    )
