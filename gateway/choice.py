@@ -105,9 +105,12 @@ class Choice:
         text = self._stops.push(self._lead.push(self._detokenizer.push(token.token_id)))
         if not self._request.sampling.HasField("logprobs"):
             return TextDelta(self.index, text)
-        top = tuple((self._tokenizer.decode_token(each.token_id), each.logprob) for each in token.top)
-        name = self._tokenizer.decode_token(token.token_id)
-        return TextDelta(self.index, text, (TokenLogprob(name, token.logprob, top),))
+        top = tuple(self._logprob(each.token_id, each.logprob) for each in token.top)
+        return TextDelta(self.index, text, (self._logprob(token.token_id, token.logprob, top),))
+
+    def _logprob(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        tokens = self._tokenizer.tokens
+        return TokenLogprob(tokens.text(token_id), tokens.bytes(token_id), logprob, top)
 
     def _flush(self) -> str:
         """What still waits to be sent, now that no token follows."""
@@ -130,6 +133,8 @@ class Choice:
                 async for event in stream:
                     if event.HasField("complete"):
                         self.usage = event.complete.usage
+                        # what the worker made meanwhile is no part of the answer
+                        self.usage.context_tokens = len(self._request.prompt_token_ids) + self.num_tokens
                         return
         except (TimeoutError, ServiceError) as error:
             # the text is complete all the same; only the account is missing

@@ -102,7 +102,7 @@ class GatewayOptions:
         metavar="W",
     )
     max_body_bytes: int | None = option(
-        None, "largest request body (default: 8 bytes a token of context)", parse=num_bytes, metavar="SIZE"
+        None, "largest request body (default: 32 bytes a token of context)", parse=num_bytes, metavar="SIZE"
     )
     request_timeout_s: float = option(
         1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False
@@ -142,7 +142,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     """Everything that the gateway process is told.
 
     `api_keys` empty leaves the API open, on a loopback address only unless `allow_open`, and to no other site's pages:
-    see HostGuard. `max_body_bytes` None is 8 bytes a token of the model's maximum length.
+    see HostGuard. `max_body_bytes` None is 32 bytes a token of the model's maximum length.
     """
 
     model: str = option(REQUIRED, "directory, GGUF file or hub id whose tokenizer is used", metavar="MODEL")

@@ -58,11 +58,12 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token as text, its log probability, and the best alternatives in order."""
+    """A token as text and as bytes, its log probability, and the best alternatives in order."""
 
     token: str
+    bytes: bytes
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

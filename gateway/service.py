@@ -53,7 +53,8 @@ SEAT_SHARE = 0.5
 READ_AHEAD_EVENTS = 256
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
-BODY_BYTES_PER_TOKEN = 8
+# prompts in JSON with every character escaped fit: six bytes each, and a token has several
+BODY_BYTES_PER_TOKEN = 32
 MIN_BODY_BYTES = 2**20
 # while the worker's maximum length is not known
 UNKNOWN_BODY_BYTES = 64 * 2**20

@@ -17,6 +17,7 @@ from carrel.process.gguf_file import GGUFError
 from gateway.errors import ConfigError, InvalidRequest
 from gateway.exchange import Message, Scalar
 from gateway.gguf_tokenizer import read_gguf_tokenizer
+from gateway.token_texts import TokenTexts
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
@@ -36,6 +37,7 @@ class Tokenizer:
         # a file may ask for either; both would change what the client wrote
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.tokens = TokenTexts(self._backend)
         self._chat_template = chat_template
         self._roles = {} if DEVELOPER in (chat_template or "") else {DEVELOPER: "system"}
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | {"messages"}
@@ -71,10 +73,6 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids without special tokens. Unknown ids are skipped."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-    def decode_token(self, token_id: int) -> str:
-        """Text of one token on its own, special tokens by their names."""
-        return str(self._backend.decode([token_id], skip_special_tokens=False))
 
     def render_chat(
         self,

@@ -23,7 +23,8 @@ class ChatClient:
     """One server. Every failure is a ChatError that says what to do."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._url = url.rstrip("/")
+        # other clients are given the URL with it
+        self._url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._client = httpx.Client(headers=headers, timeout=timeout)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from gateway.errors import RequestTimeout, ServiceError
 from gateway.exchange import (
     ChoiceFinished,
     Completed,
@@ -39,7 +40,7 @@ class ChoiceText:
     index: int
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""
+    finish_reason: str | None = None
 
     @property
     def text(self) -> str:
@@ -48,29 +49,38 @@ class ChoiceText:
 
 @dataclass
 class Answer:
+    """`error`: what ended it before its end; its choices are then as far as they came, and there is no usage."""
+
     choices: list[ChoiceText]
-    usage: Usage
+    usage: Usage | None
+    error: ServiceError | None = None
 
 
 async def collect(events: AsyncGenerator[Event, None]) -> Answer:
-    """Read all events and close them. Raises what the service raises."""
+    """Read all events and close them. Raises what the service raises, but keeps what there is at a deadline."""
     # filled by the events: how many choices were asked for is only checked on the way
     choices: dict[int, ChoiceText] = {}
-    usage = Usage(0, 0, 0.0, None)
-    async with aclosing(events):
-        async for event in events:
-            match event:
-                case TextDelta(index=index, text=text, logprobs=logprobs):
-                    choice = choices.setdefault(index, ChoiceText(index))
-                    choice.pieces.append(text)
-                    choice.logprobs.extend(logprobs)
-                case ChoiceFinished(index=index, finish_reason=reason):
-                    choices.setdefault(index, ChoiceText(index)).finish_reason = reason
-                case Completed(usage=usage):
-                    pass
-                case Prefilling():
-                    pass
-    return Answer([choices[index] for index in sorted(choices)], usage)
+    usage: Usage | None = None
+    error: ServiceError | None = None
+    try:
+        async with aclosing(events):
+            async for event in events:
+                match event:
+                    case TextDelta(index=index, text=text, logprobs=logprobs):
+                        choice = choices.setdefault(index, ChoiceText(index))
+                        choice.pieces.append(text)
+                        choice.logprobs.extend(logprobs)
+                    case ChoiceFinished(index=index, finish_reason=reason):
+                        choices.setdefault(index, ChoiceText(index)).finish_reason = reason
+                    case Completed():
+                        usage = event.usage
+                    case Prefilling():
+                        pass
+    except RequestTimeout as timeout:
+        if not choices:
+            raise
+        error = timeout
+    return Answer([choices[index] for index in sorted(choices)], usage, error)
 
 
 class ChoiceFormat(Protocol):
@@ -113,7 +123,8 @@ class AnswerWriter:
             _choice(choice.index, self._format.whole(choice), choice.finish_reason)
             for choice in answer.choices
         ]
-        return {**self._head(self._format.kind), "choices": choices, "usage": usage_json(answer.usage)}
+        usage = None if answer.usage is None else usage_json(answer.usage)
+        return {**self._head(self._format.kind), "choices": choices, "usage": usage}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks that an event of the request becomes."""

@@ -39,8 +39,9 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
         CORSMiddleware,
         allow_origins=config.allowed_origins,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-        expose_headers=["X-Request-Id"],
+        # clients add headers of their own, and the origin is trusted
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
     )
     # a page has no key, and reaches no Unix socket
     is_open = not config.api_keys and config.uds is None

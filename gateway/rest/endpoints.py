@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -40,6 +41,7 @@ class Endpoints:
     def __init__(self, config: GatewayConfig, service: ChatService) -> None:
         self._config = config
         self._service = service
+        self._created = int(time.time())
 
     def operations(self) -> tuple[Operation, ...]:
         """All routes of the API."""
@@ -132,7 +134,7 @@ class Endpoints:
         return {
             "id": name,
             "object": "model",
-            "created": 0,
+            "created": self._created,
             "owned_by": "carrel",
             "max_model_len": info.max_model_len,
         }
@@ -146,6 +148,8 @@ class Endpoints:
         )
         if not body.stream:
             answer = await while_connected(request.receive, collect(generation.events))
+            if answer.error is not None:
+                return error_response(answer.error, writer.whole(answer))
             return JSONResponse(writer.whole(answer))
         feed = Feed(generation.events)
         try:

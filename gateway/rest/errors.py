@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -51,7 +53,8 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     return _body(STATUSES[type(error)], error.message, error.param, error.code)
 
 
-def error_response(error: ServiceError) -> JSONResponse:
+def error_response(error: ServiceError, beside: Mapping[str, Any] = MappingProxyType({})) -> JSONResponse:
+    """`beside`: what else the body has."""
     status = STATUSES[type(error)]
     headers = {}
     if status == 401:
@@ -60,7 +63,7 @@ def error_response(error: ServiceError) -> JSONResponse:
         headers["Retry-After"] = str(error.retry_after_s)
     if status in NOT_RETRYABLE:
         headers["x-should-retry"] = "false"
-    return JSONResponse(error_body(error), status, headers)
+    return JSONResponse({**beside, **error_body(error)}, status, headers)
 
 
 async def on_service_error(request: Request, error: Exception) -> JSONResponse:

@@ -67,16 +67,16 @@ class CompletionFormat:
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     content = [
         {
-            **_chat_logprob(token.token, token.logprob),
-            "top_logprobs": [_chat_logprob(text, logprob) for text, logprob in token.top],
+            **_chat_logprob(token),
+            "top_logprobs": [_chat_logprob(each) for each in token.top],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": json_float(logprob), "bytes": list(token.encode())}
+def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": json_float(token.logprob), "bytes": list(token.bytes)}
 
 
 def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -84,6 +84,9 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[st
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [json_float(token.logprob) for token in tokens],
-        "top_logprobs": [{text: json_float(logprob) for text, logprob in token.top} for token in tokens],
+        # the token itself is there even where it is none of the best
+        "top_logprobs": [
+            {each.token: json_float(each.logprob) for each in (*token.top, token)} for token in tokens
+        ],
         "text_offset": list(offsets)[:-1],
     }

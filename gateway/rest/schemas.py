@@ -22,9 +22,12 @@ from carrel.process.request_limits import (
 from gateway.exchange import Scalar
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
+# of a prompt: one of texts that are numbers is one of texts
+PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
 # Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
 
 
 def within(name: str) -> Any:
@@ -42,7 +45,9 @@ def _check_budget(value: float) -> float:
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+    """Numbers may be texts, and whole ones may have a point (`"5"`, `5.0`), as other servers take them."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
 # nothing that a policy's field is called, or may be, has other characters
@@ -51,10 +56,21 @@ OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$"
 
 
 class CarrelBody(Body):
-    model_config = ConfigDict(extra="forbid")
+    # an extension that only our clients write
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     policy: str | None = None
-    budget: Annotated[int | float, AfterValidator(_check_budget)] | None = None
+    budget: (
+        Annotated[
+            int | float,
+            AfterValidator(_check_budget),
+            Field(
+                gt=0,
+                description="tokens attended: a share of the context up to 1, else a whole number of tokens from 2 up",
+            ),
+        ]
+        | None
+    ) = None
     options: dict[OptionName, bool | int | float | OptionWord] | None = None
 
 
@@ -132,7 +148,7 @@ class ChatBody(GenerationBody):
 
 class CompletionBody(GenerationBody):
     # The longest first: what fits exactly is looked for no further.
-    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
+    prompt: str | PromptTokenIds | Texts | Annotated[list[PromptTokenIds], Field(fail_fast=True)]
     logprobs: Annotated[int, within("logprobs")] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -144,7 +160,7 @@ class SessionBody(Body):
     the other."""
 
     model: str | None = None
-    prompt: Annotated[str | TokenIds | None, Field(description="as of a completion")] = None
+    prompt: Annotated[str | PromptTokenIds | None, Field(description="as of a completion")] = None
     messages: Annotated[Messages | None, Field(description="as of a chat")] = None
     chat_template_kwargs: dict[str, Scalar] | None = None
     pinned: Annotated[bool | None, Field(description="evict it after all that are not pinned")] = None

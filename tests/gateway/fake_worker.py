@@ -25,6 +25,8 @@ class Script:
     fail_at: int | None = None
     fail_with: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.INTERNAL, "x", ())
     hang_at: int | None = None
+    # the alternative to every token; None: itself
+    best: int | None = None
     # nothing comes while it is set
     is_silent: bool = False
     # nor does it say that it took a request, or what it is
@@ -80,7 +82,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                 if token is None or aborted.is_set():
                     break
                 count += 1
-                top = [pb.TokenLogprob(token_id=token, logprob=-0.5)] * request.sampling.logprobs
+                best = token if script.best is None else script.best
+                top = [pb.TokenLogprob(token_id=best, logprob=-0.5)] * request.sampling.logprobs
                 yield pb.GenerateResponse(token=pb.Token(token_id=token, logprob=-0.5, top=top))
             is_cut = len(tokens) < len(script.reply)
             reason = pb.FINISH_REASON_LENGTH if is_cut else pb.FINISH_REASON_STOP

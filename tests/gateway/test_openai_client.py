@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import grpc
 import openai
 import pytest
@@ -129,6 +131,17 @@ def test_logprobs(client: openai.OpenAI, stack: Stack) -> None:
     assert "".join(logprobs.tokens) == "the fox"
     assert logprobs.text_offset[0] == 0
     assert logprobs.text_offset[1] == len(logprobs.tokens[0])
+    # the token itself is told beside the best one, and half a character by its bytes
+    stack.say("你", best=20)
+    completion = client.completions.create(model="tiny", prompt="the", logprobs=1)
+    told = completion.choices[0].logprobs
+    assert all(
+        token in top and len(top) == 2 for token, top in zip(told.tokens, told.top_logprobs, strict=True)
+    )
+    chat = client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
+    content = chat.choices[0].logprobs.content
+    assert len(content) > 1
+    assert b"".join(bytes(token.bytes) for token in content) == "你".encode()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -143,7 +156,9 @@ def test_stop_string_across_tokens(client: openai.OpenAI, stack: Stack, is_strea
         reason = chunks[-1].choices[0].finish_reason
     else:
         text, reason = reply.choices[0].message.content, reply.choices[0].finish_reason
-        assert reply.usage.completion_tokens < len(script.reply)
+        usage = reply.usage
+        assert usage.completion_tokens < len(script.reply)
+        assert usage.model_extra["carrel"]["context_tokens"] == usage.prompt_tokens + usage.completion_tokens
     assert (text, reason) == ("zq ", "stop")
     assert script.aborted == [script.requests[0].request_id]
 
@@ -152,6 +167,7 @@ def test_models(client: openai.OpenAI, stack: Stack) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["tiny"]
     assert models[0].model_extra["max_model_len"] == MAX_MODEL_LEN
+    assert abs(models[0].created - time.time()) < 86_400
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("../etc/passwd")

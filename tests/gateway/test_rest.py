@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import httpx
@@ -12,8 +14,12 @@ from gateway_stack import Stack, running_stack, write_tokenizer
 from waiting import PATIENCE, wait_until
 
 from carrel.sse import chunks
+from gateway.config import GatewayConfig
 from gateway.rest.middleware import UNGUARDED_PATHS
+from gateway.service import ChatService
+from gateway.tokenizer import load_tokenizer
 from gateway.worker_client import own_edition
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"
@@ -142,10 +148,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
     ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
     ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
-    ({"stream": "yes"}, "stream"),
+    ({"stream": "maybe"}, "stream"),
+    ({"max_tokens": 5.5}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream_options": {"include_progress": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_progress": 1}}, "stream_options.include_progress"),
+    ({"stream": True, "stream_options": {"include_progress": 2}}, "stream_options.include_progress"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -199,7 +207,8 @@ HOSTILE = [
     b'{"prompt": "a", "echo": true}',
     b'{"prompt": "a", "best_of": 5}',
     b'{"prompt": "a", "suffix": "b"}',
-    b'{"prompt": "a", "logprobs": true}',
+    b'{"prompt": ["1", 2]}',
+    b'{"prompt": "a", "logprobs": "all"}',
     b'{"tokens": [99999]}',
 ]
 
@@ -270,6 +279,36 @@ def test_engine_extras_reach_the_worker(http: httpx.Client, stack: Stack) -> Non
     assert (sampling.temperature, sampling.max_tokens) == (0, 8)
     assert (script.requests[0].session_id, script.requests[0].cache_salt) == ("un café", "du sel")
     assert script.requests[0].priority == -7
+
+
+def test_numbers_may_be_texts_and_whole_ones_have_a_point(http: httpx.Client, stack: Stack) -> None:
+    script = stack.say("the fox jumps over the lazy dog")
+    fields = {
+        "max_tokens": "5",
+        "top_k": 3.0,
+        "temperature": "0.5",
+        "seed": "7",
+        "n": 1.0,
+        "stop_token_ids": ["9"],
+    }
+    reply = http.post("/v1/completions", json={"prompt": ["1", "2"], **fields})
+    assert len(reply.json()["choices"]) == 2
+    sampling = script.requests[0].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.temperature) == (5, 3, 0.5)
+    assert (sampling.seed, list(sampling.stop_token_ids)) == (7, [9])
+
+
+def test_a_prompt_that_fits_may_be_written_with_escapes(model_dir: Path) -> None:
+    async def limit() -> int:
+        worker = Mock()
+        worker.info = AsyncMock(return_value=pb.GetInfoResponse(max_model_len=131_072))
+        config = GatewayConfig(model=str(model_dir), worker="w")
+        return await ChatService(
+            config, worker, load_tokenizer(model_dir, None), pb.SamplingParams()
+        ).max_body_bytes()
+
+    prompt = "你好" * 131_072
+    assert len(json.dumps({"prompt": prompt})) < asyncio.run(limit())
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:
@@ -477,7 +516,13 @@ def test_cors_is_off_by_default_and_narrow_when_on(
     with running_stack(
         tmp_path, model_dir, allowed_origins=("https://a.example",), disable_docs=True
     ) as stack:
+        # openai-js sends some of its own
+        asked["Access-Control-Request-Headers"] = (
+            "authorization,content-type,x-stainless-os,x-stainless-retry-count"
+        )
         answer = httpx.options(stack.url + CHAT, headers=asked)
+        assert answer.status_code == 200
+        assert "x-stainless-os" in answer.headers["access-control-allow-headers"]
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         other = httpx.options(stack.url + CHAT, headers={**asked, "Origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
@@ -517,10 +562,16 @@ def test_model_without_a_template_still_completes(tmp_path: Path) -> None:
 def test_a_request_past_its_deadline_is_given_up(tmp_path: Path, model_dir: Path) -> None:
     with running_stack(tmp_path, model_dir, request_timeout_s=0.5) as stack:
         stack.say("the fox", hang_at=1)
-        late = httpx.post(f"{stack.url}/v1/completions", json={"prompt": "the"}, timeout=PATIENCE)
+        late = httpx.post(f"{stack.url}/v1/completions", json={"prompt": "the", "n": 2}, timeout=PATIENCE)
         assert late.status_code == 504
         assert late.headers["x-should-retry"] == "false"
-        error_of(late)
+        assert "within 0.5 s" in late.json()["error"]["message"]
+        # what there was of the answer
+        assert [(each["text"], each["finish_reason"]) for each in late.json()["choices"]] == [
+            ("the", None)
+        ] * 2
+        stack.say("the fox", hang_at=0)
+        error_of(httpx.post(f"{stack.url}/v1/completions", json={"prompt": "the"}, timeout=PATIENCE))
 
 
 def test_openapi_document_describes_the_bodies(http: httpx.Client) -> None:

@@ -80,7 +80,7 @@ def talk(server: FakeServer, lines: list[str], document: str | None = None) -> s
         except StopIteration:
             raise EOFError from None
 
-    with closing(ChatClient(server.url)) as client:
+    with closing(ChatClient(f"{server.url}/v1/")) as client:
         Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)
     return str(output.file.getvalue())  # type: ignore[attr-defined]
 

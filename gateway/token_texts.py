@@ -1,0 +1,46 @@
+"""What one token says on its own: its text and its bytes."""
+
+from __future__ import annotations
+
+import re
+
+from tokenizers import Tokenizer
+
+from gateway.detokenizer import REPLACEMENT
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# in vocabularies of bytes: these stand for themselves, the others, in order, for the characters from 256 on
+_PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+# some decoders strip a space at the start of a text: a token is read behind this one
+_ANCHOR = "a"
+
+
+class TokenTexts:
+    """Of one vocabulary. Nothing changes after construction."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        self._anchor = backend.encode(_ANCHOR, add_special_tokens=False).ids[-1:]
+        self._lead = self._decode(self._anchor)
+
+    def text(self, token_id: int) -> str:
+        """As it is within a text, a space at its start included; special tokens by their names."""
+        behind = self._decode([*self._anchor, token_id])
+        return behind[len(self._lead) :] if behind.startswith(self._lead) else self._decode([token_id])
+
+    def bytes(self, token_id: int) -> bytes:
+        """Its bytes in UTF-8, those of a part of a character too."""
+        text = self.text(token_id)
+        if REPLACEMENT not in text:
+            return text.encode()
+        entry = self._backend.id_to_token(token_id) or ""
+        if found := _BYTE.fullmatch(entry):
+            return bytes.fromhex(found[1])
+        if all(each in _BYTES for each in entry):
+            return bytes(_BYTES[each] for each in entry)
+        return text.encode()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._backend.decode(token_ids, skip_special_tokens=False))
