@@ -150,6 +150,9 @@ def _source(
             calibration_sha256=hash_files([Path(arguments.calibration)]) if arguments.calibration else None,
             is_chat=arguments.chat,
             policy_options=arguments.policy_options,
+            full_layers=arguments.full_layers,
+            granularity=arguments.granularity,
+            outlier_share=arguments.outlier_share,
         )
     except OSError as exc:
         raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc

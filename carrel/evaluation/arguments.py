@@ -23,6 +23,9 @@ OWN = dict.fromkeys(
         "arena_bytes",
         "index_device",
         "calibration",
+        "outlier_share",
+        "full_layers",
+        "granularity",
         "policy_options",
         "num_trainers",
     )

@@ -70,8 +70,8 @@ class Source:
 
     is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
     where it was not said. calibration_sha256: of the worker's calibration file, where it was given one. is_chat: asked
-    in the model's chat template. books_sha256: of the texts, "" where sentences were invented. policy_options: as they
-    were given to the worker, if any were.
+    in the model's chat template. books_sha256: of the texts, "" where sentences were invented. The last four: as they
+    were given to the worker, if they were.
     """
 
     model_sha256: str
@@ -85,6 +85,9 @@ class Source:
     calibration_sha256: str | None = None
     is_chat: bool = False
     policy_options: str | None = None
+    full_layers: str | None = None
+    granularity: str | None = None
+    outlier_share: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from gpu_worker.caches.output_error import output_errors
 from gpu_worker.policies.oracle.policy import exact_weights
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 
-# Keys that one pass turns into float32: a long context of a large model is measured a few layers at a time.
-MAX_KEY_ELEMENTS = 1 << 28
+# Elements that one pass turns into float32: a long context of a large model is measured a few layers at a time.
+MAX_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """The attended tokens of one sequence in one step, in L layers. query: [L, H_q, d]. newest: the new token's keys
-    [L, H_kv, d]. positions, selected: int64 [L, H_kv, A], [L, H_kv, K], -1 pads."""
+    and values [L, H_kv, 2d]. output: of its attention, [L, H_q, d]. positions, selected: int64 [L, H_kv, A],
+    [L, H_kv, K], -1 pads."""
 
     sequence: Sequence
     query: Tensor
     newest: Tensor
+    output: Tensor
     positions: Tensor
     selected: Tensor
 
 
 @dataclass(slots=True)
-class _Keys:
-    """Keys seen so far: [L, H_kv, capacity, d], of which the first `num_tokens` are there."""
+class _Rows:
+    """Keys seen so far, and values where they are asked for: [L, H_kv, capacity, d or 2d], of which the first
+    `num_tokens` are there."""
 
-    keys: Tensor
+    rows: Tensor
     num_tokens: int
 
 
@@ -42,8 +47,10 @@ class Probe:
     def __init__(self, offloader: Offloader, scale: float) -> None:
         self._offloader = offloader
         self._scale = scale
-        # Fetching all keys at every step would dwarf the step.
-        self._known: WeakKeyDictionary[Sequence, _Keys] = WeakKeyDictionary()
+        # Fetching all rows at every step would dwarf the step.
+        self._known: WeakKeyDictionary[Sequence, _Rows] = WeakKeyDictionary()
+        # Sees the output errors of a measured sequence's step in these layers, float32 [L, H_q]; None: nobody asks.
+        self.watch: Callable[[Sequence, range, Tensor], None] | None = None
 
     def measure(self, layers: range, sightings: list[Sighting]) -> None:
         """Attention mass is the exact softmax weight on `positions`, the mean over query heads; recall rate the share
@@ -62,39 +69,41 @@ class Probe:
 
     def _sums(self, layers: range, sighting: Sighting) -> Tensor:
         """Attention mass, recall rate and best recall, summed over the layers: float64 [3]."""
-        keys = self._keys(layers, sighting)
-        per_pass = max(1, MAX_KEY_ELEMENTS // keys[0].numel())
-        num_tokens = torch.full((min(per_pass, len(layers)),), keys.shape[2], device=keys.device)
+        rows, head_dim = self._rows(layers, sighting), sighting.query.shape[-1]
+        per_pass = max(1, MAX_ELEMENTS // rows[0].numel())
+        num_tokens = torch.full((min(per_pass, len(layers)),), rows.shape[2], device=rows.device)
         mass, recall, best = [], [], []
         for begin in range(0, len(layers), per_pass):
             part = slice(begin, begin + per_pass)
-            at_layers = keys[part]
-            weights = exact_weights(
-                sighting.query[part], at_layers, num_tokens[: at_layers.shape[0]], self._scale
-            )
+            keys, query = rows[part, :, :, :head_dim], sighting.query[part]
+            weights = exact_weights(query, keys, num_tokens[: keys.shape[0]], self._scale)
             mass.append(_mass(weights, sighting.positions[part]) / _group_size(sighting))
             recall.append(_recall(weights, sighting.sequence, sighting.selected[part]))
             best.append(_best_recall(weights, sighting.sequence, sighting.positions[part]))
+            if self.watch is not None:
+                errors = output_errors(query, rows[part], sighting.output[part], self._scale)
+                self.watch(sighting.sequence, layers[part], errors)
         return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
-    def _keys(self, layers: range, sighting: Sighting) -> Tensor:
-        """Keys of all tokens, the new one included: [L, H_kv, n, d]."""
+    def _rows(self, layers: range, sighting: Sighting) -> Tensor:
+        """Of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
         sequence, newest = sighting.sequence, sighting.newest
+        width = sighting.query.shape[-1] if self.watch is None else newest.shape[-1]
         known = self._known.get(sequence)
         if known is None or known.num_tokens != sequence.num_tokens:
-            known = self._past(sequence, layers, newest)
+            known = self._past(sequence, layers, newest[..., :width])
             self._known[sequence] = known
-        known.keys[:, :, sequence.num_tokens] = newest
+        known.rows[:, :, sequence.num_tokens] = newest[..., :width]
         known.num_tokens = sequence.num_tokens + 1
-        return known.keys[:, :, : known.num_tokens]
+        return known.rows[:, :, : known.num_tokens]
 
-    def _past(self, sequence: Sequence, layers: range, newest: Tensor) -> _Keys:
-        num_layers, num_kv_heads, head_dim = newest.shape
-        keys = newest.new_empty(num_layers, num_kv_heads, sequence.capacity, head_dim)
+    def _past(self, sequence: Sequence, layers: range, newest: Tensor) -> _Rows:
+        num_layers, num_kv_heads, width = newest.shape
+        rows = newest.new_empty(num_layers, num_kv_heads, sequence.capacity, width)
         for place, layer in enumerate(layers):
-            rows = self._offloader.inspect(sequence, layer, num_kv_heads)
-            keys[place, :, : sequence.num_tokens] = rows[..., :head_dim]
-        return _Keys(keys, sequence.num_tokens)
+            past = self._offloader.inspect(sequence, layer, num_kv_heads)
+            rows[place, :, : sequence.num_tokens] = past[..., :width]
+        return _Rows(rows, sequence.num_tokens)
 
 
 def _group_size(sighting: Sighting) -> int:

@@ -24,13 +24,15 @@ class Setting:
 class Job:
     """documents: token ids, of which the last `num_forced` go through decode steps. settings: compared with `full`,
     which is not among them. num_generated: tokens that are generated from each document's context besides.
-    num_together: documents side by side; of each the logits of every forced token are kept."""
+    num_together: documents side by side; of each the logits of every forced token are kept. measured: places of
+    documents of which the attention outputs are compared too, which slows every step."""
 
     documents: tuple[tuple[int, ...], ...]
     settings: tuple[Setting, ...]
     num_forced: int
     num_generated: int
     num_together: int = 4
+    measured: tuple[int, ...] = ()
 
 
 def read_job(path: Path) -> Job:
@@ -39,7 +41,8 @@ def read_job(path: Path) -> Job:
         content = json.loads(path.read_text())
         settings = tuple(Setting(policy, Budget(**budget)) for policy, budget in content.pop("settings"))
         documents = tuple(tuple(map(int, document)) for document in content.pop("documents"))
-        job = Job(documents=documents, settings=settings, **content)
+        measured = tuple(content.pop("measured", ()))
+        job = Job(documents=documents, settings=settings, measured=measured, **content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"--job {path} is no job: {error}") from error
     if job.num_forced < 2 or not all(len(document) > job.num_forced for document in job.documents):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import WorkerError
+from gpu_worker.fidelity.errors import OutputErrors
 from gpu_worker.fidelity.job import FULL, Job, Setting
 from gpu_worker.fidelity.scores import Lane, Scores
 from gpu_worker.records import (
@@ -30,7 +31,10 @@ class Measured:
     """One document under one setting. nll, kl: means over its forced tokens, in nats. agreement: share of them where
     the best token is that of dense attention. same_tokens: generated before the first that differs. attended: mean
     tokens of a KV head, layer and step, its window beyond the budget included. device_bytes, host_bytes: of its keys
-    and values at the end. error: why there is nothing else.
+    and values at the end. attention_mass, best_recall: as in a request's usage. output_errors: |o - e| / |e| by layer
+    and query head, o its output and e that of exact attention over its own keys and values, mean over steps; these
+    three None where the document is not measured, and for what is dense or keeps means. error: why there is nothing
+    else.
     """
 
     document: int
@@ -45,11 +49,15 @@ class Measured:
     attended: float | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
+    attention_mass: float | None = None
+    best_recall: float | None = None
+    output_errors: tuple[tuple[float, ...], ...] | None = None
     error: str | None = None
 
 
 @dataclass(slots=True)
 class _Answer:
+    name: str
     tokens: list[int] = field(default_factory=list)
     usage: Usage | None = None
     error: Exception | None = None
@@ -77,6 +85,8 @@ class Fidelity:
         self._job = job
         self._is_over = is_over
         self._num_requests = 0
+        self._errors = OutputErrors()
+        engine.caches.recall.probe.watch = self._errors.note
         self._tended_at = time.monotonic()
 
     def run(self) -> Iterator[list[Measured]]:
@@ -122,7 +132,8 @@ class Fidelity:
             num_context = len(document) - job.num_forced
             lane = Lane(document, num_context, first + place, place, setting is DENSE)
             scores.add(name := self._name(), lane)
-            forced.append(self._submit(name, setting, document, num_context, 1))
+            is_measured = index in job.measured and setting is not DENSE
+            forced.append(self._submit(name, setting, document, num_context, 1, is_measured))
             context = document[:num_context]
             free.append(self._submit(self._name(), setting, context, 0, job.num_generated))
         while not all(answer.is_ended for answer in (*forced, *free)):
@@ -137,12 +148,24 @@ class Fidelity:
         return f"fidelity-{self._num_requests}"
 
     def _submit(
-        self, request_id: str, setting: Setting, prompt: tuple[int, ...], num_prefill: int, num_tokens: int
+        self,
+        request_id: str,
+        setting: Setting,
+        prompt: tuple[int, ...],
+        num_prefill: int,
+        num_tokens: int,
+        is_measured: bool = False,
     ) -> _Answer:
-        answer = _Answer()
+        answer = _Answer(request_id)
         sampling = SamplingParams(max_tokens=max(1, num_tokens), temperature=0.0, ignore_eos=True)
         request = GenerationRequest(
-            request_id, prompt, sampling, setting.policy, setting.budget, num_prefill_tokens=num_prefill
+            request_id,
+            prompt,
+            sampling,
+            setting.policy,
+            setting.budget,
+            num_prefill_tokens=num_prefill,
+            measure=is_measured,
         )
         try:
             self._engine.submit(request, answer.take)
@@ -170,6 +193,9 @@ class Fidelity:
             usage.attended_tokens + usage.window_tokens,
             usage.device_bytes,
             usage.host_bytes,
+            usage.attention_mass,
+            usage.best_recall,
+            self._errors.take(forced.name),
         )
 
 

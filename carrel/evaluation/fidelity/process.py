@@ -23,7 +23,8 @@ MODULE = "gpu_worker.fidelity"
 @dataclass(frozen=True)
 class Job:
     """passages: token ids by length and index, in the order in which they are measured; of each the last `num_forced`
-    go through decode steps. settings: policies and budgets beside `full`. num_together: passages side by side."""
+    go through decode steps. settings: policies and budgets beside `full`. num_together: passages side by side.
+    num_measured: of the passages with a lower index the attention outputs are compared, too."""
 
     passages: Mapping[tuple[int, int], Sequence[int]]
     settings: Sequence[tuple[str, float]]
@@ -31,6 +32,7 @@ class Job:
     num_generated: int
     num_together: int
     limit_seconds: float | None
+    num_measured: int = 0
 
 
 def measure(model: str, texts: Mapping[str, str], job: Job, notes: Console) -> list[Passage]:
@@ -60,6 +62,7 @@ def _content(job: Job) -> dict[str, Any]:
         "num_forced": job.num_forced,
         "num_generated": job.num_generated,
         "num_together": job.num_together,
+        "measured": [place for place, (_, index) in enumerate(job.passages) if index < job.num_measured],
     }
 
 
@@ -75,5 +78,7 @@ def _read(out: Path, keys: Sequence[tuple[int, int]], notes: Console) -> list[Pa
                 f"left out: {length} {values['policy']} {budget}: {error}", markup=False, highlight=False
             )
             continue
+        if errors := values["output_errors"]:
+            values["output_errors"] = [[round(error, 4) for error in layer] for layer in errors]
         found.append(Passage(length=length, index=index, budget=budget, **values))
     return found

@@ -38,6 +38,9 @@ class Passage:
     attended: float
     device_bytes: int
     host_bytes: int
+    attention_mass: float | None = None
+    best_recall: float | None = None
+    output_errors: list[list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Row:
 
     perplexity: exp of the mean negative log likelihood. ratio: to that of `full` on the same passages, with the paired
     interval. kl: in nats. same_tokens: generated before the first that differs from `full`'s, of so many as were asked.
+    num_measured: passages that the last three are means of. head_errors: output errors by layer and query head;
+    output_error: their mean.
     """
 
     length: int
@@ -60,6 +65,11 @@ class Row:
     attended: float
     device_bytes: float
     host_bytes: float
+    num_measured: int = 0
+    attention_mass: float | None = None
+    best_recall: float | None = None
+    output_error: float | None = None
+    head_errors: list[list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class FidelityReport:
         full = self._of(length, UNBUDGETED, None)
         longer = paired({each.index: each.nll for each in ours}, {each.index: each.nll for each in full})
         same = [each.same_tokens for each in ours if each.same_tokens is not None]
+        heads = _head_means([each.output_errors for each in ours if each.output_errors])
         return Row(
             length,
             policy,
@@ -103,6 +114,11 @@ class FidelityReport:
             _mean([each.attended for each in ours]),
             _mean([each.device_bytes for each in ours]),
             _mean([each.host_bytes for each in ours]),
+            sum(each.attention_mass is not None for each in ours),
+            _known_mean([each.attention_mass for each in ours]),
+            _known_mean([each.best_recall for each in ours]),
+            _known_mean([error for layer in heads or () for error in layer]),
+            heads,
         )
 
     def _of(self, length: int, policy: str, budget: float | None) -> list[Passage]:
@@ -143,7 +159,7 @@ def read_fidelity(path: Path) -> FidelityReport:
 
 HEADINGS = (
     *("length", "policy", "budget", "n", "perplexity", "/ full", "KL to full", "same best token"),
-    *("same tokens generated", "attended"),
+    *("same tokens generated", "attended", "of the best", "output error"),
 )
 
 
@@ -165,6 +181,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         _interval(row.agreement, 3),
         "-" if row.same_tokens is None else _interval(row.same_tokens, 1),
         f"{row.attended:.0f}",
+        "-" if row.best_recall is None else f"{row.best_recall:.2f}",
+        "-" if row.output_error is None else f"{row.output_error:.3f}",
     )
 
 
@@ -178,3 +196,17 @@ def _exp(mean: Mean) -> Mean:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _known_mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
+
+
+def _head_means(found: Sequence[list[list[float]]]) -> list[list[float]] | None:
+    """Over passages, by layer and query head; None where none was measured."""
+    if not found:
+        return None
+    return [
+        [round(_mean(head), 4) for head in zip(*layer, strict=True)] for layer in zip(*found, strict=True)
+    ]

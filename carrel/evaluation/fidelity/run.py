@@ -20,6 +20,8 @@ from carrel.process.options import OptionError
 # Requests of a passage at once: one that is forced, and one that generates.
 PER_PASSAGE = 2
 GPU_SEQS, CPU_SEQS = 32, 8
+# Passages of a length of which attention outputs are compared, unless told: it slows every step.
+NUM_MEASURED = 2
 
 
 def run_fidelity(arguments: argparse.Namespace, texts: Mapping[str, str], notes: Console) -> FidelityReport:
@@ -45,6 +47,7 @@ def run_fidelity(arguments: argparse.Namespace, texts: Mapping[str, str], notes:
         arguments.generate,
         max(1, seats // PER_PASSAGE),
         None if arguments.limit_seconds is None else arguments.limit_seconds - (time.monotonic() - begun),
+        (arguments.measure_documents or NUM_MEASURED) if arguments.measure else 0,
     )
     own = {
         **{field: text for field, text in texts.items() if field != "model"},

@@ -69,7 +69,7 @@ class RecallCache(Cache):
         self._training = IndexTraining(
             shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
         )
-        self._probe = probe
+        self.probe = probe
         # Of tokens that are about to leave their windows: the indexes that are not loaded yet.
         self._leaving: dict[Sequence, deque[TrainedLayer]] = {}
 
@@ -243,7 +243,7 @@ class RecallCache(Cache):
             self.hot,
             self._fetch,
             self._in_store,
-            self._probe,
+            self.probe,
         )
         policy = recall_policy(group.sequences[0])
         index = self.indexes.of(policy) if self._in_store is None else None

@@ -36,24 +36,25 @@ class RecallStep(GroupStep):
         parts.fixed.take_in(group.lanes, layers, self.new_slots)
         self._selection = Selection(group, policy, index, parts)
         self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
-        # Query, new keys and selection of each layer, for the probe.
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Query, new rows, output and selection of each layer, for the probe.
+        self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
         attended = self._selection.attend(layer, queries)
         if self._measured:
-            self._seen.append((queries.own, self._new_keys(layer), self._selection.latest))
+            self._seen.append((queries.own, self._new_rows(layer), attended, self._selection.latest))
         return attended
 
     def finish(self) -> None:
         if not self._measured:
             return
-        query, newest, selected = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
+        query, newest, output, selected = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
         sightings = [
             Sighting(
                 (sequence := self.group.sequences[row]),
                 query[:, row],
                 newest[:, row],
+                output[:, row],
                 torch.cat([_fixed_positions(sequence, selected[:, row]), selected[:, row]], dim=-1),
                 selected[:, row],
             )
@@ -61,10 +62,9 @@ class RecallStep(GroupStep):
         ]
         self._parts.probe.measure(self._layers, sightings)
 
-    def _new_keys(self, layer: int) -> Tensor:
-        """Of the new tokens, [B, H_kv, d]; padding lanes have arbitrary ones."""
-        slots = self.new_slots[:, layer - self._layers.start].clamp(min=0).long()
-        return self._parts.pool.rows[slots][..., : self._parts.shape.head_dim]
+    def _new_rows(self, layer: int) -> Tensor:
+        """Of the new tokens, [B, H_kv, 2d]; padding lanes have arbitrary ones."""
+        return self._parts.pool.rows[self.new_slots[:, layer - self._layers.start].clamp(min=0).long()]
 
     def _leaving_keys(self) -> Tensor:
         """Keys of the tokens that leave the window at this step: [B, layers, H_kv, d]; arbitrary where none does."""

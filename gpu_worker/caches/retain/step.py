@@ -27,19 +27,20 @@ class RetainStep(GroupStep):
         self._measured = [
             row for row, one in enumerate(group.sequences) if one.request.measure and not one.plan.has_means
         ]
-        # Query and new keys of each layer, for the probe.
-        self._seen: list[tuple[Tensor, Tensor]] = []
+        # Query, new rows and output of each layer, for the probe.
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
+        attended = self._attention.attend(layer, queries)
         if self._measured:
             newest = self._parts.pool.rows[self.new_slots[:, layer - self._layers.start].long()]
-            self._seen.append((queries.own, newest[..., : queries.own.shape[-1]]))
-        return self._attention.attend(layer, queries)
+            self._seen.append((queries.own, newest, attended))
+        return attended
 
     def finish(self) -> None:
         if not self._measured:
             return
-        query, newest = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
+        query, newest, output = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
         span = slice(self._layers.start, self._layers.stop)
         sightings = []
         for row in self._measured:
@@ -47,7 +48,9 @@ class RetainStep(GroupStep):
             positions = self._parts.kept.positions[sequence.seat, span]
             is_middle = (positions >= sequence.plan.num_sink) & (positions < sequence.window_begin)
             selected = positions.where(is_middle, -1)
-            sightings.append(Sighting(sequence, query[:, row], newest[:, row], positions, selected))
+            sightings.append(
+                Sighting(sequence, query[:, row], newest[:, row], output[:, row], positions, selected)
+            )
         self._parts.probe.measure(self._layers, sightings)
 
     def _slots(self, policy: RetainPolicy) -> Tensor:

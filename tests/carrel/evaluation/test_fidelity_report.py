@@ -17,16 +17,19 @@ FULL = Passage(1024, 0, "full", None, 100, 2.0, 0.0, 1.0, 32, 960.0, 1000, 0)
 OURS = replace(
     FULL, policy="oracle", budget=0.1, nll=2.1, kl=0.05, agreement=0.9, same_tokens=20, attended=96.0
 )
+MEASURED = {"attention_mass": 0.9, "best_recall": 0.75, "output_errors": [[0.1, 0.3], [0.0, 0.2]]}
 
 
 def test_perplexity_is_held_against_full_on_the_same_passages(tmp_path: Path) -> None:
-    passages = [FULL, replace(FULL, index=1, nll=3.0), OURS, replace(OURS, index=1, nll=3.1)]
+    passages = [FULL, replace(FULL, index=1, nll=3.0), OURS, replace(OURS, index=1, nll=3.1, **MEASURED)]
     report = FidelityReport({"model": "tiny"}, tuple(passages))
     full, ours = report.rows()
     assert full.perplexity == pytest.approx(math.exp(2.5))
     assert ours.ratio is not None
     # Passages differ by a factor of e, the policies on each by the same tenth.
     assert (ours.ratio.value, ours.ratio.low, ours.ratio.high) == pytest.approx((math.exp(0.1),) * 3)
+    assert (ours.num_measured, ours.best_recall, ours.head_errors) == (1, 0.75, MEASURED["output_errors"])
+    assert ours.output_error == pytest.approx(0.15)
     path = tmp_path / "fidelity.json"
     report.write(path)
     assert read_fidelity(path) == report
@@ -64,4 +67,5 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(list(map(str, argv))) == 0
     full, ours = read_fidelity(tmp_path / "out.json").rows()
     assert (full.n, full.kl.value, full.attended > ours.attended) == (1, 0.0, True)
+    assert ours.head_errors
     assert capsys.readouterr().out.count("| 400 |") == 2

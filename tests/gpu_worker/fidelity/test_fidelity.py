@@ -54,6 +54,26 @@ def test_forced_tokens_are_scored_as_a_dense_forward_scores_them() -> None:
     rig.check_empty()
 
 
+def test_output_errors_are_by_layer_and_head_of_measured_documents() -> None:
+    rig = Rig(policies=every_small_policy(), tokens_per_slab=256)
+    settings = [Setting(policy, Budget(share=s)) for policy in ("oracle", "snapkv") for s in (0.97, 0.2)]
+    asked = Job(DOCUMENTS[:2], tuple(settings), NUM_FORCED, 0, num_together=2, measured=(1,))
+    found = [each for some in Fidelity(rig.engine, asked).run() for each in some]
+    shape = rig.model.config.num_layers, rig.model.config.num_heads
+    means = {}
+    for each in found:
+        is_measured = each.document == 1 and each.policy != "full"
+        assert (each.output_errors is not None) == (each.best_recall is not None) == is_measured
+        if each.output_errors is not None:
+            errors = torch.tensor(each.output_errors)
+            assert errors.shape == shape
+            means[each.policy, each.budget_share] = errors.mean().item()
+    for policy in ("oracle", "snapkv"):
+        assert 0.0 < means[policy, 0.97] < 0.2 * means[policy, 0.2] < 0.2
+    assert means["oracle", 0.2] < means["snapkv", 0.2]
+    rig.check_empty()
+
+
 def test_what_a_policy_refuses_is_told_and_the_others_go_on() -> None:
     rig = Rig(policies=every_small_policy())
     refused = Setting("chelsea+outliers", Budget(tokens=12))
@@ -85,9 +105,10 @@ def test_a_job_is_read_and_a_short_one_refused(tmp_path: Path) -> None:
         "settings": [["oracle", {"share": 0.5}]],
         "num_forced": 2,
         "num_generated": 0,
+        "measured": [0],
     }
     path.write_text(json.dumps(content))
-    assert read_job(path) == Job(((1, 2, 3, 4),), (Setting("oracle", Budget(0.5)),), 2, 0)
+    assert read_job(path) == Job(((1, 2, 3, 4),), (Setting("oracle", Budget(0.5)),), 2, 0, measured=(0,))
     path.write_text(json.dumps(content | {"num_forced": 4}))
     with pytest.raises(ConfigError, match="documents with more"):
         read_job(path)
