@@ -57,7 +57,9 @@ class HotCacheSize:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """How to choose the next token, and what to tell of it. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and
+    `min_p` 0 are off. `logprobs`: so many alternatives to each token, None: not even its own log probability;
+    `prompt_logprobs`: the same of the prompt's tokens."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -72,6 +74,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
@@ -114,6 +117,13 @@ class TokenEvent:
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """The next of the prompt's own tokens, from its second on, with `logprob` and `top`; before the first new token."""
+
+    tokens: tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,7 @@ class ErrorEvent:
     error: Exception
 
 
-Event = TokenEvent | ProgressEvent | CompleteEvent | ErrorEvent
+Event = TokenEvent | PromptEvent | ProgressEvent | CompleteEvent | ErrorEvent
 EventSink = Callable[[Event], None]
 
 

@@ -171,6 +171,8 @@ def _check_sampling(sampling: Any, vocab_size: int) -> None:
                 check_token_ids(field.name, value, vocab_size)
                 for bias in value.values():
                     _check_range(field.name, bias)
+            case "prompt_logprobs":
+                _check_range("logprobs", value)
             case name:
                 _check_range(name, value)
 

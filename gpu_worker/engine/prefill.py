@@ -15,6 +15,7 @@ from gpu_worker.engine.prompt import Prompt, keeper
 from gpu_worker.engine.prompt_memory import buffer_tokens
 from gpu_worker.engine.prompt_pass import PromptPass
 from gpu_worker.engine.prompt_rows import PromptRows
+from gpu_worker.engine.prompt_scores import PromptScores
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
@@ -65,6 +66,11 @@ class Prefill(PromptPass[PromptRows]):
                     [begin + span for begin, span in zip(row_begins, spans, strict=True)]
                 )
         self._sparse = sequences[0].prompt_attention()
+        self._scores: dict[Prompt, PromptScores] = {
+            part: PromptScores(part.sequence, decoder, part.sequence.request.sampling.prompt_logprobs or 0)
+            for part in self._parts
+            if part.sequence.scores_prompt
+        }
         self._layer = 0
         self._begin = 0
         self._begun = Mark(self._device)
@@ -76,7 +82,7 @@ class Prefill(PromptPass[PromptRows]):
             return 0.0
         num_layers = max(1, self._chunk_size // (end - begin))
         layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
-        has_last = layers.stop == config.num_layers
+        has_last = layers.stop == config.num_layers and not self._scores
         spans = [part.positions(begin, end) for part in self._parts]
         work = (len(layers) - has_last) * sum(layer_work(config, span.start, span.stop) for span in spans)
         return work + has_last * sum(last_layer_work(config, span.start, span.stop) for span in spans)
@@ -112,6 +118,9 @@ class Prefill(PromptPass[PromptRows]):
         self._settle()
 
     def _logits(self, done: list[Prompt]) -> Tensor:
+        for prompt in done:
+            if (scores := self._scores.get(prompt)) is not None:
+                scores.tell()
         ends = {prompt.sequence: prompt.end for prompt in self._parts}
         return self._decoder.logits(torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in done]))
 
@@ -128,13 +137,23 @@ class Prefill(PromptPass[PromptRows]):
         if (attended := self._attend(query, begin)) is not None:
             tokens, attention = attended
             self._hidden[tokens] = decoder.finish_layer(layer, self._hidden[tokens], attention)
+        if self._scores and layer == decoder.config.num_layers - 1:
+            self._score(begin, end)
+
+    def _score(self, begin: int, end: int) -> None:
+        """The last layer's output of the tokens at [begin, end) is there."""
+        for part in self.prompts:
+            positions = part.positions(begin, end)
+            if positions and (scores := self._scores.get(part)) is not None:
+                place = positions.start + part.begin - part.first
+                scores.take(self._hidden[place : place + len(positions)], positions.start)
 
     def _attend(self, query: Tensor, begin: int) -> tuple[slice | Tensor, Tensor] | None:
         """Attention of the tokens whose output is read, and which these are; None for none. query: [T, H_q, d], of the
         tokens from `begin` on."""
         scale, end = self._decoder.attention_scale, begin + query.shape[0]
-        # Nothing reads the last layer's output but the next tokens.
-        is_last = self._layer == self._decoder.config.num_layers - 1
+        # Nothing reads the last layer's output but the next tokens, and who scores the prompt.
+        is_last = self._layer == self._decoder.config.num_layers - 1 and not self._scores
         if self._packed is not None:
             attention = attend_prompts(query, self._rows, self._packed, scale)
             if not is_last:

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from gpu_worker.engine.prompt_scores import scoring_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES
 from gpu_worker.policies.base import Family
@@ -83,7 +84,7 @@ def prefill_bytes(workload: Workload) -> int:
     computing = chunk * workload.token_bytes
     if workload.dtype == torch.float32 or shape.head_dim > 256:
         computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
-    return kept + max(storing, computing)
+    return kept + max(storing, computing, scoring_bytes(chunk, model.vocab_size))
 
 
 def _training_bytes(workload: Workload) -> int:

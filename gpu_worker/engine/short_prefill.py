@@ -157,6 +157,7 @@ class PrefillChoice:
         """With the arguments of `Prefill`."""
         fits = all(sequence.num_prefill <= self._pass.max_tokens for sequence in sequences)
         is_whole = not any(sequence.num_cached or sequence.prompt_attention() for sequence in sequences)
+        is_whole = is_whole and not any(sequence.scores_prompt for sequence in sequences)
         is_dense = all(cache.is_dense for of_layers in caches for cache in of_layers)
         if self._pass.is_open and fits and is_whole and is_dense:
             return ShortPrefill(sequences, decoder, caches, offloader, self._pass)

@@ -16,6 +16,7 @@ from gpu_worker.records import (
     Event,
     GenerationRequest,
     ProgressEvent,
+    PromptEvent,
     SamplingParams,
     TokenEvent,
 )
@@ -93,7 +94,7 @@ class _Answer:
                 self.num_tokens += 1
             case ErrorEvent(error):
                 self._error = error
-            case ProgressEvent() | CompleteEvent():
+            case PromptEvent() | ProgressEvent() | CompleteEvent():
                 pass
 
     def check(self) -> None:

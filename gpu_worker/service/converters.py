@@ -22,6 +22,7 @@ from gpu_worker.records import (
     FinishReason,
     GenerationRequest,
     ProgressEvent,
+    PromptEvent,
     SamplingParams,
     SessionCard,
     TokenEvent,
@@ -52,6 +53,8 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
             f"{len(prompt_token_ids)} tokens.",
             "num_prefill_tokens",
         )
+    if message.num_prefill_tokens and message.sampling.HasField("prompt_logprobs"):
+        raise RequestError("num_prefill_tokens and prompt_logprobs exclude each other", "num_prefill_tokens")
     if len(message.prefix_salt) > MAX_SALT_BYTES:
         raise RequestError(
             f"prefix_salt has {len(message.prefix_salt)} bytes; give at most {MAX_SALT_BYTES}", "prefix_salt"
@@ -114,11 +117,19 @@ def _read_budget(message: pb.GenerateRequest) -> Budget | None:
 
 
 def write_token(event: TokenEvent) -> pb.GenerateResponse:
+    return pb.GenerateResponse(token=_token(event))
+
+
+def write_prompt(event: PromptEvent) -> pb.GenerateResponse:
+    return pb.GenerateResponse(prompt=pb.PromptTokens(tokens=map(_token, event.tokens)))
+
+
+def _token(event: TokenEvent) -> pb.Token:
     token = pb.Token(token_id=event.token_id)
     if event.logprob is not None:
         token.logprob = event.logprob
         token.top.extend(pb.TokenLogprob(token_id=i, logprob=logprob) for i, logprob in event.top)
-    return pb.GenerateResponse(token=token)
+    return token
 
 
 def write_progress(event: ProgressEvent) -> pb.GenerateResponse:

@@ -20,6 +20,7 @@ from gpu_worker.records import (
     EventSink,
     GenerationRequest,
     ProgressEvent,
+    PromptEvent,
     TokenEvent,
 )
 
@@ -274,5 +275,5 @@ def _is_last(event: Event) -> bool:
     match event:
         case CompleteEvent() | ErrorEvent():
             return True
-        case TokenEvent() | ProgressEvent():
+        case TokenEvent() | PromptEvent() | ProgressEvent():
             return False

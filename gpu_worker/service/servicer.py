@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, TokenEvent
+from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, PromptEvent, TokenEvent
 from gpu_worker.service import converters
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream
@@ -50,6 +50,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
                 match event:
                     case TokenEvent():
                         await context.write(converters.write_token(event))
+                    case PromptEvent():
+                        await context.write(converters.write_prompt(event))
                     case ProgressEvent():
                         await context.write(converters.write_progress(event))
                     case CompleteEvent():

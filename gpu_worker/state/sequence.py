@@ -75,7 +75,7 @@ class Sequence:
     window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
     compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
     then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for the next
-    step.
+    step. is_scored: how likely the prompt's tokens are was told.
     """
 
     request: GenerationRequest
@@ -96,6 +96,7 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     num_reused: int = 0
     has_given_way: bool = False
+    is_scored: bool = False
     num_slots: int = 0
     window_begin: int = 0
     offloads: bool = False
@@ -137,6 +138,11 @@ class Sequence:
     def caller(self) -> bytes:
         """Whose request it is, as far as callers are told apart."""
         return self.request.prefix_salt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether all of its prompt is to be computed, to tell how likely its tokens are."""
+        return self.request.sampling.prompt_logprobs is not None and not self.is_scored
 
     def prompt_attention(self) -> PromptAttention | None:
         """How its prompt is attended; None: densely."""

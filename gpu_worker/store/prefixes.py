@@ -46,8 +46,10 @@ class PrefixChain:
 
     def num_reusable(self, sequence: Sequence) -> int:
         """How many of its hashes a sequence may look up: the last token is always computed, and so are the tokens whose
-        queries the policy reads."""
+        queries the policy reads, and a prompt that is scored."""
         plan, policy = sequence.plan, sequence.policy
+        if sequence.scores_prompt:
+            return 0
         num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
         return max(0, sequence.num_prefill - num_computed) // self.tokens_per_slab
 
