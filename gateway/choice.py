@@ -11,10 +11,12 @@ from contextlib import aclosing
 from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Detokenizer
 from gateway.errors import GenerationFailed, RequestTimeout, ServiceError, WorkerUnavailable
-from gateway.exchange import ChoiceFinished, Event, TextDelta, TokenLogprob
+from gateway.exchange import ChoiceFinished, Echo, Event, TextDelta
 from gateway.metrics import Metrics
 from gateway.phases import Phases
 from gateway.prefill_progress import PrefillProgress
+from gateway.prompt_echo import PromptEcho
+from gateway.token_texts import read_logprobs
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -30,8 +32,8 @@ class Choice:
     `first_token_at` are filled on the way.
 
     `deadline` is the request's, in monotonic seconds; `progress` is the request's, of all its choices; `lead` is white
-    space that the text may begin with and that is left out (see AnswerLead). `usage` stays None when a stop string
-    ended the choice and the worker's account did not arrive in time.
+    space that the text may begin with and that is left out (see AnswerLead); `echo` is what comes before it. `usage`
+    stays None when a stop string ended the choice and the worker's account did not arrive in time.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Choice:
         worker: WorkerClient,
         metrics: Metrics,
         progress: PrefillProgress,
+        echo: Echo | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -59,6 +62,7 @@ class Choice:
         self._metrics = metrics
         self._phases = Phases(metrics)
         self._progress = progress
+        self._echo = PromptEcho(index, echo, request, tokenizer.tokens)
 
     @property
     def first_token_at(self) -> float | None:
@@ -79,7 +83,14 @@ class Choice:
                         computed, cached = event.progress.computed_tokens, event.progress.cached_tokens
                         if (told := self._progress.take(self.index, computed, cached)) is not None:
                             yield told
+                    case "prompt":
+                        for echoed in self._echo.take(event.prompt):
+                            yield echoed
+                    case "token" if self._echo.is_all:
+                        self._phases.take_token()
                     case "token":
+                        for echoed in self._echo.begin():
+                            yield echoed
                         delta = self._take(event.token)
                         if delta.text or delta.logprobs or self.num_tokens == 1:
                             yield delta
@@ -87,6 +98,8 @@ class Choice:
                             await self._end_early(stream)
                             break
                     case "complete":
+                        for echoed in self._echo.begin():
+                            yield echoed
                         finish_reason = self._complete(event.complete)
                         if text := self._flush():
                             yield TextDelta(self.index, text)
@@ -105,12 +118,7 @@ class Choice:
         text = self._stops.push(self._lead.push(self._detokenizer.push(token.token_id)))
         if not self._request.sampling.HasField("logprobs"):
             return TextDelta(self.index, text)
-        top = tuple(self._logprob(each.token_id, each.logprob) for each in token.top)
-        return TextDelta(self.index, text, (self._logprob(token.token_id, token.logprob, top),))
-
-    def _logprob(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        tokens = self._tokenizer.tokens
-        return TokenLogprob(tokens.text(token_id), tokens.bytes(token_id), logprob, top)
+        return TextDelta(self.index, text, read_logprobs(self._tokenizer.tokens, [token]))
 
     def _flush(self) -> str:
         """What still waits to be sent, now that no token follows."""
@@ -122,6 +130,10 @@ class Choice:
         if complete.finish_reason not in FINISH_REASONS:
             raise WorkerUnavailable("The model worker ended the request.")
         self.usage = complete.usage
+        if self._echo.is_all:
+            # the worker makes one at least
+            self.usage.context_tokens = len(self._request.prompt_token_ids)
+            return "length"
         self.num_tokens = max(self.num_tokens, complete.usage.completion_tokens)
         return FINISH_REASONS[complete.finish_reason]
 

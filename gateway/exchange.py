@@ -49,20 +49,31 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Each prompt is text or token ids."""
+    """Each prompt is text or token ids. `echoes`: the answer begins with the prompt; `only_echoes`: it ends there."""
 
     prompts: tuple[str | TokenIds, ...]
     options: GenerationOptions = GenerationOptions()
     request_id: str | None = None
+    echoes: bool = False
+    only_echoes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The text of a prompt, that a choice begins with; `is_all`: and ends with, whatever token follows."""
+
+    text: str
+    is_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token as text and as bytes, its log probability, and the best alternatives in order."""
+    """A token as text and as bytes, its log probability, which the first of a prompt has not, and the best
+    alternatives in order."""
 
     token: str
     bytes: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
 
 

@@ -5,41 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
-from carrel.process.request_limits import (
-    MAX_CHOICES,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    RANGES,
-    check_request,
-    check_token_ids,
-    num_output_tokens,
-)
+from carrel.process.request_limits import check_token_ids
 from gateway.admission import Admission, Place
 from gateway.auth import KeyRing
 from gateway.choice import Choice
 from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
-from gateway.errors import InvalidRequest, RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
+from gateway.errors import RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
 from gateway.exchange import (
     ChatRequest,
     ChoiceFinished,
     Completed,
     CompletionRequest,
+    Echo,
     Event,
     Generation,
     GenerationOptions,
     TokenIds,
 )
 from gateway.metrics import Metrics
+from gateway.plan import Plan
 from gateway.prefill_progress import PrefillProgress
-from gateway.prompts import PromptEncoder, check_text
+from gateway.prompts import PromptEncoder
 from gateway.read_ahead import read_ahead
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
@@ -67,29 +59,6 @@ log = logging.getLogger(__name__)
 def public_id(asked: str | None) -> str:
     """The client's own request id if it is short and plain, else a new one: an id goes into headers and logs."""
     return asked if asked and _PLAIN_ID.fullmatch(asked) else uuid.uuid4().hex
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A request on its way; `encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0
-    fills."""
-
-    request_id: str
-    endpoint: str
-    prompt_param: str
-    num_prompts: int
-    encode: Callable[[int], Awaitable[tuple[TokenIds, ...]]]
-    default_max_tokens: int
-    options: GenerationOptions
-    lead: str
-
-    @property
-    def num_choices(self) -> int:
-        return self.num_prompts * self.options.n
-
-    @property
-    def caller(self) -> bytes:
-        return self.options.draft.prefix_salt
 
 
 class ChatService:
@@ -141,7 +110,7 @@ class ChatService:
 
         lead = self._tokenizer.answer_lead if request.adds_generation_prompt else ""
         request_id = public_id(request.request_id)
-        return self._generation(_Plan(request_id, "chat", "messages", 1, encode, 0, options, lead))
+        return self._generation(Plan(request_id, "chat", "messages", 1, encode, 0, options, lead))
 
     def completion(self, request: CompletionRequest) -> Generation:
         """Continue each prompt, as `chat` does; choice `i * n + j` is the j-th continuation of prompt i."""
@@ -150,9 +119,13 @@ class ChatService:
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
             return tuple([await self._encode(prompt, max_model_len, options) for prompt in request.prompts])
 
+        def echo(at: int, prompt: TokenIds) -> Echo | None:
+            return self._echo(request, at, prompt) if request.echoes else None
+
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
+        most = COMPLETION_MAX_TOKENS
         return self._generation(
-            _Plan(request_id, "completion", "prompt", num_prompts, encode, COMPLETION_MAX_TOKENS, options, "")
+            Plan(request_id, "completion", "prompt", num_prompts, encode, most, options, echo=echo)
         )
 
     async def tokenize_text(self, text: str, add_special_tokens: bool, caller: bytes) -> TokenIds:
@@ -189,12 +162,12 @@ class ChatService:
         if model and model not in (*self.model_names, self._config.model):
             raise UnknownModel(model, self.model_name)
 
-    def _generation(self, plan: _Plan) -> Generation:
+    def _generation(self, plan: Plan) -> Generation:
         # the place is the worker's time, not the reader's
         events = read_ahead(self._counted(plan), READ_AHEAD_EVENTS)
         return Generation(plan.request_id, self.model_name, int(time.time()), events)
 
-    async def _counted(self, plan: _Plan) -> AsyncGenerator[Event, None]:
+    async def _counted(self, plan: Plan) -> AsyncGenerator[Event, None]:
         """The request's events, with its place held, its metrics kept and one log line at its end."""
         started_at = time.monotonic()
         outcome = "cancelled"
@@ -223,21 +196,26 @@ class ChatService:
             self._metrics.count_request(plan.endpoint, outcome)
             log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
-    async def _run(self, plan: _Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
+    async def _run(self, plan: Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
         self.check_model(plan.options.model)
         info = await self.status.info()
-        _check(plan, info)
-        if (kept := plan.options.truncate_to) is None:
-            prompts = await plan.encode(info.max_model_len)
-        else:
-            # what is left out need not fit
-            prompts = tuple(prompt[-kept:] for prompt in await plan.encode(sys.maxsize))
+        plan.check(info)
+        prompts = await plan.prompts(info.max_model_len)
         deadline = started_at + self._config.request_timeout_s
         num_prompt_tokens = [len(prompt) for prompt in prompts]
         progress = PrefillProgress(num_prompt_tokens, plan.options.n)
         choices = [
             [
-                self._choice(plan, info, at * plan.options.n + index, index, prompt, deadline, progress)
+                self._choice(
+                    plan,
+                    info,
+                    at * plan.options.n + index,
+                    index,
+                    prompt,
+                    plan.echo(at, prompt),
+                    deadline,
+                    progress,
+                )
                 for index in range(plan.options.n)
             ]
             for at, prompt in enumerate(prompts)
@@ -255,36 +233,24 @@ class ChatService:
 
     def _choice(
         self,
-        plan: _Plan,
+        plan: Plan,
         info: pb.GetInfoResponse,
         number: int,
         seed_offset: int,
         prompt: TokenIds,
+        echo: Echo | None,
         deadline: float,
         progress: PrefillProgress,
     ) -> Choice:
-        if not prompt:
-            raise InvalidRequest("The prompt is empty: give at least one token.", plan.prompt_param)
         edition = own_edition()
         request = pb.GenerateRequest(
             # no client can guess another's
             request_id=f"{plan.request_id}-{number}-{uuid.uuid4().hex[:16]}",
-            prompt_token_ids=prompt,
             sampling=self._defaults,
             edition=pb.Edition(version=edition.version, messages=edition.messages),
             weight=self._keys.weight(plan.caller),
         )
-        request.MergeFrom(plan.options.draft)
-        sampling, room = request.sampling, info.max_model_len - len(prompt)
-        if sampling.HasField("seed"):
-            # equal seeds would make equal choices
-            sampling.seed = (sampling.seed + seed_offset) % 2**63
-        if not sampling.HasField("max_tokens") and 0 < plan.default_max_tokens < room:
-            sampling.max_tokens = plan.default_max_tokens
-        with invalid_requests():
-            sampling.max_tokens = num_output_tokens(
-                sampling, len(prompt), info.max_model_len, plan.prompt_param
-            )
+        plan.request(request, seed_offset, prompt, info.max_model_len)
         return Choice(
             number,
             request,
@@ -295,7 +261,15 @@ class ChatService:
             self._worker,
             self._metrics,
             progress,
+            echo,
         )
+
+    def _echo(self, request: CompletionRequest, at: int, prompt: TokenIds) -> Echo:
+        match request.prompts[at]:
+            case str() as text if request.options.truncate_to is None:
+                return Echo(text, request.only_echoes)
+            case _:
+                return Echo(self._tokenizer.decode(prompt), request.only_echoes)
 
     async def _encode(
         self, prompt: str | TokenIds, max_model_len: int, options: GenerationOptions
@@ -308,25 +282,3 @@ class ChatService:
             case _:
                 # the worker knows which ids there are
                 return prompt
-
-
-def _check(plan: _Plan, info: pb.GetInfoResponse) -> None:
-    """All that needs no prompt. Raises InvalidRequest that names the field."""
-    options = plan.options
-    with invalid_requests():
-        check_request(options.draft, info)
-    check_text(options.draft.session_id, "session_id")
-    check_text(options.draft.cache_salt, "cache_salt")
-    if options.n not in RANGES["n"]:
-        raise InvalidRequest(f"n must be in {RANGES['n']}.", "n")
-    if not 0 < plan.num_choices <= MAX_CHOICES:
-        raise InvalidRequest(
-            f"{plan.num_prompts} prompts with n={options.n}: a request may have 1 to {MAX_CHOICES} choices.",
-            plan.prompt_param,
-        )
-    if len(options.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"{len(options.stop)} stop strings: give at most {MAX_STOP_STRINGS}.", "stop")
-    for stop in options.stop:
-        check_text(stop, "stop")
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise InvalidRequest(f"A stop string must have 1 to {MAX_STOP_CHARS} characters.", "stop")

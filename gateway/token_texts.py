@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
 from gateway.detokenizer import REPLACEMENT
+from gateway.exchange import TokenLogprob
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # in vocabularies of bytes: these stand for themselves, the others, in order, for the characters from 256 on
@@ -15,6 +18,18 @@ _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 # some decoders strip a space at the start of a text: a token is read behind this one
 _ANCHOR = "a"
+
+
+def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenLogprob, ...]:
+    """The worker's tokens, with their texts."""
+
+    def read(token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        return TokenLogprob(texts.text(token_id), texts.bytes(token_id), logprob, top)
+
+    return tuple(
+        read(token.token_id, token.logprob, tuple(read(each.token_id, each.logprob) for each in token.top))
+        for token in tokens
+    )
 
 
 class TokenTexts:

@@ -183,6 +183,6 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     return reply
 
 
-def json_float(value: float) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for an impossible token."""
-    return max(value, -9999.0)
+def json_float(value: float | None) -> float | None:
+    """JSON has no infinity; OpenAI writes -9999 for an impossible token. None stays None."""
+    return None if value is None else max(value, -9999.0)

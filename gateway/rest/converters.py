@@ -103,15 +103,19 @@ def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 def read_completion(body: CompletionBody, request_id: str | None, caller: bytes) -> CompletionRequest:
     """Raises InvalidRequest for what this server does not do."""
-    if body.echo:
-        raise InvalidRequest("echo is not supported: put the prompt before the answer yourself.", "echo")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens is 0: without echo there is nothing to answer.", "max_tokens")
     if body.suffix:
         raise InvalidRequest("suffix is not supported.", "suffix")
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
         raise InvalidRequest("best_of is not supported: leave it out, or set it to n.", "best_of")
     _check_fields(body)
-    options = _read_options(body, body.max_tokens, body.logprobs, caller)
-    return CompletionRequest(_read_prompts(body.prompt), options, request_id)
+    only_echoes = body.max_tokens == 0
+    # the worker makes one at least
+    options = _read_options(body, 1 if only_echoes else body.max_tokens, body.logprobs, caller)
+    if body.echo and body.logprobs is not None:
+        options.draft.sampling.prompt_logprobs = body.logprobs
+    return CompletionRequest(_read_prompts(body.prompt), options, request_id, bool(body.echo), only_echoes)
 
 
 def read_warming(

@@ -84,9 +84,12 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[st
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [json_float(token.logprob) for token in tokens],
-        # the token itself is there even where it is none of the best
+        # the token itself is there even where it is none of the best; a prompt's first is likely after nothing
         "top_logprobs": [
-            {each.token: json_float(each.logprob) for each in (*token.top, token)} for token in tokens
+            None
+            if token.logprob is None
+            else {each.token: json_float(each.logprob) for each in (*token.top, token)}
+            for token in tokens
         ],
         "text_offset": list(offsets)[:-1],
     }

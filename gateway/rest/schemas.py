@@ -149,8 +149,9 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     # The longest first: what fits exactly is looked for no further.
     prompt: str | PromptTokenIds | Texts | Annotated[list[PromptTokenIds], Field(fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_UINT32, description="0 only with echo")] | None = None
     logprobs: Annotated[int, within("logprobs")] | None = None
-    echo: bool | None = None
+    echo: Annotated[bool | None, Field(description="begin with the prompt, and tell its logprobs too")] = None
     suffix: str | None = None
     best_of: int | None = None
 

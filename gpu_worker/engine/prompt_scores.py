@@ -15,7 +15,7 @@ from gpu_worker.state.sequence import Sequence
 # Of one event: a message has them.
 EVENT_TOKENS = 1024
 # Of logits, float32, at once.
-LOGIT_BYTES = 32 << 20
+LOGIT_BYTES = 8 << 20
 # Logits as the head gives them, as float32, as log probabilities, and what the likeliest are found with.
 COPIES = 4
 

@@ -74,6 +74,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     for computed, cached in script.progress or [(len(request.prompt_token_ids), 0)]:
                         told = pb.Progress(computed_tokens=computed, cached_tokens=cached)
                         yield pb.GenerateResponse(progress=told)
+                        if request.sampling.HasField("prompt_logprobs"):
+                            yield self._scored(request)
                 if at == script.hang_at:
                     await aborted.wait()
                 while script.is_held:
@@ -99,6 +101,14 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         except asyncio.CancelledError:
             script.num_cancelled += 1
             raise
+
+    def _scored(self, request):
+        """Its tokens from the second on, each the likelier the later, with one that is likelier."""
+        tokens = [
+            pb.Token(token_id=token, logprob=-1.0 - at, top=[pb.TokenLogprob(token_id=20, logprob=-0.25)])
+            for at, token in enumerate(request.prompt_token_ids[1:])
+        ]
+        return pb.GenerateResponse(prompt=pb.PromptTokens(tokens=tokens))
 
     def _hold(self, request):
         script, tokens = self._script(), len(request.prompt_token_ids) // SLAB_TOKENS * SLAB_TOKENS

@@ -239,3 +239,38 @@ def test_unknown_model_and_wrong_key(client: openai.OpenAI, locked_stack: Stack)
     locked_stack.say("the")
     for key in ("right-key", "other-key"):
         assert locked.with_options(api_key=key).chat.completions.create(model="tiny", messages=HELLO).choices
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("prompt", ["the fox", [10, 11, 12], [10]])
+def test_echo_tells_the_prompt_and_how_likely_it_is(
+    client: openai.OpenAI, stack: Stack, prompt: object, is_stream: bool
+) -> None:
+    stack.say("the dog")
+    told = stack.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
+    reply = client.completions.create(
+        model="tiny", prompt=prompt, echo=True, logprobs=1, max_tokens=1, stream=is_stream
+    )
+    choices = [chunk.choices[0] for chunk in reply] if is_stream else [reply.choices[0]]
+    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    tokens = [token for part in logprobs for token in part.tokens]
+    assert "".join(choice.text for choice in choices) == "".join(tokens)
+    scores = [score for part in logprobs for score in part.token_logprobs]
+    assert scores == [None, *(-1.0 - at for at in range(len(told) - 1)), -0.5]
+    tops = [top for part in logprobs for top in part.top_logprobs]
+    assert tops[0] is None
+    assert all(token in top for token, top in zip(tokens[1:], tops[1:], strict=True))
+    offsets = [offset for part in logprobs for offset in part.text_offset]
+    assert offsets == [len("".join(tokens[:at])) for at in range(len(tokens))]
+
+
+def test_an_echo_alone(client: openai.OpenAI, stack: Stack) -> None:
+    script = stack.say("the dog")
+    reply = client.completions.create(model="tiny", prompt=["the fox", "dog"], echo=True, max_tokens=0)
+    assert [(choice.text, choice.finish_reason) for choice in reply.choices] == [
+        ("the fox", "length"),
+        ("dog", "length"),
+    ]
+    assert reply.usage.completion_tokens == 0
+    assert reply.usage.model_extra["carrel"]["context_tokens"] <= reply.usage.prompt_tokens
+    assert not any(request.sampling.HasField("prompt_logprobs") for request in script.requests)

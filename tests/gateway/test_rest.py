@@ -204,7 +204,7 @@ HOSTILE = [
     b'{"prompt": ["a", 5]}',
     b'{"prompt": "\\u0000"}',
     json.dumps({"prompt": ["a"] * 65}).encode(),
-    b'{"prompt": "a", "echo": true}',
+    b'{"prompt": "a", "max_tokens": 0}',
     b'{"prompt": "a", "best_of": 5}',
     b'{"prompt": "a", "suffix": "b"}',
     b'{"prompt": ["1", 2]}',

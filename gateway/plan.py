@@ -1,0 +1,92 @@
+"""A request on its way: what it asks for, checked, and what the worker is asked for each of its choices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from carrel.process.request_limits import (
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    RANGES,
+    check_request,
+    num_output_tokens,
+)
+from gateway.errors import InvalidRequest, invalid_requests
+from gateway.exchange import Echo, GenerationOptions, TokenIds
+from gateway.prompts import check_text
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0 fills; `echo` what
+    comes before the answer, of a prompt's place and its tokens."""
+
+    request_id: str
+    endpoint: str
+    prompt_param: str
+    num_prompts: int
+    encode: Callable[[int], Awaitable[tuple[TokenIds, ...]]]
+    default_max_tokens: int
+    options: GenerationOptions
+    lead: str = ""
+    echo: Callable[[int, TokenIds], Echo | None] = lambda at, prompt: None
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.options.n
+
+    @property
+    def caller(self) -> bytes:
+        return self.options.draft.prefix_salt
+
+    def check(self, info: pb.GetInfoResponse) -> None:
+        """All that needs no prompt. Raises InvalidRequest that names the field."""
+        options = self.options
+        with invalid_requests():
+            check_request(options.draft, info)
+        check_text(options.draft.session_id, "session_id")
+        check_text(options.draft.cache_salt, "cache_salt")
+        if options.n not in RANGES["n"]:
+            raise InvalidRequest(f"n must be in {RANGES['n']}.", "n")
+        if not 0 < self.num_choices <= MAX_CHOICES:
+            raise InvalidRequest(
+                f"{self.num_prompts} prompts with n={options.n}: a request may have 1 to {MAX_CHOICES} choices.",
+                self.prompt_param,
+            )
+        if len(options.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"{len(options.stop)} stop strings: give at most {MAX_STOP_STRINGS}.", "stop"
+            )
+        for stop in options.stop:
+            check_text(stop, "stop")
+            if not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InvalidRequest(f"A stop string must have 1 to {MAX_STOP_CHARS} characters.", "stop")
+
+    async def prompts(self, max_model_len: int) -> tuple[TokenIds, ...]:
+        """Raises InvalidRequest."""
+        if (kept := self.options.truncate_to) is None:
+            return await self.encode(max_model_len)
+        # what is left out need not fit
+        return tuple(prompt[-kept:] for prompt in await self.encode(sys.maxsize))
+
+    def request(
+        self, request: pb.GenerateRequest, seed_offset: int, prompt: TokenIds, max_model_len: int
+    ) -> None:
+        """Fill in what is the request's own for a choice of this prompt; `request` has the defaults. Raises
+        InvalidRequest."""
+        if not prompt:
+            raise InvalidRequest("The prompt is empty: give at least one token.", self.prompt_param)
+        request.prompt_token_ids.extend(prompt)
+        request.MergeFrom(self.options.draft)
+        sampling, room = request.sampling, max_model_len - len(prompt)
+        if sampling.HasField("seed"):
+            # equal seeds would make equal choices
+            sampling.seed = (sampling.seed + seed_offset) % 2**63
+        if not sampling.HasField("max_tokens") and 0 < self.default_max_tokens < room:
+            sampling.max_tokens = self.default_max_tokens
+        with invalid_requests():
+            sampling.max_tokens = num_output_tokens(sampling, len(prompt), max_model_len, self.prompt_param)

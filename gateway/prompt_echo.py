@@ -1,0 +1,37 @@
+"""The prompt at the start of a choice, where it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.exchange import Echo, TextDelta, TokenLogprob
+from gateway.token_texts import TokenTexts, read_logprobs
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+class PromptEcho:
+    """Says the prompt's text once, before anything else, and how likely its tokens are where the worker tells it."""
+
+    def __init__(self, index: int, echo: Echo | None, request: pb.GenerateRequest, texts: TokenTexts) -> None:
+        """index: of the choice. echo: None for none."""
+        self._index = index
+        self._left = echo
+        self._request = request
+        self._texts = texts
+        self.is_all = echo is not None and echo.is_all
+
+    def begin(self) -> Iterator[TextDelta]:
+        """The text, with the first token, which is likely after nothing; once."""
+        echo, self._left = self._left, None
+        if echo is None:
+            return
+        first: tuple[TokenLogprob, ...] = ()
+        if self._request.sampling.HasField("prompt_logprobs"):
+            token_id = self._request.prompt_token_ids[0]
+            first = (TokenLogprob(self._texts.text(token_id), self._texts.bytes(token_id), None),)
+        yield TextDelta(self._index, echo.text, first)
+
+    def take(self, prompt: pb.PromptTokens) -> Iterator[TextDelta]:
+        """The next of its tokens."""
+        yield from self.begin()
+        yield TextDelta(self._index, "", read_logprobs(self._texts, prompt.tokens))
