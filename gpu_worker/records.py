@@ -85,7 +85,7 @@ class GenerationRequest:
     `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
     `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
     who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
-    and their texts.
+    and their texts. `attention`: AttentionEvents are told.
     """
 
     request_id: str
@@ -102,6 +102,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     policy_options: tuple[tuple[str, str], ...] = ()
+    attention: bool = False
 
 
 class FinishReason(enum.Enum):
@@ -181,7 +182,36 @@ class ErrorEvent:
     error: Exception
 
 
-Event = TokenEvent | PromptEvent | ProgressEvent | CompleteEvent | ErrorEvent
+@dataclass(frozen=True, slots=True)
+class AttentionEvent:
+    """What one decode step attended, in some layers; bucket i is the positions [i * bucket_tokens, (i + 1) *
+    bucket_tokens).
+
+    step: tokens of the answer so far. layers: that were seen; the first `dense_layers` attend everything. attended,
+    on_device: uint16, little endian, [layers, kv_heads, buckets], tokens that were attended, and that have a slot;
+    empty: all. host_tokens: whose rows lie in the arena, to be recalled. shared_tokens: of the prompt, that a known
+    prefix gave. hit_rate, bytes_moved, attended_tokens: since the first step, as a moment ago.
+    """
+
+    step: int
+    context_tokens: int
+    bucket_tokens: int
+    layers: tuple[int, ...]
+    kv_heads: int
+    attended: bytes
+    on_device: bytes
+    host_tokens: int
+    shared_tokens: int
+    family: str
+    dense_layers: int
+    hit_rate: float
+    bytes_moved: int
+    policy: str
+    budget_tokens: int
+    attended_tokens: float
+
+
+Event = TokenEvent | PromptEvent | ProgressEvent | AttentionEvent | CompleteEvent | ErrorEvent
 EventSink = Callable[[Event], None]
 
 

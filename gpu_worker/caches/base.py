@@ -7,6 +7,7 @@ from collections import deque
 
 from torch import Tensor
 
+from gpu_worker.caches.sight import LanePlace, Sight, spread
 from gpu_worker.policies.base import StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
@@ -89,6 +90,11 @@ class Cache(ABC):
     @abstractmethod
     def begin_step(self, group: Group, layers: range) -> GroupStep:
         """Start a decode step in these layers; every sequence has room for its new token."""
+
+    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight | None:
+        """What a sequence attended in the step that was just made, in at most so many of these layers; None: it cannot
+        be told. Nothing waits for the device."""
+        return Sight(tuple(spread(layers, most)))
 
     @abstractmethod
     def count(self, sequences: list[Sequence], layers: range) -> None:

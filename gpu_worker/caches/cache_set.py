@@ -12,6 +12,7 @@ from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
+from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.slot_sharing import SlotSharing
 from gpu_worker.errors import NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -175,6 +176,11 @@ class CacheSet:
             of_groups = [self._serving(group.sequences[0]).begin_step(group, rest) for group in groups]
             steps.append(_layer_steps(rest, of_groups))
         return steps
+
+    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
+        """See `Cache.sight`; where all layers are dense, of those."""
+        layers = self._sparse_layers(sequence) or range(self._shape.num_layers)
+        return self._serving(sequence).sight(sequence, place, layers, most)
 
     def count(self, batch: Batch) -> None:
         """Add a step to the meters of its sequences; before their new tokens count as past."""

@@ -41,8 +41,9 @@ class WholeContext:
         pool_rows(tables, rows.seats, positions, placed)
         return placed.view(positions.shape[0], len(layers), -1)
 
-    def find(self, rows: LaneInputs, layer: int, positions: Tensor) -> Tensor:
-        """Pool rows of selected positions int64 [B, H_kv, K]: int32, -1 stays -1."""
-        found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+    def find(self, rows: LaneInputs, layer: int, positions: Tensor, found: Tensor | None = None) -> Tensor:
+        """Pool rows of selected positions int64 [B, H_kv, K]: int32, -1 stays -1; in `found`, if given."""
+        if found is None:
+            found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
         pool_rows(self._tables[:, layer], rows.seats, positions, found)
         return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
+from gpu_worker.engine.attention_views import AttentionViews
 from gpu_worker.engine.each import each
 from gpu_worker.engine.graphs import StepGraphs
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
@@ -64,6 +65,7 @@ class DecodeStep:
         self._device = pool.rows.device
         self._captures_graphs = captures_graphs and self._device.type == "cuda"
         self.graphs = StepGraphs(self._device)
+        self._views = AttentionViews(caches, decoder.config.num_kv_heads)
         # Sees every step that ran, for measuring.
         self.watch: Callable[[StepResult], None] = lambda result: None
 
@@ -100,6 +102,7 @@ class DecodeStep:
         sequences = batch.sequences
         for sequence in sequences:
             sequence.num_tokens += 1
+        self._views.after_step(batch)
         logits = batch.without_padding(logits)
         kept = each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):

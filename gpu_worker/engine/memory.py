@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
+from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.engine.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.engine.prompt_memory import prefill_bytes
@@ -144,7 +145,8 @@ def seat_bytes(workload: Workload) -> int:
     slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
     hot = HotCache(shape, pool, tables)
     kept = _kept_bytes(workload, shape)
-    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables + kept
+    seen = SeenRows(shape).num_bytes
+    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables + kept + seen
 
 
 def _kept_bytes(workload: Workload, shape: CacheShape) -> int:

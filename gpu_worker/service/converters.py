@@ -15,6 +15,7 @@ from carrel.process.request_limits import (
 from carrel.process.version import Edition, edition_of
 from gpu_worker.errors import RequestError, VersionMismatch
 from gpu_worker.records import (
+    AttentionEvent,
     Budget,
     CompleteEvent,
     EngineInfo,
@@ -81,6 +82,7 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         cache_salt=message.cache_salt,
         priority=message.priority,
         policy_options=tuple(sorted(message.policy_options.items())),
+        attention=message.attention,
     )
 
 
@@ -134,6 +136,11 @@ def _token(event: TokenEvent) -> pb.Token:
 
 def write_progress(event: ProgressEvent) -> pb.GenerateResponse:
     return pb.GenerateResponse(progress=pb.Progress(**dataclasses.asdict(event)))
+
+
+def write_attention(event: AttentionEvent) -> pb.GenerateResponse:
+    """The message has the record's fields, by the same names."""
+    return pb.GenerateResponse(attention=pb.Attention(**dataclasses.asdict(event)))
 
 
 def write_complete(event: CompleteEvent) -> pb.GenerateResponse:

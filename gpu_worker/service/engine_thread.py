@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gpu_worker.errors import CapacityError, EngineStopped, RequestError, WorkerError
 from gpu_worker.records import (
+    AttentionEvent,
     CompleteEvent,
     EngineInfo,
     EngineStats,
@@ -275,5 +276,5 @@ def _is_last(event: Event) -> bool:
     match event:
         case CompleteEvent() | ErrorEvent():
             return True
-        case TokenEvent() | PromptEvent() | ProgressEvent():
+        case TokenEvent() | PromptEvent() | ProgressEvent() | AttentionEvent():
             return False

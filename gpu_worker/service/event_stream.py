@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from gpu_worker.errors import SlowConsumer
-from gpu_worker.records import CompleteEvent, ErrorEvent, Event, ProgressEvent
+from gpu_worker.records import AttentionEvent, CompleteEvent, ErrorEvent, Event, ProgressEvent
 
 MAX_PENDING_EVENTS = 4096
 
@@ -16,8 +16,9 @@ MAX_PENDING_EVENTS = 4096
 class EventStream:
     """Its `put` is an EventSink for any thread; iterating it yields the events in order, once each.
 
-    Progress that was not yet read is replaced by newer progress. When `max_pending` events wait unread, they
-    are dropped for one ErrorEvent(SlowConsumer), later events are ignored and `on_overflow` is called.
+    Progress that was not yet read is replaced by newer progress; while an AttentionEvent waits, others are left out.
+    When `max_pending` events wait unread, they are dropped for one ErrorEvent(SlowConsumer), later events are ignored
+    and `on_overflow` is called.
     """
 
     def __init__(
@@ -32,6 +33,8 @@ class EventStream:
         self._lock = threading.Lock()
         self._pending: deque[Event] = deque()
         self._is_closed = False
+        # One waits unread, which is large.
+        self._tells_attention = False
         self._has_events = asyncio.Event()
 
     def put(self, event: Event) -> None:
@@ -42,6 +45,10 @@ class EventStream:
             if self._pending and type(self._pending[-1]) is type(event) is ProgressEvent:
                 self._pending[-1] = event
                 return
+            if type(event) is AttentionEvent:
+                if self._tells_attention:
+                    return
+                self._tells_attention = True
             if len(self._pending) >= self._max_pending:
                 overflows = self._is_closed = True
                 self._pending.clear()
@@ -78,4 +85,7 @@ class EventStream:
 
     def _take(self) -> Event | None:
         with self._lock:
-            return self._pending.popleft() if self._pending else None
+            event = self._pending.popleft() if self._pending else None
+            if type(event) is AttentionEvent:
+                self._tells_attention = False
+            return event

@@ -9,7 +9,14 @@ from typing import TypeVar
 import grpc
 
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.records import CompleteEvent, ErrorEvent, ProgressEvent, PromptEvent, TokenEvent
+from gpu_worker.records import (
+    AttentionEvent,
+    CompleteEvent,
+    ErrorEvent,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+)
 from gpu_worker.service import converters
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream
@@ -54,6 +61,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
                         await context.write(converters.write_prompt(event))
                     case ProgressEvent():
                         await context.write(converters.write_progress(event))
+                    case AttentionEvent():
+                        await context.write(converters.write_attention(event))
                     case CompleteEvent():
                         has_ended = True
                         await context.write(converters.write_complete(event))

@@ -76,7 +76,7 @@ class Edition(_message.Message):
     def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt", "policy_options")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt", "policy_options", "attention")
     class PolicyOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class GenerateRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     POLICY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -112,7 +113,8 @@ class GenerateRequest(_message.Message):
     weight: float
     cache_salt: str
     policy_options: _containers.ScalarMap[str, str]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ..., policy_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    attention: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ..., policy_options: _Optional[_Mapping[str, str]] = ..., attention: bool = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -190,6 +192,42 @@ class Progress(_message.Message):
     cached_tokens: int
     def __init__(self, computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
+class Attention(_message.Message):
+    __slots__ = ("step", "context_tokens", "bucket_tokens", "layers", "kv_heads", "attended", "on_device", "host_tokens", "shared_tokens", "family", "dense_layers", "hit_rate", "bytes_moved", "policy", "budget_tokens", "attended_tokens")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    ATTENDED_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    DENSE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    context_tokens: int
+    bucket_tokens: int
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    kv_heads: int
+    attended: bytes
+    on_device: bytes
+    host_tokens: int
+    shared_tokens: int
+    family: str
+    dense_layers: int
+    hit_rate: float
+    bytes_moved: int
+    policy: str
+    budget_tokens: int
+    attended_tokens: float
+    def __init__(self, step: _Optional[int] = ..., context_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., kv_heads: _Optional[int] = ..., attended: _Optional[bytes] = ..., on_device: _Optional[bytes] = ..., host_tokens: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., family: _Optional[str] = ..., dense_layers: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bytes_moved: _Optional[int] = ..., policy: _Optional[str] = ..., budget_tokens: _Optional[int] = ..., attended_tokens: _Optional[float] = ...) -> None: ...
+
 class Complete(_message.Message):
     __slots__ = ("finish_reason", "stop_token_id", "usage")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -201,16 +239,18 @@ class Complete(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token", "progress", "complete", "prompt")
+    __slots__ = ("token", "progress", "complete", "prompt", "attention")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     token: Token
     progress: Progress
     complete: Complete
     prompt: PromptTokens
-    def __init__(self, token: _Optional[_Union[Token, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., prompt: _Optional[_Union[PromptTokens, _Mapping]] = ...) -> None: ...
+    attention: Attention
+    def __init__(self, token: _Optional[_Union[Token, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., prompt: _Optional[_Union[PromptTokens, _Mapping]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

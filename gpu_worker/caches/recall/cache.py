@@ -13,9 +13,12 @@ from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import IndexTraining, PolicyIndexes, recall_policy
+from gpu_worker.caches.recall.recall_sight import RecallSight
+from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.recall.selection import RecallParts
 from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
+from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.device import Mark, to_host
 from gpu_worker.errors import CapacityError, no_room_for_policy
@@ -62,6 +65,8 @@ class RecallCache(Cache):
         self._copied_counts: tuple[Tensor, Mark] | None = None
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
+        self.seen = SeenRows(shape)
+        self._sight = RecallSight(self.seen, pool, block_tables)
         self.indexes = PolicyIndexes(shape)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
@@ -244,10 +249,14 @@ class RecallCache(Cache):
             self._fetch,
             self._in_store,
             self.probe,
+            self.seen,
         )
         policy = recall_policy(group.sequences[0])
         index = self.indexes.of(policy) if self._in_store is None else None
         return RecallStep(group, layers, policy, index, parts)
+
+    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight | None:
+        return self._sight.of(sequence, place, layers, self.hot if sequence.can_miss else None, most)
 
     def _make_fetch(self) -> RecallFetch:
         arena = self._offloader.arena

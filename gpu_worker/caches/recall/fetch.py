@@ -24,8 +24,10 @@ class RecallFetch(ABC):
     arena: ArenaView | None = None
 
     @abstractmethod
-    def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
-        """Pool rows of `slots`, int32 [B, H_kv, K], -1 stays -1, once missed rows are in theirs.
+    def fetch(
+        self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor, found: Tensor
+    ) -> Tensor:
+        """Pool rows of `slots`, in `found` int32 [B, H_kv, K], -1 stays -1, once missed rows are in theirs.
 
         positions, slots: int64 [B, H_kv, K], missed: bool, as the hot cache resolved them. Raises StoreUnavailable.
         """
@@ -42,8 +44,9 @@ class ArenaFetch(RecallFetch):
         self._tables = block_tables.tables
         self._fetched = fetched
 
-    def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
-        found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
+    def fetch(
+        self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor, found: Tensor
+    ) -> Tensor:
         arena = self.arena
         fetch_misses(
             arena.bytes,
@@ -69,8 +72,9 @@ class StoreFetch(RecallFetch):
         self._tables = block_tables.tables
         self._offloader = offloader
 
-    def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
-        found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
+    def fetch(
+        self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor, found: Tensor
+    ) -> Tensor:
         pool_rows(self._tables[:, layer], group.lanes.seats, slots, found)
         wanted = positions.where(missed, -1).cpu().numpy()
         is_wanted = wanted >= 0

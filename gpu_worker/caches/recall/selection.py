@@ -13,6 +13,7 @@ from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import RecallFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
+from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_slots
@@ -34,6 +35,7 @@ class RecallParts:
     fetch: RecallFetch | None
     in_store: StoreSelection | None
     probe: Probe
+    seen: SeenRows
 
 
 class Selection:
@@ -45,8 +47,11 @@ class Selection:
 
     latest: Tensor
 
-    def __init__(self, group: Group, policy: RecallPolicy, index: Any, parts: RecallParts) -> None:
+    def __init__(
+        self, group: Group, layers: range, policy: RecallPolicy, index: Any, parts: RecallParts
+    ) -> None:
         self._group = group
+        self._seen = parts.seen.of(group.shape, group.first_lane, layers)
         self._policy = policy
         self._index = index
         self._parts = parts
@@ -86,8 +91,10 @@ class Selection:
 
     def _resident(self, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of what was selected, int32 [B, H_kv, K], -1 pads; missing rows are fetched into theirs."""
-        parts = self._parts
+        parts, found = self._parts, self._seen.get(layer)
+        if found is None or found.shape != positions.shape:
+            found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
         if parts.hot is None or parts.fetch is None or not self._group.shape.can_miss:
-            return parts.whole.find(self._group.lanes, layer, positions)
+            return parts.whole.find(self._group.lanes, layer, positions, found)
         slots, missed = parts.hot.resolve(self._group.lanes, layer, positions)
-        return parts.fetch.fetch(self._group, layer, positions, slots, missed)
+        return parts.fetch.fetch(self._group, layer, positions, slots, missed, found)

@@ -34,7 +34,7 @@ class RecallStep(GroupStep):
         assert places is not None, "a sequence that may miss was admitted without a hot cache"
         self.new_slots = places.place(group.lanes, layers)
         parts.fixed.take_in(group.lanes, layers, self.new_slots)
-        self._selection = Selection(group, policy, index, parts)
+        self._selection = Selection(group, layers, policy, index, parts)
         self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
         # Query, new rows, output and selection of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []

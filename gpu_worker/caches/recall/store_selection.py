@@ -49,9 +49,10 @@ class StoreSelection(RecallFetch):
             selected[lane, :, : positions.shape[1]] = positions
         return selected.to(query.device)
 
-    def fetch(self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor) -> Tensor:
+    def fetch(
+        self, group: Group, layer: int, positions: Tensor, slots: Tensor, missed: Tensor, found: Tensor
+    ) -> Tensor:
         assert self._rows is not None, "rows come with a selection"
-        found = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
         pool_rows(self._tables[:, layer], group.lanes.seats, slots, found)
         is_wanted = missed & (positions >= 0)
         self._pool.rows[found[is_wanted].long()] = self._rows

@@ -14,6 +14,7 @@ from gpu_worker.caches.retain.kept_attention import RetainParts
 from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.caches.retain.step import RetainStep
+from gpu_worker.caches.sight import MAX_ELEMENTS, LanePlace, Sight, spread
 from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
@@ -170,6 +171,13 @@ class RetainCache(Cache):
 
     def begin_step(self, group: Group, layers: range) -> RetainStep:
         return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
+
+    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight:
+        width = min(self.kept.width, sequence.longest_kept + sequence.num_tokens - sequence.kept_at)
+        kept = spread(layers, min(most, max(1, MAX_ELEMENTS // (self._shape.num_kv_heads * width))))
+        positions = torch.stack([self.kept.positions[sequence.seat, layer, :, :width] for layer in kept])
+        # All that is kept is attended; the rest is forgotten.
+        return Sight(tuple(kept), positions, positions)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)

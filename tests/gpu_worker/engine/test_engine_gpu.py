@@ -14,13 +14,14 @@ import torch
 from engine_rig import Record
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine import attention_views
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.models import load_model
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Status
 from gpu_worker.state.slot_pool import physical_slots
 from kv_store.client import Layout, StoreClient
@@ -148,6 +149,27 @@ def test_nothing_is_captured_where_steps_are_to_be_eager(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=AssertionError("captured")))
     with running("cuda", captures_graphs=False) as engine:
         assert answers(engine, every_policy()) == cpu_tokens
+
+
+@pytest.mark.parametrize("hot_cache", [WHOLE, HotCacheSize(share=0.1)])
+def test_captured_steps_tell_what_they_attended(
+    hot_cache: HotCacheSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_views, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(attention_views, "REST", 0)
+    asked = replace(request("one", "pqcache", prompts([1500])[0]), attention=True)
+    seen = []
+    for captures_graphs in (False, True):
+        record = Record()
+        with running("cuda", hot_cache, captures_graphs=captures_graphs) as engine:
+            engine.submit(asked, record.events.append)
+            step_until(engine, lambda: not engine.has_work, most=50_000)
+        events = [event for event in record.events if isinstance(event, AttentionEvent)]
+        seen.append({event.step: (event.layers, event.attended) for event in events})
+    eager, captured = seen
+    told = eager.keys() & captured.keys()
+    assert len(told) > 20
+    assert all(captured[step] == eager[step] for step in told)
 
 
 def test_every_method_gives_the_cpus_tokens() -> None:

@@ -5,6 +5,7 @@ from waiting import PATIENCE
 
 from gpu_worker.errors import SlowConsumer
 from gpu_worker.records import (
+    AttentionEvent,
     CompleteEvent,
     ErrorEvent,
     FinishReason,
@@ -14,6 +15,8 @@ from gpu_worker.records import (
 )
 from gpu_worker.service.event_stream import EventStream
 
+# All but the step.
+SEEN = (9, 1, (0,), 2, b"", b"", 0, 0, "dense", 0, 1.0, 0, "full", 9, 9.0)
 COMPLETE = CompleteEvent(FinishReason.LENGTH, Usage())
 
 
@@ -43,6 +46,18 @@ async def test_only_progress_that_was_not_read_is_replaced():
         stream.put(event)
     expected = [ProgressEvent(2), TokenEvent(1), ProgressEvent(3), TokenEvent(1), COMPLETE]
     assert await asyncio.wait_for(collect(stream), PATIENCE) == expected
+
+
+async def test_of_what_was_attended_one_event_waits_at_a_time():
+    stream = EventStream(asyncio.get_running_loop(), on_overflow=lambda: None)
+    first, second, third = (AttentionEvent(n, *SEEN) for n in range(3))
+    for event in (TokenEvent(1), first, second):
+        stream.put(event)
+    reading = aiter(stream)
+    assert [await anext(reading), await anext(reading)] == [TokenEvent(1), first]
+    for event in (third, COMPLETE):
+        stream.put(event)
+    assert [event async for event in reading] == [third, COMPLETE]
 
 
 async def test_an_overflow_leaves_one_error_and_is_told_once():
