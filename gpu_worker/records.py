@@ -262,6 +262,7 @@ class EngineStats:
     hit_rows_total: int = 0
     store_reachable: bool = True
     preemptions_total: int = 0
+    corrupt_segments_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
+from kv_store.client.checksum import checksum
 from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
@@ -86,6 +87,7 @@ class IndexBuilder:
             state.allocator.retain(source)
         try:
             outcome = self._train(sequence, task)
+            arrays = tuple(replace(ref, checksum=self._checksum(ref)) for ref in arrays)
             with state.lock:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.training_seconds += outcome.seconds
@@ -113,6 +115,9 @@ class IndexBuilder:
             ArrayRef(spec.name, base + start, spec.num_bytes, spec.dtype, spec.shape)
             for spec, start in zip(specs, starts, strict=True)
         )
+
+    def _checksum(self, ref: ArrayRef) -> int:
+        return checksum(self._state.arena.data[ref.offset : ref.offset + ref.num_bytes])
 
     def _options(self, index: Index, request: BuildRequest) -> FitOptions:
         num_tokens = request.token_end - request.token_begin

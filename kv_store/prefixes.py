@@ -38,16 +38,20 @@ class PrefixDirectory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def publish(self, hashes: Sequence[bytes], table: npt.NDArray[np.int32]) -> None:
-        """List the first len(hashes) columns of `table` [num_layers, n]; slabs already listed stay as they are."""
+    def publish(self, hashes: Sequence[bytes], table: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """List the first len(hashes) columns of `table` [num_layers, n]; slabs already listed stay as they are. Returns
+        the slabs that are new here."""
+        added = [np.empty(0, np.int32)]
         for i, value in enumerate(hashes):
             if value not in self._entries:
                 slabs = table[:, i].copy()
                 self._allocator.retain(slabs)
                 self._entries[value] = slabs
+                added.append(slabs)
                 if i:
                     self._before[value] = hashes[i - 1]
         self._touch(hashes)
+        return np.concatenate(added)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
         """Slabs [num_layers] of each hash of the longest known prefix."""
@@ -94,6 +98,11 @@ class PrefixDirectory:
                 dropped.add(name)
         self._drop(dropped)
         return dropped
+
+    def drop_slabs(self, slab_ids: npt.NDArray[np.int32]) -> set[bytes]:
+        """Drop the entries over any of these slabs, and those that are of no use without them; returns which."""
+        wanted = [name for name, slabs in self._entries.items() if np.isin(slabs, slab_ids).any()]
+        return self.drop_chain(wanted, np.zeros(self._allocator.num_slabs, np.int32))
 
     def clear(self) -> None:
         """Drop every entry, leased or not; leased slabs live on with their holders."""

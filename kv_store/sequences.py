@@ -48,6 +48,8 @@ class Sequence:
         self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
         self.prefix_hashes: tuple[bytes, ...] = ()
         self.num_prefix_tokens = 0
+        # A slab of it is not what was written there: others must not find what it holds.
+        self.is_corrupt = False
         self.indexes: list[StoredIndex] = []
         # Index trainings that have not ended.
         self.trainings: set[Future[Any]] = set()

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from kv_store.arena import Arena
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.client.wire import own_edition
-from kv_store.config import StoreConfig
+from kv_store.config import StoreConfig, idle_cores
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader
 from kv_store.handoff import HandoffServer, claim_socket_path
@@ -55,7 +55,8 @@ class StoreServer:
                 stack.callback(HandoffServer(arena, config.arena_socket).close)
             trainers = make_trainers(config.runtime, arena, config.num_trainers, config.arena_socket)
             stack.callback(trainers.close)
-            state = StoreState(arena, config.slab_bytes, config.lease_seconds, time.monotonic)
+            state = StoreState(arena, config.slab_bytes, config.lease_seconds, time.monotonic, idle_cores())
+            stack.callback(state.close)
             self.store = Store(state)
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)

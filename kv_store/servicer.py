@@ -181,6 +181,11 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         return pb.SealResponse()
 
     @_unary
+    def Verify(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
+        num_corrupt = self._store.verify(request.epoch, request.worker_id, request.sequence_id)
+        return pb.VerifyResponse(num_corrupt=num_corrupt)
+
+    @_unary
     def BuildIndex(self, request: pb.BuildIndexRequest) -> pb.BuildIndexResponse:
         build = BuildRequest(
             request.sequence_id,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from kv_store.arena import Arena
+from kv_store.checksums import SlabChecksums
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
@@ -15,13 +20,21 @@ from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import SlabAllocator
 
+_log = logging.getLogger(__name__)
+
 
 class StoreState:
-    """Every method but `entered` expects the caller to hold `lock`."""
+    """Every method but `entered` and `close` expects the caller to hold `lock`."""
 
     def __init__(
-        self, arena: Arena, slab_bytes: int, lease_seconds: float, clock: Callable[[], float]
+        self,
+        arena: Arena,
+        slab_bytes: int,
+        lease_seconds: float,
+        clock: Callable[[], float],
+        num_comparing: int = 1,
     ) -> None:
+        """num_comparing: threads that compare checksums."""
         self.lock = threading.RLock()
         self.arena = arena
         self.epoch = arena.handle.epoch
@@ -31,6 +44,9 @@ class StoreState:
         self.sequences = SequenceTable()
         self.prefixes = PrefixDirectory(self.allocator)
         self.sessions = SessionDirectory(self.allocator)
+        self.checksums = SlabChecksums(
+            arena.data[: self.allocator.num_slabs * slab_bytes], slab_bytes, num_comparing
+        )
         self.training_seconds = 0.0
         self.gathered_rows = 0
         self._geometry: SlabGeometry | None = None
@@ -103,6 +119,23 @@ class StoreState:
         """Give up the least recently used prefixes, so many slabs of them, or the oldest session where all that is left
         is in one."""
         return self.prefixes.evict(num_slabs) or self.sessions.drop_oldest()
+
+    def forget_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> None:
+        """Let nobody find what was listed over these slabs, nor what sequences over them would list."""
+        names = self.prefixes.drop_slabs(slab_ids)
+        for sequence in self.sequences:
+            sequence.is_corrupt |= bool(np.isin(sequence.table, slab_ids).any())
+        _log.error(
+            "%d slabs of the arena no longer hold what was written there (the first is slab %d): %d prefixes over them "
+            "are forgotten; where this comes again, test this machine's memory",
+            slab_ids.size,
+            slab_ids[0],
+            len(names),
+        )
+
+    def close(self) -> None:
+        """End what reads the arena beside calls."""
+        self.checksums.close()
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""

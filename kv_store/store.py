@@ -137,6 +137,28 @@ class Store:
             self._seal(sequence, num_tokens, layer_begin, layer_end, prefix_hashes)
             self._hold(sequence, session_id, session_owner, session_label)
 
+    def verify(self, epoch: int, worker_id: str, sequence_id: str) -> int:
+        """Compare what a sequence shares since its begin with the checksums that were taken when it was listed. Returns
+        how many slabs differ: nobody finds those any more. Waits for idle cores. Raises NotFound."""
+        with self._state.entered(epoch, worker_id) as state:
+            sequence = state.sequences.get(worker_id, sequence_id)
+            num_shared = state.geometry.slabs_for(sequence.num_prefix_tokens)
+            shared = sequence.table[:, :num_shared].ravel()
+            state.allocator.retain(shared)
+        try:
+            corrupt = state.checksums.find_corrupt(shared)
+        finally:
+            with state.lock:
+                state.allocator.release(shared)
+        if corrupt.size:
+            with state.lock:
+                state.forget_corrupt(corrupt)
+        return corrupt.size
+
+    def settle(self) -> None:
+        """Wait until all that is listed by now has its checksum."""
+        self._state.checksums.settle()
+
     def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
         """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
 
@@ -324,5 +346,5 @@ class Store:
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_tokens // sequence.geometry.tokens_per_slab
         hashes = sequence.prefix_hashes[:full]
-        if hashes:
-            self._state.prefixes.publish(hashes, sequence.table)
+        if hashes and not sequence.is_corrupt:
+            self._state.checksums.seal(self._state.prefixes.publish(hashes, sequence.table))

@@ -156,4 +156,5 @@ class Admission:
         is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
         if self._prefixes is None or not is_shared:
             return (), 0
-        return self._prefixes.hashes(sequence), self._prefixes.num_reusable(sequence)
+        num_reusable = self._prefixes.num_reusable(sequence) if sequence.trusts_prefixes else 0
+        return self._prefixes.hashes(sequence), num_reusable

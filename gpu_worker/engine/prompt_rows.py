@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent import futures
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -12,10 +13,14 @@ from torch import Tensor
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompt import Prompt
-from gpu_worker.errors import no_room
+from gpu_worker.errors import PrefixLost, no_room
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
+from kv_store.client import StoreError
+
+# How long a prompt that is computed waits for its proof before others are looked after.
+POLL_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class PromptRows(Prompt):
         # Tokens of the next layer that are computed.
         self._num_passed = 0
         self._computed: deque[_Computed] = deque()
+        # Of the known rows, while they are compared with their checksums.
+        self._verified = self._keeper.verify(sequence)
 
     @property
     def rows(self) -> Tensor:
@@ -71,7 +78,7 @@ class PromptRows(Prompt):
 
     @property
     def is_copying(self) -> bool:
-        return bool(self._computed)
+        return bool(self._computed) or self._verified is not None
 
     @property
     def computed_tokens(self) -> int:
@@ -133,8 +140,12 @@ class PromptRows(Prompt):
 
     def take_copied(self) -> None:
         """Seal the layers that are in the arena by now, and request their indexes; layers without one wait for the
-        last, which saves calls."""
+        last, which saves calls, and that one until known rows are proven: then others find what follows on them. Raises
+        PrefixLost where they are not what was written."""
+        self._take_verified()
         copied = list(takewhile(lambda computed: computed.copied.is_reached, self._computed))
+        if self._verified is not None and copied and copied[-1].layer == len(self._caches) - 1:
+            copied.pop()
         sequence, jobs = self.sequence, [self._job(computed.layer) for computed in copied]
         is_last = self._num_layers == len(self._caches) and len(copied) == len(self._computed)
         if sequence.offloads and not (is_last or any(jobs)):
@@ -150,6 +161,21 @@ class PromptRows(Prompt):
                 seconds = self.share * computed.ended.seconds_since(computed.begun)
                 self.trained.append(self._offloader.build(sequence, computed.layer, job, seconds))
 
+    def _take_verified(self) -> None:
+        if self._verified is None or not self._verified.done():
+            return
+        verified, self._verified = self._verified, None
+        try:
+            num_corrupt = verified.result()
+        except StoreError as error:
+            raise self._lost(f"a prefix could not be verified: {error}") from error
+        if num_corrupt:
+            raise self._lost(f"{num_corrupt} slabs of a prefix were corrupt")
+
+    def _lost(self, text: str) -> PrefixLost:
+        self.sequence.trusts_prefixes = False
+        return PrefixLost(text)
+
     def _job(self, layer: int) -> IndexJob | None:
         return self._caches[layer].prompt_job(self.sequence, layer) if self.sequence.offloads else None
 
@@ -158,6 +184,8 @@ class PromptRows(Prompt):
             if not computed.copied.is_reached:
                 computed.copied.wait()
                 return
+        if self._verified is not None:
+            futures.wait([self._verified], POLL_SECONDS)
 
     def cancel(self) -> None:
         for computed in self._computed:

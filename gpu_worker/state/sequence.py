@@ -91,6 +91,8 @@ class Sequence:
     num_tokens: int = 0
     num_cached: int = 0
     num_expected: int = 0
+    # False once a prefix that the store had was lost or corrupt: all of the prompt is computed then.
+    trusts_prefixes: bool = True
     next_token: int = -1
     forced: deque[int] = field(default_factory=deque)
     generated: list[int] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.errors import ArenaFull, CapacityError, StoreSilent, StoreUnavailable
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.sessions import NO_SESSION, SessionName
@@ -108,6 +110,11 @@ class StoreLink:
         if reserved:
             self._extents[sequence_id] = extent
         return extent
+
+    def verify(self, sequence: Sequence) -> Future[int] | None:
+        """Start to compare what a sequence shares with its checksums: how many slabs are corrupt; None where it shares
+        nothing. The future raises StoreError."""
+        return self._client.verify(sequence.sequence_id) if sequence.num_cached else None
 
     def reserve(self, sequence_id: str, num_tokens: int) -> None:
         """Room for so many tokens of an open sequence in all. Raises CapacityError that names the missing bytes, and

@@ -193,6 +193,10 @@ class Offloader:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones. See `SlabRows.read`."""
         return self._rows.read(sequence, self._extents[sequence.sequence_id], layer, rows, free)
 
+    def verify(self, sequence: Sequence) -> Future[int] | None:
+        """Start to compare the shared rows with their checksums: how many slabs are corrupt. See `StoreLink.verify`."""
+        return self._link.verify(sequence)
+
     def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
         """Start to write prefilled layers, except the shared rows; `seal_layers` follows at the mark. rows:
         [L, H_kv, n, 2d], not to be changed until then."""
@@ -315,6 +319,11 @@ class Offloader:
         sequence.meter.missed_rows += num_rows
         sequence.fetched_bytes += num_bytes
         self.fetched_bytes += num_bytes
+
+    @property
+    def num_corrupt(self) -> int:
+        """See `StoreClient.num_corrupt`."""
+        return self._client.num_corrupt
 
     def reset_counts(self) -> None:
         """Count bytes from zero again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
@@ -79,6 +80,10 @@ class PromptCopies:
             return self._rows.read(sequence, extent, layer, rows, free)
         except WorkerError as error:
             raise PrefixLost(f"a prefix could not be read: {error}") from error
+
+    def verify(self, sequence: Sequence) -> Future[int] | None:
+        """See `Offloader.verify`."""
+        return self._link.verify(sequence) if self.holds(sequence) else None
 
     def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark | None:
         """Start to write computed layers [L, H_kv, n, 2d], which must not change until the mark; None where there is no

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kv_store.client.client import StoreClient
 from kv_store.client.errors import (
+    CorruptRows,
     HandoffRefused,
     InvalidStoreRequest,
     NotInStore,
@@ -32,6 +33,7 @@ __all__ = [
     "KMEANS_METRICS",
     "PQ_METRICS",
     "Begun",
+    "CorruptRows",
     "HandoffRefused",
     "IndexSegment",
     "InvalidStoreRequest",

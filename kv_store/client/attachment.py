@@ -7,9 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kv_store.client import wire
+from kv_store.client.checksum import checksum
 from kv_store.client.ends import Ends, SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest, StaleEpoch, StoreUnreachable, refusing_odd_fields
+from kv_store.client.errors import (
+    CorruptRows,
+    InvalidStoreRequest,
+    StaleEpoch,
+    StoreUnreachable,
+    refusing_odd_fields,
+)
 from kv_store.client.indexes import IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
@@ -108,7 +118,7 @@ def attach(
 
 
 def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
-    """Wait for the trainers, then get at the arrays. Raises StoreError."""
+    """Wait for the trainers, then get at the arrays, and compare their checksums. Raises CorruptRows, StoreError."""
     rpc = attached.rpc
     with attached.noting_loss():
         reply = attached.ends.with_all_room(
@@ -117,5 +127,15 @@ def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> Inde
     refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)
+    if corrupt := [
+        ref.name for ref in refs if ref.name in arrays and _differs(arrays[ref.name], ref.checksum)
+    ]:
+        raise CorruptRows(
+            f"the {', '.join(corrupt)} of an index are not what was trained: test the store's memory"
+        )
     kind = wire.KIND_NAMES.get(reply.kind, "")
     return IndexSegment(kind, arrays, reply.training_seconds, reply.iterations)
+
+
+def _differs(array: npt.NDArray[Any], expected: int) -> bool:
+    return checksum(array.reshape(-1).view(np.uint8)) != expected

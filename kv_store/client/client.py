@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client import wire
-from kv_store.client.attachment import Attachment, attach, build_and_fetch
+from kv_store.client.attachment import Attachment, attach
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StoreError, StoreSilent
 from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
+from kv_store.client.proofs import Proofs
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.client.slab_tables import SlabTables
@@ -54,6 +55,7 @@ class StoreClient:
         self._gather_lock = threading.Lock()
         self._call_seconds = call_seconds
         self._attached = connect(timeout_seconds)
+        self._proofs = Proofs()
         self._builds = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="index-build")
 
     @classmethod
@@ -224,10 +226,10 @@ class StoreClient:
         seed: int = 0,
         prefill_seconds: float = 0.0,
     ) -> Future[IndexSegment]:
-        """Train an index over sealed tokens of one layer in the background.
+        """Train an index over sealed tokens of one layer in the background, once more where its checksum is wrong.
 
         `prefill_seconds` is the layer's measured prefill time, for the adaptive bound; 0 when unknown. The future
-        raises StoreFull, InvalidStoreRequest, NotInStore when the sequence was released meanwhile.
+        raises StoreFull, InvalidStoreRequest, CorruptRows, NotInStore when the sequence was released meanwhile.
         """
         attached = self._attached
         request = wire.build_index(
@@ -241,7 +243,20 @@ class StoreClient:
             seed=seed,
             prefill_seconds=prefill_seconds,
         )
-        return self._builds.submit(build_and_fetch, attached, request)
+        return self._builds.submit(self._proofs.build, attached, request)
+
+    def verify(self, sequence_id: str) -> Future[int]:
+        """Have the store's idle cores compare what a sequence shares since its begin with its checksums, in the
+        background: how many slabs are corrupt. Nobody finds those any more; end the sequence. Raises NotInStore; the
+        future raises StoreError."""
+        num_tokens = self._tables.get(sequence_id).num_prefix_tokens
+        num_bytes = num_tokens * self._layout.num_layers * self._layout.token_bytes
+        return self._proofs.verify(self._attached, sequence_id, num_bytes)
+
+    @property
+    def num_corrupt(self) -> int:
+        """Slabs and indexes whose checksum was wrong, since the start."""
+        return self._proofs.num_corrupt
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> Bytes:
         """Sealed rows of one layer, in the order asked for: uint8 [num_rows, row_bytes].
@@ -380,5 +395,6 @@ class StoreClient:
         """End the heartbeat and the connection, once the store knows what has ended or does not answer; it drops what
         is left when the lease runs out."""
         self._builds.shutdown(wait=False, cancel_futures=True)
+        self._proofs.close()
         self._tables.clear()
         self._attached.close(is_drained=True)

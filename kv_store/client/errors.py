@@ -9,6 +9,7 @@ StoreError
 ├── StoreFull             no room; the text names the missing bytes
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
 ├── NotInStore            an unknown sequence or index
+├── CorruptRows           the arena does not hold what was written there
 └── HandoffRefused        what came over the arena socket is not the arena that was promised
 """
 
@@ -62,6 +63,10 @@ class InvalidStoreRequest(StoreError):
 
 class NotInStore(StoreError):
     """The store knows no such sequence or index."""
+
+
+class CorruptRows(StoreError):
+    """A checksum of the arena's bytes is not that of what was written there."""
 
 
 class HandoffRefused(StoreError):

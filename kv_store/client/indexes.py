@@ -71,13 +71,15 @@ def check_metric(metric: str, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """Where one array of an index lies in the arena; `dtype` is numpy's name, `offset` counts from byte 0."""
+    """Where one array of an index lies in the arena; `dtype` is numpy's name, `offset` counts from byte 0. checksum: of
+    its bytes, once it is trained."""
 
     name: str
     offset: int
     num_bytes: int
     dtype: str
     shape: tuple[int, ...]
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

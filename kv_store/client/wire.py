@@ -132,13 +132,12 @@ def _metric_from_message(metric: pb.Metric) -> str:
 
 
 def array_to_message(ref: ArrayRef) -> pb.ArrayRef:
-    return pb.ArrayRef(
-        name=ref.name, offset=ref.offset, num_bytes=ref.num_bytes, dtype=ref.dtype, shape=ref.shape
-    )
+    """The message has the record's fields, by the same names."""
+    return pb.ArrayRef(**dataclasses.asdict(ref))
 
 
 def array_from_message(message: pb.ArrayRef) -> ArrayRef:
-    return ArrayRef(message.name, message.offset, message.num_bytes, message.dtype, tuple(message.shape))
+    return ArrayRef(**{**_fields(ArrayRef, message), "shape": tuple(message.shape)})
 
 
 def end_to_message(end: SequenceEnd) -> pb.SequenceEnd:

@@ -182,6 +182,22 @@ class SealResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class VerifyRequest(_message.Message):
+    __slots__ = ("epoch", "worker_id", "sequence_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_id: str
+    sequence_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ...) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("num_corrupt",)
+    NUM_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    num_corrupt: int
+    def __init__(self, num_corrupt: _Optional[int] = ...) -> None: ...
+
 class PQParams(_message.Message):
     __slots__ = ("num_subvectors", "num_bits", "max_iterations", "metric", "codebooks_only")
     NUM_SUBVECTORS_FIELD_NUMBER: _ClassVar[int]
@@ -231,18 +247,20 @@ class BuildIndexRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., seed: _Optional[int] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
 
 class ArrayRef(_message.Message):
-    __slots__ = ("name", "offset", "num_bytes", "dtype", "shape")
+    __slots__ = ("name", "offset", "num_bytes", "dtype", "shape", "checksum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     name: str
     offset: int
     num_bytes: int
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    checksum: int
+    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class BuildIndexResponse(_message.Message):
     __slots__ = ("kind", "arrays", "training_seconds", "iterations")

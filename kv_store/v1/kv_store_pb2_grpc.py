@@ -59,6 +59,11 @@ class KVStoreStub(object):
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.SealRequest.SerializeToString,
                 response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.SealResponse.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_unary(
+                '/carrel.kv_store.v1.KVStore/Verify',
+                request_serializer=kv__store_dot_v1_dot_kv__store__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=kv__store_dot_v1_dot_kv__store__pb2.VerifyResponse.FromString,
+                _registered_method=True)
         self.BuildIndex = channel.unary_unary(
                 '/carrel.kv_store.v1.KVStore/BuildIndex',
                 request_serializer=kv__store_dot_v1_dot_kv__store__pb2.BuildIndexRequest.SerializeToString,
@@ -150,6 +155,14 @@ class KVStoreServicer(object):
 
     def Seal(self, request, context):
         """Second phase: tokens below `num_tokens` are complete. Slabs filled to the end become immutable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Compares the slabs that a sequence shares since its Begin with their checksums; those that differ are found by nobody any
+        more. Takes as long as reading them takes the store's idle cores.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,6 +275,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Seal,
                     request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.SealRequest.FromString,
                     response_serializer=kv__store_dot_v1_dot_kv__store__pb2.SealResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=kv__store_dot_v1_dot_kv__store__pb2.VerifyRequest.FromString,
+                    response_serializer=kv__store_dot_v1_dot_kv__store__pb2.VerifyResponse.SerializeToString,
             ),
             'BuildIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.BuildIndex,
@@ -454,6 +472,33 @@ class KVStore(object):
             '/carrel.kv_store.v1.KVStore/Seal',
             kv__store_dot_v1_dot_kv__store__pb2.SealRequest.SerializeToString,
             kv__store_dot_v1_dot_kv__store__pb2.SealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.kv_store.v1.KVStore/Verify',
+            kv__store_dot_v1_dot_kv__store__pb2.VerifyRequest.SerializeToString,
+            kv__store_dot_v1_dot_kv__store__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

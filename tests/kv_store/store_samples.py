@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import numpy as np
 
 from kv_store.client import Layout
+from kv_store.client.ends import SequenceEnd
+from kv_store.store import Store
 
 SLAB_BYTES = 4096
 # 2 heads x 64 bytes a token: 32 tokens a slab.
 LAYOUT = Layout(num_layers=2, num_kv_heads=2, head_dim=16, row_type="bf16")
+TOKENS = 32
 
 
 class Clock:
@@ -42,3 +48,28 @@ def keys_of(layout: Layout, rows: np.ndarray) -> np.ndarray:
     wide = np.zeros((*half.shape[:-1], layout.head_dim, 2), np.uint16)
     wide[..., 1] = half.view(np.uint16)
     return wide.view(np.float32)[..., 0]
+
+
+def chain(num_slabs: int, salt: str = "") -> list[bytes]:
+    hashes, last = [], salt.encode()
+    for i in range(num_slabs):
+        last = hashlib.sha256(last + bytes([i])).digest()
+        hashes.append(last)
+    return hashes
+
+
+def open_with(
+    store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w"
+) -> np.ndarray:
+    return store.begin(epoch, worker_id, sequence_id, num_tokens)[1]
+
+
+def end(store: Store, epoch: int, sequence_id: str, worker_id: str = "w", **options: Any) -> None:
+    store.end(epoch, worker_id, [SequenceEnd(sequence_id, **options)])
+
+
+def known(store: Store, epoch: int, hashes: list[bytes]) -> int:
+    """Tokens of this prefix that a sequence would share."""
+    num_tokens, _ = store.begin(epoch, "w", "look", 0, hashes)
+    end(store, epoch, "look")
+    return num_tokens

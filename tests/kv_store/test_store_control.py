@@ -1,48 +1,18 @@
 """The store's rules without gRPC: two phases, leases, epochs, eviction."""
 
-import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, Clock, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, open_with, random_rows
 
 from kv_store.client import Layout
-from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
 from kv_store.gather import GatherItem, RowReader
 from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
-
-TOKENS = 32  # a slab
-
-
-def chain(num_slabs: int, salt: str = "") -> list[bytes]:
-    hashes, last = [], salt.encode()
-    for i in range(num_slabs):
-        last = hashlib.sha256(last + bytes([i])).digest()
-        hashes.append(last)
-    return hashes
-
-
-def open_with(
-    store: Store, epoch: int, sequence_id: str, num_tokens: int, worker_id: str = "w"
-) -> np.ndarray:
-    return store.begin(epoch, worker_id, sequence_id, num_tokens)[1]
-
-
-def end(store: Store, epoch: int, sequence_id: str, worker_id: str = "w", **options: Any) -> None:
-    store.end(epoch, worker_id, [SequenceEnd(sequence_id, **options)])
-
-
-def known(store: Store, epoch: int, hashes: list[bytes]) -> int:
-    """Tokens of this prefix that a sequence would share."""
-    num_tokens, _ = store.begin(epoch, "w", "look", 0, hashes)
-    end(store, epoch, "look")
-    return num_tokens
 
 
 def cache(store: Store, epoch: int, name: str, num_slabs: int) -> list[bytes]:

@@ -169,6 +169,34 @@ def test_prompts_that_begin_alike_share_slabs_and_answer_as_alone(transport: str
         assert again.tokens == rig.records["first"].tokens
 
 
+@pytest.mark.parametrize(
+    ("policy", "budget", "transport"), [("full", 1.0, "zero_copy"), ("pqcache", 0.25, "shm")]
+)
+def test_a_flipped_bit_in_a_known_prefix_gives_the_tokens_of_a_cold_run(
+    policy: str, budget: float, transport: str
+) -> None:
+    document = random_prompt(150, 8)
+    ones = [
+        request(f"{number}", policy, budget, prompt=(*document, 5, number), max_tokens=12)
+        for number in range(4)
+    ]
+    with arena_rig(transport, reuses_prefixes=True) as (store, rig):
+        cold = [replace(one, request_id=f"cold {one.request_id}", shares_prefix=False) for one in ones]
+        alone = [record.tokens for record in rig.run(*cold)]
+        # Who comes first leaves the prefix behind, another who is alone with it reads it.
+        for one, tokens, flipped in zip(ones, alone, (0, 0x40, 0, 0xFF), strict=True):
+            store.server.store.settle()
+            every = rig.client.arena.reshape(-1, store.config.slab_bytes)
+            every[:, 76:80] ^= flipped
+            record = rig.run(one)[0]
+            assert record.tokens == tokens
+            assert record.usage.cached_tokens == (0 if flipped or one is ones[0] else 144)
+            # 9 slabs of each of 3 layers.
+            assert rig.engine.stats().corrupt_segments_total % 27 == 0
+        assert rig.engine.stats().corrupt_segments_total == 54
+        assert rig.client.stats().num_sequences == 0
+
+
 def test_a_full_arena_gives_up_prefixes_before_it_refuses() -> None:
     with arena_rig(reuses_prefixes=True) as (_, rig):
         for number in range(12):

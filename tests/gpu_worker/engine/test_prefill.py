@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import cast
 
 import pytest
@@ -14,7 +15,7 @@ from gpu_worker.caches import Cache
 from gpu_worker.caches.recall.index_training import prompt_job
 from gpu_worker.device import Mark
 from gpu_worker.engine.prefill import Prefill
-from gpu_worker.errors import StoreUnavailable
+from gpu_worker.errors import PrefixLost, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader, TrainedLayer
@@ -64,6 +65,7 @@ class SlowOffloader(Offloader):
         # Layers whose known rows were asked for, each with those computed by then.
         self.loaded: list[tuple[int, int]] = []
         self.loading: list[SlowMark] = []
+        self.verified: Future[int] | None = None
 
     def holds(self, sequence: Sequence) -> bool:
         return True
@@ -75,6 +77,9 @@ class SlowOffloader(Offloader):
         self.loaded.append((layer, len(self.marks)))
         self.loading.append(SlowMark())
         return self.loading[-1]
+
+    def verify(self, sequence: Sequence) -> Future[int] | None:
+        return self.verified
 
     def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
         if self.fails_at in layers:
@@ -261,6 +266,30 @@ def test_known_rows_of_the_next_layer_are_on_their_way_while_one_is_computed() -
     prefill.advance()
     prefill.cancel(prefill.prompts[0].sequence)
     assert offloader.loading[-1].reached
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_corrupt", [0, 2])
+def test_nobody_finds_what_follows_on_known_rows_until_they_are_proven(num_corrupt: int) -> None:
+    offloader = SlowOffloader()
+    offloader.verified = Future()
+    prefill, _ = make_prefill(offloader, num_cached=32)
+    for _ in range(NUM_LAYERS):
+        prefill.advance()
+        offloader.marks[-1].reached = True
+    assert prefill.advance() == []
+    assert not prefill.is_done
+    assert offloader.sealed == list(range(NUM_LAYERS - 1))
+    offloader.verified.set_result(num_corrupt)
+    failed = prefill.advance()
+    if num_corrupt:
+        [(sequence, error)] = failed
+        assert isinstance(error, PrefixLost)
+        assert not sequence.trusts_prefixes
+    else:
+        assert failed == []
+        assert prefill.is_done
+    assert len(offloader.sealed) == (NUM_LAYERS - 1 if num_corrupt else NUM_LAYERS)
 
 
 @torch.inference_mode()

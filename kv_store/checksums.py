@@ -1,0 +1,76 @@
+"""Checksums of the slabs that are listed for reuse: taken by idle cores, compared before others trust them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.checksum import checksum
+
+# Slabs that one task compares: some tenths of a millisecond each.
+_AT_ONCE = 32
+
+
+class SlabChecksums:
+    """Thread-safe. Holds no slab: room that is needed at once is not kept for a sum.
+
+    arena: uint8 [num_slabs * slab_bytes]. num_threads: that compare; one more takes the sums of new slabs.
+    """
+
+    def __init__(
+        self,
+        arena: npt.NDArray[np.uint8],
+        slab_bytes: int,
+        num_threads: int,
+    ) -> None:
+        self._slabs = arena.reshape(-1, slab_bytes)
+        self._lock = threading.Lock()
+        self._sums = np.zeros(len(self._slabs), np.uint64)
+        # Whose sum is of what they held when they were sealed last, and how often that was.
+        self._is_known = np.zeros(len(self._slabs), bool)
+        self._times_sealed = np.zeros(len(self._slabs), np.int64)
+        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="slab-checksum")
+        self._comparing = ThreadPoolExecutor(num_threads, thread_name_prefix="slab-compare")
+
+    def seal(self, slab_ids: npt.NDArray[np.int32]) -> None:
+        """Take the sums of immutable slabs, distinct, soon; of those that are freed meanwhile nothing is known."""
+        if not slab_ids.size:
+            return
+        with self._lock:
+            self._is_known[slab_ids] = False
+            self._times_sealed[slab_ids] += 1
+            times = self._times_sealed[slab_ids]
+        self._sealing.submit(self._take, slab_ids, times)
+
+    def find_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Those of these slabs, which the caller holds, that are not what they were when their sums were taken. Waits
+        for idle cores."""
+        known = slab_ids[self._is_known[slab_ids]]
+        parts = [known[begin : begin + _AT_ONCE] for begin in range(0, known.size, _AT_ONCE)]
+        found = list(self._comparing.map(self._differing, parts))
+        return np.concatenate([np.empty(0, np.int32), *found])
+
+    def settle(self) -> None:
+        """Wait until the sums are taken of all that was sealed by now."""
+        last: Future[None] = self._sealing.submit(lambda: None)
+        last.result()
+
+    def close(self) -> None:
+        """Take and compare no more; before the arena goes."""
+        self._sealing.shutdown(cancel_futures=True)
+        self._comparing.shutdown(cancel_futures=True)
+        self._slabs = self._slabs[:0]
+
+    def _take(self, slab_ids: npt.NDArray[np.int32], times: npt.NDArray[np.int64]) -> None:
+        sums = np.array([checksum(self._slabs[slab]) for slab in slab_ids], np.uint64)
+        with self._lock:
+            is_same = self._times_sealed[slab_ids] == times
+            self._sums[slab_ids[is_same]] = sums[is_same]
+            self._is_known[slab_ids[is_same]] = True
+
+    def _differing(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        differs = [checksum(self._slabs[slab]) != int(self._sums[slab]) for slab in slab_ids]
+        return slab_ids[np.array(differs, bool)]
