@@ -32,27 +32,28 @@ class AnswerLead:
 class StopMatcher:
     """Passes text through, holding back what may still turn out to be a stop string.
 
-    `push` and `flush` return text that is safe to send; `has_stopped` is set once a stop string was seen, and
-    nothing at or after it is ever returned.
+    `push` and `flush` return text that is safe to send; `found` is the stop string once one was seen, and nothing at or
+    after it is ever returned.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        self.has_stopped = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
-        if self.has_stopped:
+        if self.found is not None:
             return ""
         if not self._stops:
             return text
         self._held += text
         # the one that ends first: so it would be if the text came character by character
-        found = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
-        if found:
-            _, start = min(found)
+        seen = [
+            (start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0
+        ]
+        if seen:
+            _, start, self.found = min(seen)
             safe, self._held = self._held[:start], ""
-            self.has_stopped = True
             return safe
         split = len(self._held) - self._num_ambiguous()
         safe, self._held = self._held[:split], self._held[split:]

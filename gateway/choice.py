@@ -94,7 +94,7 @@ class Choice:
                         delta = self._take(event.token)
                         if delta.text or delta.logprobs or self.num_tokens == 1:
                             yield delta
-                        if self._stops.has_stopped:
+                        if self._stops.found is not None:
                             await self._end_early(stream)
                             break
                     case "complete":
@@ -104,12 +104,12 @@ class Choice:
                         if text := self._flush():
                             yield TextDelta(self.index, text)
                         break
-        if self._stops.has_stopped:
+        if self._stops.found is not None:
             finish_reason = "stop"
         if finish_reason is None:
             raise GenerationFailed("The model worker ended the stream too early.")
         self._phases.end()
-        yield ChoiceFinished(self.index, finish_reason)
+        yield ChoiceFinished(self.index, finish_reason, self._stops.found)
 
     def _take(self, token: pb.Token) -> TextDelta:
         self._phases.take_token()

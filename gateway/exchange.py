@@ -118,10 +118,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """Comes once per choice. `finish_reason` is OpenAI's word: stop or length."""
+    """Comes once per choice. `finish_reason` is OpenAI's word: stop or length. `stop`: the string that ended it."""
 
     index: int
     finish_reason: str
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from starlette.responses import Response
+
 from gateway.errors import RequestTimeout, ServiceError
 from gateway.exchange import (
     ChoiceFinished,
@@ -18,6 +20,8 @@ from gateway.exchange import (
     TokenLogprob,
     Usage,
 )
+from gateway.rest.errors import error_body, error_response, internal_error_body
+from gateway.rest.sse import frame
 
 CARREL_FIELDS = (
     "policy",
@@ -41,6 +45,7 @@ class ChoiceText:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    stop: str | None = None
 
     @property
     def text(self) -> str:
@@ -70,8 +75,9 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
                         choice = choices.setdefault(index, ChoiceText(index))
                         choice.pieces.append(text)
                         choice.logprobs.extend(logprobs)
-                    case ChoiceFinished(index=index, finish_reason=reason):
-                        choices.setdefault(index, ChoiceText(index)).finish_reason = reason
+                    case ChoiceFinished(index=index, finish_reason=reason, stop=stop):
+                        choice = choices.setdefault(index, ChoiceText(index))
+                        choice.finish_reason, choice.stop = reason, stop
                     case Completed():
                         usage = event.usage
                     case Prefilling():
@@ -102,8 +108,8 @@ class ChoiceFormat(Protocol):
 
 
 class AnswerWriter:
-    """Writes one request's answer; `include_usage`: a stream's last chunk tells it; `include_progress`: chunks before
-    the answer tell how far its prompts are."""
+    """One request's answer: a `ReplyWriter`. `include_usage`: a stream's last chunk tells it; `include_progress`: chunks
+    before the answer tell how far its prompts are."""
 
     def __init__(
         self,
@@ -118,6 +124,8 @@ class AnswerWriter:
         self._include_progress = include_progress
         self._begun: set[int] = set()
 
+    end = b"data: [DONE]\n\n"
+
     def whole(self, answer: Answer) -> dict[str, Any]:
         choices = [
             _choice(choice.index, self._format.whole(choice), choice.finish_reason)
@@ -125,6 +133,16 @@ class AnswerWriter:
         ]
         usage = None if answer.usage is None else usage_json(answer.usage)
         return {**self._head(self._format.kind), "choices": choices, "usage": usage}
+
+    def unfinished(self, answer: Answer, error: ServiceError) -> Response:
+        """The error, with the answer as far as it came."""
+        return error_response(error, self.whole(answer))
+
+    def frames(self, event: Event) -> bytes:
+        return b"".join(frame(chunk) for chunk in self.chunks(event))
+
+    def failed(self, error: ServiceError | None) -> bytes:
+        return frame(internal_error_body() if error is None else error_body(error))
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks that an event of the request becomes."""

@@ -13,13 +13,13 @@ from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, WorkerUnavailable
 from gateway.exchange import Generation
-from gateway.rest.answer import AnswerWriter, ChoiceFormat, collect
+from gateway.rest.answer import AnswerWriter, ChoiceFormat
 from gateway.rest.body import B, read_body
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.documentation import Operation
 from gateway.rest.errors import error_response
-from gateway.rest.feed import Feed, while_connected
 from gateway.rest.formats import ChatFormat, CompletionFormat
+from gateway.rest.reply import reply
 from gateway.rest.schemas import (
     ChatBody,
     CompletionBody,
@@ -28,11 +28,7 @@ from gateway.rest.schemas import (
     StreamOptions,
     TokenizeBody,
 )
-from gateway.rest.sse import EventStream
 from gateway.service import ChatService
-
-# the service's own deadline comes first and can still be told
-STREAM_GRACE_S = 10.0
 
 
 class Endpoints:
@@ -146,18 +142,4 @@ class Endpoints:
         writer = AnswerWriter(
             generation, choice_format, bool(options.include_usage), bool(options.include_progress)
         )
-        if not body.stream:
-            answer = await while_connected(request.receive, collect(generation.events))
-            if answer.error is not None:
-                return error_response(answer.error, writer.whole(answer))
-            return JSONResponse(writer.whole(answer))
-        feed = Feed(generation.events)
-        try:
-            # an early failure still gets its own status; a long prefill gets its 200 and heartbeats
-            await while_connected(request.receive, feed.wait(self._config.heartbeat_s))
-            feed.check()
-        except BaseException:
-            await feed.close()
-            raise
-        timeout_s = self._config.request_timeout_s + STREAM_GRACE_S
-        return EventStream(feed, writer, self._config.heartbeat_s, timeout_s)
+        return await reply(request, generation, writer, bool(body.stream), self._config)

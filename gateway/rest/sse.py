@@ -1,25 +1,35 @@
-"""Server-sent events: one frame a chunk, comments while nothing happens, an error frame when it ends badly."""
+"""Server-sent events: frames of what happens, comments while nothing does, an error frame when it ends badly."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
 from gateway.exchange import Event
-from gateway.rest.answer import AnswerWriter
-from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.feed import ClientGone, Feed, while_connected
 
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 log = logging.getLogger(__name__)
+
+
+class StreamWriter(Protocol):
+    """What a request's events are in a stream of some API."""
+
+    # after the last frame, however it ended
+    end: bytes
+
+    def frames(self, event: Event) -> bytes:
+        """None, one or several."""
+
+    def failed(self, error: ServiceError | None) -> bytes:
+        """What is said of an error, None for a bug."""
 
 
 class EventStream(Response):
@@ -27,7 +37,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed[Event], writer: AnswerWriter, heartbeat_s: float, timeout_s: float) -> None:
+    def __init__(self, feed: Feed[Event], writer: StreamWriter, heartbeat_s: float, timeout_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._feed = feed
@@ -51,11 +61,11 @@ class EventStream(Response):
         try:
             await self._send_events(send)
         except ServiceError as error:
-            await _write(send, frame(error_body(error)))
+            await _write(send, self._writer.failed(error))
         except Exception:
             log.exception("a stream failed")
-            await _write(send, frame(internal_error_body()))
-        await _write(send, DONE)
+            await _write(send, self._writer.failed(None))
+        await _write(send, self._writer.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
@@ -65,13 +75,20 @@ class EventStream(Response):
             event = await self._feed.take()
             if event is None:
                 return
-            if body := b"".join(frame(chunk) for chunk in self._writer.chunks(event)):
+            if body := self._writer.frames(event):
                 await _write(send, body)
 
 
 def frame(chunk: dict[str, Any]) -> bytes:
+    """Of data alone."""
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
+def named_frame(event: dict[str, Any]) -> bytes:
+    """Under the name that is its `type`."""
+    return f"event: {event['type']}\n".encode() + frame(event)
+
+
 async def _write(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
