@@ -108,7 +108,7 @@ class ChoiceFormat(Protocol):
 
 
 class AnswerWriter:
-    """One request's answer: a `ReplyWriter`. `include_usage`: a stream's last chunk tells it; `include_progress`: chunks
+    """A `ReplyWriter` of one request. `include_usage`: a stream's last chunk tells it; `include_progress`: chunks
     before the answer tell how far its prompts are."""
 
     def __init__(

@@ -18,6 +18,7 @@ from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
 from gateway.rest.hosts import HostGuard, HostMiddleware
+from gateway.rest.messages.endpoints import MessagesEndpoints
 from gateway.rest.middleware import (
     AuthMiddleware,
     RequestIdMiddleware,
@@ -34,7 +35,11 @@ CLIENT_CLOSED_REQUEST = 499
 def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     """The OpenAI-compatible API over one service."""
     endpoints = Endpoints(config, service)
-    operations = (*endpoints.operations(), *SessionEndpoints(service).operations())
+    operations = (
+        *endpoints.operations(),
+        *MessagesEndpoints(config, service).operations(),
+        *SessionEndpoints(service).operations(),
+    )
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,

@@ -132,7 +132,7 @@ def read_warming(
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
-    _read_carrel(body.carrel, draft)
+    read_carrel(body.carrel, draft)
     options = GenerationOptions(body.model, draft=draft)
     if body.messages is not None:
         messages = read_messages(body.messages)
@@ -198,7 +198,7 @@ def _read_options(
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
-    _read_carrel(body.carrel, draft)
+    read_carrel(body.carrel, draft)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return GenerationOptions(
         body.model,
@@ -210,7 +210,8 @@ def _read_options(
     )
 
 
-def _read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
+def read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
+    """Put policy, budget and options into the worker's request."""
     if body is not None:
         draft.policy = body.policy or ""
         if body.budget is not None:

@@ -62,7 +62,11 @@ class AuthMiddleware:
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
         is_guarded = scope["type"] == "http" and path not in UNGUARDED_PATHS
         if is_guarded:
-            caller = self._keys.caller(Headers(scope=scope).get("authorization"))
+            headers = Headers(scope=scope)
+            # Anthropic's clients send the key alone
+            key = headers.get("x-api-key")
+            named = f"Bearer {key}" if key is not None else None
+            caller = self._keys.caller(headers.get("authorization", named))
             if caller is None:
                 await error_response(Unauthorized())(scope, receive, send)
                 return
