@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.bit_select import bit_select
-from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes
+from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes, padded_length
 from gpu_worker.policies.bitkeys.rotation import Rotation
 from gpu_worker.policies.hyper_parameters import Between, SplitShare
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
@@ -19,9 +19,9 @@ from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, Reca
 
 @dataclass(frozen=True, slots=True)
 class BitIndex:
-    """codes: uint8 [seats, L, H_kv, max_model_len, ceil(d/4)]; scales: float16 [seats, L, H_kv, max_model_len], both by
-    position. means: float32 [seats, L, H_kv, d], of the prompt's keys. sinks: float32 [seats, L, H_kv, num_sink, d],
-    their keys less the mean."""
+    """codes: uint8 [seats, L, H_kv, N, ceil(d/4)]; scales: float16 [seats, L, H_kv, N], both by position, N the
+    `padded_length` of max_model_len. means: float32 [seats, L, H_kv, d], of the prompt's keys. sinks: float32
+    [seats, L, H_kv, num_sink, d], their keys less the mean."""
 
     codes: Tensor
     scales: Tensor
@@ -50,7 +50,7 @@ class BitKeys(RecallPolicy[BitIndex]):
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
     def allocate(self, shape: CacheShape) -> BitIndex:
-        length, head_dim = shape.max_model_len, shape.head_dim
+        length, head_dim = padded_length(shape.max_model_len), shape.head_dim
         return BitIndex(
             codes=shape.seated(length, num_code_bytes(head_dim), dtype=torch.uint8),
             scales=shape.seated(length, dtype=torch.float16),

@@ -28,8 +28,8 @@ SHARES = 4
 # Positions of a program at a time; and rows of products, 16 for each of its warps.
 TILE = 256
 LEAST_ROWS = 64
-# Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
-PROGRAMS = 924
+# Eight for each of the 132 SMs of an H200; more than enough for smaller devices.
+PROGRAMS = 1056
 # What a program does before its first tile, in tiles.
 SETUP_TILES = 1
 
@@ -65,8 +65,8 @@ def weigh(
     num_positions: int,
     target: Tensor,
 ) -> None:
-    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int8 [B * H_kv, 2, M], the high and
-    the low seven bits of the weights' levels, 0 where there is no candidate, M the number of `padded_positions`."""
+    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int16 [B * H_kv, M], twice the
+    weights' levels or one more, 0 where there is no candidate, in the tiles that have one; M of whole tiles."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
     group, rows = num_heads // num_kv_heads, batch * num_kv_heads
@@ -93,21 +93,15 @@ def weigh(
     )  # fmt: skip
     peers = _peers(group)
     token_rows = max(LEAST_ROWS, TILE // peers)
-    num_tiles = triton.cdiv(num_positions, token_rows * peers)
+    tile, length = token_rows * peers, codes.shape[2]
+    num_tiles = triton.cdiv(num_positions, tile)
     chunk_tiles = _chunk_tiles(rows, num_tiles, PROGRAMS)
+    span = max(32 // peers, width)
     weigh_codes[(triton.cdiv(num_tiles, chunk_tiles), rows)](
         codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions,
-        token_rows * peers * chunk_tiles, target.shape[-1],
-        *strides, **sizes, HEADS=heads, SPAN=max(32 // peers, width), PEERS=peers, ROWS=token_rows,
-        IS_LEVELS=target.dtype == torch.int8,
+        tile * chunk_tiles, target.shape[-1], length, *strides, **sizes, HEADS=heads, SPAN=span, PEERS=peers,
+        ROWS=token_rows, IS_LEVELS=target.dtype == torch.int16, IS_WHOLE=length % tile == 0 and span == num_bytes,
     )  # fmt: skip
-
-
-def padded_positions(num_positions: int, group: int) -> int:
-    """All positions of the tiles that are weighed."""
-    peers = _peers(group)
-    size = max(LEAST_ROWS, TILE // peers) * peers
-    return triton.cdiv(num_positions, size) * size
 
 
 def _peers(group: int) -> int:

@@ -14,7 +14,9 @@ LARGEST = tl.constexpr(reference.LARGEST)
 CODE_CENTRE = tl.constexpr(CENTRE)
 LEVEL_SHIFT = tl.constexpr(reference.LEVEL_SHIFT)
 LEVEL_BASE = tl.constexpr(reference.LEVEL_BASE)
-MAX_LEVEL = tl.constexpr(reference.MAX_LEVEL)
+# The bits of a weight of the least level and of the greatest.
+LEAST_BITS = tl.constexpr((reference.LEVEL_BASE + reference.MIN_LEVEL) << reference.LEVEL_SHIFT)
+MOST_BITS = tl.constexpr((reference.LEVEL_BASE + reference.MAX_LEVEL) << reference.LEVEL_SHIFT)
 # What a code of 1 is in a byte that is not shifted to the right.
 CODE_UNIT = tl.constexpr(64)
 # Below what a query or a total can be.
@@ -180,28 +182,38 @@ def round_queries(
     tl.store(worths + 2 + share, tl.where(is_any, total_weight, float("-inf")), mask=is_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def weigh_codes(
-    codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions, chunk_size, row_size,
+    codes, scales, seats, begin, end, rounded, worths, target,
+    num_kv_heads, num_positions, chunk_size, row_size, length,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, SPAN: tl.constexpr,
     PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
-    IS_LEVELS: tl.constexpr,
+    IS_LEVELS: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or their
-    levels, in two planes of seven bits; 0 where there is no candidate.
+    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or twice
+    their levels, of the tiles with a candidate; 0 where there is none.
 
     A row of the products is of PEERS adjacent tokens, SPAN bytes each, and a column of one of them and a query head, so
-    that small groups and short codes leave no part of the tensor cores' tiles to zeros.
+    that small groups and short codes leave no part of the tensor cores' tiles to zeros. length: positions of a head
+    that there is memory for. IS_WHOLE: these are whole tiles of whole bytes, so that nothing need be masked where it is
+    read, and what no candidate has may be anything.
     """
     row = tl.program_id(1).to(tl.int64)
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     seat = tl.load(seats + sequence)
     first = tl.load(begin + sequence).to(tl.int32)
     last = tl.minimum(tl.load(end + sequence), num_positions).to(tl.int32)
+    chunk = tl.program_id(0) * chunk_size
+    stop = tl.minimum(chunk + chunk_size, num_positions)
+    if IS_LEVELS:
+        chunk = tl.maximum(chunk, first // (ROWS * PEERS) * (ROWS * PEERS))
+        stop = tl.minimum(stop, last)
+    if chunk >= stop:
+        return
     codes += seat * code_stride_seat + kv_head * code_stride_head
     scales += seat * scale_stride_seat + kv_head * scale_stride_head
-    target += row * row_size * (2 if IS_LEVELS else 1)
+    target += row * row_size
 
     rounded += row * GROUP * HEAD_DIM
     query0 = _load_quarter(rounded, 0, GROUP, HEADS, HEAD_DIM, NUM_BYTES, SPAN, PEERS)
@@ -223,22 +235,25 @@ def weigh_codes(
     byte, peer = lane % SPAN, lane // SPAN
     token_rows = tl.arange(0, ROWS) * PEERS
     tokens = token_rows[:, None] + tl.arange(0, PEERS)[None, :]
-    chunk = tl.program_id(0) * chunk_size
+    places = token_rows[:, None] * NUM_BYTES + (peer * NUM_BYTES + byte)[None, :]
     # The pipeline fetches codes ahead, and leaves scales to us.
-    positions = chunk + tokens
-    coming = tl.load(scales + positions, mask=(positions >= first) & (positions < last), other=0.0)
-    for start in range(chunk, tl.minimum(chunk + chunk_size, num_positions), ROWS * PEERS):
-        of_byte = start + token_rows[:, None] + peer[None, :]
-        places = token_rows[:, None] * NUM_BYTES + (peer * NUM_BYTES + byte)[None, :]
-        packed = tl.load(
-            codes + tl.cast(start, tl.int64) * NUM_BYTES + places,
-            mask=(of_byte >= first) & (of_byte < last) & (byte < NUM_BYTES)[None, :],
-            other=0,
-        ).to(tl.int8, bitcast=True)
-        positions = start + tokens
+    if IS_WHOLE:
+        coming = tl.load(scales + chunk + tokens)
+    else:
+        coming = tl.load(scales + chunk + tokens, mask=chunk + tokens < last, other=0.0)
+    for start in range(chunk, stop, ROWS * PEERS):
+        source = codes + tl.cast(start, tl.int64) * NUM_BYTES + places
         worth = coming.to(tl.float32)
-        following = positions + ROWS * PEERS
-        coming = tl.load(scales + following, mask=(following >= first) & (following < last), other=0.0)
+        if IS_WHOLE:
+            packed = tl.load(source).to(tl.int8, bitcast=True)
+            coming = tl.load(scales + tl.minimum(start + ROWS * PEERS, length - ROWS * PEERS) + tokens)
+        else:
+            of_byte = start + token_rows[:, None] + peer[None, :]
+            packed = tl.load(
+                source, mask=(of_byte < last) & (byte < NUM_BYTES)[None, :], other=0
+            ).to(tl.int8, bitcast=True)  # fmt: skip
+            following = start + ROWS * PEERS + tokens
+            coming = tl.load(scales + following, mask=following < last, other=0.0)
         products = tl.dot(_two_bits(packed, 0, IS_PLAIN), query0, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 1, IS_PLAIN), query1, products, out_dtype=tl.int32)
         products = tl.dot(_two_bits(packed, 2, IS_PLAIN), query2, products, out_dtype=tl.int32)
@@ -246,13 +261,15 @@ def weigh_codes(
         by_token = tl.reshape(products, [ROWS, PEERS, HEADS]).to(tl.float32)
         logits = (by_token * unit[None, None, :] + added[None, None, :]) * worth[:, :, None]
         weights = tl.sum(tl.exp2(logits - normaliser[None, None, :]), axis=2)
-        is_candidate = (positions >= first) & (positions < last)
+        positions = start + tokens
         if IS_LEVELS:
-            level = (weights.to(tl.int32, bitcast=True) >> LEVEL_SHIFT) - LEVEL_BASE
-            level = tl.where(is_candidate, tl.minimum(tl.maximum(level, 1), MAX_LEVEL), 0)
-            tl.store(target + positions, (level >> 7).to(tl.int8))
-            tl.store(target + row_size + positions, (level & 127).to(tl.int8))
+            bits = tl.minimum(tl.maximum(weights.to(tl.int32, bitcast=True), LEAST_BITS), MOST_BITS)
+            level = (bits >> (LEVEL_SHIFT - 1)) - 2 * LEVEL_BASE
+            # From `first` on and before `last`.
+            is_candidate = (positions - first).to(tl.uint32, bitcast=True) < (last - first).to(tl.uint32)
+            tl.store(target + positions, tl.where(is_candidate, level, 0).to(tl.int16))
         else:
+            is_candidate = (positions >= first) & (positions < last)
             weights = tl.where(is_candidate, weights, float("-inf"))
             tl.store(target + positions, weights, mask=positions < num_positions)
 

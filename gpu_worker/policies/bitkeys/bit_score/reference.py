@@ -20,9 +20,11 @@ LOG2_E = math.log2(math.e)
 LARGEST = 127
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# A level is a weight's float32 less its low bits: 512 an octave, from 2^-28 on, in fourteen bits.
+# A level is a weight's float32 less its low bits: 512 an octave from 2^-28 on, in fourteen bits. The least has one of the
+# seven high bits.
 LEVEL_SHIFT = 14
 LEVEL_BASE = (127 - 28) << 23 - LEVEL_SHIFT
+MIN_LEVEL = 1 << 7
 MAX_LEVEL = (1 << 14) - 1
 
 
@@ -67,7 +69,7 @@ def bit_score(
 def levels(weights: Tensor) -> Tensor:
     """What weights are compared by where tokens are selected, in float32; -inf where there is no candidate."""
     rounded = (weights.view(torch.int32) >> LEVEL_SHIFT) - LEVEL_BASE
-    return rounded.clamp_(1, MAX_LEVEL).float().masked_fill_(weights == -math.inf, -math.inf)
+    return rounded.clamp_(MIN_LEVEL, MAX_LEVEL).float().masked_fill_(weights == -math.inf, -math.inf)
 
 
 def _products(rotated: Tensor, codes: Tensor) -> Tensor:

@@ -21,10 +21,18 @@ STEP = 0.9957
 CODE_CENTRE = 0.5
 LARGEST_SCALE = 65504.0
 
+# An index has room for whole tiles of so many positions: kernels need mask nothing that they read of it.
+TILE = 512
+
 
 def num_code_bytes(head_dim: int) -> int:
     """W, the bytes of a key's codes."""
     return -(-head_dim // 4)
+
+
+def padded_length(length: int) -> int:
+    """Positions of an index for so many tokens."""
+    return -(-length // TILE) * TILE
 
 
 def code_prompt(keys: Tensor, means: Tensor, rotation: Tensor, codes: Tensor, scales: Tensor) -> None:

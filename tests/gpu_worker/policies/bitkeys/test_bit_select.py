@@ -29,24 +29,25 @@ def check(inputs: tuple[Tensor, ...], asked: tuple[int, ...], num_positions: int
 
 
 @pytest.mark.parametrize(
-    ("group", "head_dim", "dtype"),
-    [(3, 80, torch.bfloat16), (1, 256, torch.float32)],
+    ("group", "head_dim", "length", "dtype"),
+    [(3, 80, 303, torch.bfloat16), (1, 256, 512, torch.float32)],
 )
 def test_the_best_by_level_are_taken(
-    device: torch.device, group: int, head_dim: int, dtype: torch.dtype
+    device: torch.device, group: int, head_dim: int, length: int, dtype: torch.dtype
 ) -> None:
     # Some, none, more than there are; and nothing to take from.
     spans = ((4, 281), (0, 290), (2, 30), (5, 5))
-    check(problem(device, group, head_dim, spans, 303, dtype), (40, 0, 33, 7), 290)
+    check(problem(device, group, head_dim, spans, length, dtype), (40, 0, 33, 7), 290)
 
 
 @pytest.mark.parametrize("most_words", [32768, 1])
-def test_long_heads_are_marked_in_chunks_or_sorted_out_by_scores(
+def test_long_heads_are_taken_from_in_chunks_or_sorted_out_by_scores(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, most_words: int
 ) -> None:
     monkeypatch.setattr(kernel, "MAX_WORDS", most_words)
     monkeypatch.setattr(kernel, "PROGRAMS", 12)
-    monkeypatch.setattr(kernel, "TILE", 256)
+    monkeypatch.setattr(kernel, "STEP_WORDS", 1)
+    monkeypatch.setattr(kernel, "FEW_WORDS", most_words)
     check(problem(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
 
 
