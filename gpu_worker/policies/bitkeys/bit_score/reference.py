@@ -20,8 +20,8 @@ LOG2_E = math.log2(math.e)
 LARGEST = 127
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# A level is a weight's float32 less its low bits: 512 an octave from 2^-28 on, in fourteen bits. The least has one of the
-# seven high bits.
+# A level is a weight's float32 less its low bits: 512 an octave from 2^-28 on, in fourteen bits. The least has one of
+# the seven high bits.
 LEVEL_SHIFT = 14
 LEVEL_BASE = (127 - 28) << 23 - LEVEL_SHIFT
 MIN_LEVEL = 1 << 7
