@@ -18,7 +18,7 @@ from gateway.prefill_progress import PrefillProgress
 from gateway.prompt_echo import PromptEcho
 from gateway.token_texts import read_logprobs
 from gateway.tokenizer import Tokenizer
-from gateway.worker_client import WorkerClient
+from gateway.worker_client import TokenSource
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 ABORT_TIMEOUT_S = 2.0
@@ -44,7 +44,7 @@ class Choice:
         stops: tuple[str, ...],
         lead: str,
         tokenizer: Tokenizer,
-        worker: WorkerClient,
+        worker: TokenSource,
         metrics: Metrics,
         progress: PrefillProgress,
         echo: Echo | None = None,

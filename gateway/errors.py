@@ -86,6 +86,19 @@ class UnknownSession(ServiceError):
         )
 
 
+class UnknownAttention(ServiceError):
+    """A request that the caller does not have, or whose attention is not told."""
+
+    def __init__(self, request_id: str) -> None:
+        shown = repr(request_id if len(request_id) <= 100 else request_id[:100] + "...")
+        super().__init__(
+            f"No request {shown} of this key tells what it attends: it did not ask with carrel.attention, has not "
+            "begun, or ended long ago.",
+            "request_id",
+            "attention_not_found",
+        )
+
+
 class TooLarge(ServiceError):
     """A request body over the limit."""
 

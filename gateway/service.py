@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from carrel.process.request_limits import check_token_ids
 from gateway.admission import Admission, Place
+from gateway.attention import AttentionViews, WatchedWorker
 from gateway.auth import KeyRing
 from gateway.choice import Choice
 from gateway.choices import Choices, total_usage
@@ -79,7 +80,8 @@ class ChatService:
         log_level: int = logging.INFO,
     ) -> None:
         self._config = config
-        self._worker = worker
+        self.attention = AttentionViews()
+        self._worker = WatchedWorker(worker, self.attention)
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
         self._defaults = defaults

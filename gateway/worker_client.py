@@ -38,7 +38,7 @@ def own_edition() -> Edition:
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
-class WorkerClient(Protocol):
+class TokenSource(Protocol):
     """Token ids in, token ids out, by the worker's own messages. Every method raises ServiceErrors only."""
 
     def generate(
@@ -50,6 +50,10 @@ class WorkerClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request, which then still sends its `complete`."""
+
+
+class WorkerClient(TokenSource, Protocol):
+    """All that a worker is asked."""
 
     async def info(self) -> pb.GetInfoResponse:
         """What it is, constant while it lives. Raises VersionMismatch for a worker of another version."""

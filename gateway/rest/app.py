@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
+from gateway.rest.attention_endpoints import AttentionEndpoints
 from gateway.rest.documentation import documentation
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
@@ -39,6 +40,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
         *endpoints.operations(),
         *MessagesEndpoints(config, service).operations(),
         *SessionEndpoints(service).operations(),
+        *AttentionEndpoints(config, service).operations(),
     )
     cors = Middleware(
         CORSMiddleware,

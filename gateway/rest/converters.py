@@ -214,6 +214,7 @@ def read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
     """Put policy, budget and options into the worker's request."""
     if body is not None:
         draft.policy = body.policy or ""
+        draft.attention = bool(body.attention)
         if body.budget is not None:
             draft.budget.CopyFrom(_read_budget(body.budget))
         draft.policy_options.update(

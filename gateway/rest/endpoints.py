@@ -133,6 +133,11 @@ class Endpoints:
             "created": self._created,
             "owned_by": "carrel",
             "max_model_len": info.max_model_len,
+            "carrel": {
+                "policies": list(info.policies),
+                "policy": info.default_policy,
+                "budget": info.default_budget.share or info.default_budget.tokens or None,
+            },
         }
 
     async def _answer(

@@ -19,6 +19,7 @@ STATUSES: dict[type[ServiceError], int] = {
     errors.Forbidden: 403,
     errors.UnknownModel: 404,
     errors.UnknownSession: 404,
+    errors.UnknownAttention: 404,
     errors.SlowBody: 408,
     errors.TooLarge: 413,
     errors.TooManyRequests: 429,

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
-from gateway.exchange import Generation
+from gateway.exchange import Event, Generation
 from gateway.rest.answer import Answer, collect
 from gateway.rest.feed import Feed, while_connected
 from gateway.rest.sse import EventStream, StreamWriter
@@ -18,7 +18,7 @@ from gateway.rest.sse import EventStream, StreamWriter
 STREAM_GRACE_S = 10.0
 
 
-class ReplyWriter(StreamWriter, Protocol):
+class ReplyWriter(StreamWriter[Event], Protocol):
     """One request's."""
 
     def whole(self, answer: Answer) -> dict[str, Any]: ...

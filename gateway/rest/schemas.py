@@ -72,6 +72,9 @@ class CarrelBody(Body):
         | None
     ) = None
     options: dict[OptionName, bool | int | float | OptionWord] | None = None
+    attention: Annotated[
+        bool | None, Field(description="let /v1/attention tell what the request attends")
+    ] = None
 
 
 class StreamOptions(Body):

@@ -5,39 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
-from gateway.exchange import Event
 from gateway.rest.feed import ClientGone, Feed, while_connected
 
 PING = b": ping\n\n"
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
-class StreamWriter(Protocol):
+
+class StreamWriter(Protocol[T_contra]):
     """What a request's events are in a stream of some API."""
 
     # after the last frame, however it ended
     end: bytes
 
-    def frames(self, event: Event) -> bytes:
+    def frames(self, event: T_contra) -> bytes:
         """None, one or several."""
 
     def failed(self, error: ServiceError | None) -> bytes:
         """What is said of an error, None for a bug."""
 
 
-class EventStream(Response):
+class EventStream(Response, Generic[T]):
     """Sends a feed and closes it: at its end, when the client goes, and after `timeout_s` if it is not read."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed[Event], writer: StreamWriter, heartbeat_s: float, timeout_s: float) -> None:
+    def __init__(self, feed: Feed[T], writer: StreamWriter[T], heartbeat_s: float, timeout_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._feed = feed

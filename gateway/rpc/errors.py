@@ -20,6 +20,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownAttention: grpc.StatusCode.NOT_FOUND,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyRequests: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,

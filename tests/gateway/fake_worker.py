@@ -33,6 +33,8 @@ class Script:
     hangs: bool = False
     # computed and cached tokens that are told before the first token; without any: that all is computed
     progress: list[tuple[int, int]] = field(default_factory=list)
+    # one is told before each token, where the request asked
+    sights: list[pb.Attention] = field(default_factory=list)
     # no token comes while it is set
     is_held: bool = False
     # before each token
@@ -76,6 +78,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                         yield pb.GenerateResponse(progress=told)
                         if request.sampling.HasField("prompt_logprobs"):
                             yield self._scored(request)
+                if request.attention and at < len(script.sights):
+                    yield pb.GenerateResponse(attention=script.sights[at])
                 if at == script.hang_at:
                     await aborted.wait()
                 while script.is_held:

@@ -15,6 +15,7 @@ from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
+from gateway.rest.attention_endpoints import AttentionEndpoints
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import (
@@ -59,7 +60,8 @@ def test_the_cli_page_names_every_command() -> None:
 
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    endpoints = (Endpoints(GatewayConfig(model="m", worker="w"), Mock()), SessionEndpoints(Mock()))
+    config = GatewayConfig(model="m", worker="w")
+    endpoints = (Endpoints(config, Mock()), SessionEndpoints(Mock()), AttentionEndpoints(config, Mock()))
     routes = [operation.path for each in endpoints for operation in each.operations()]
     bodies = (CarrelBody, GenerationBody, StreamOptions, SessionBody, SessionChangedAnswer)
     fields = [*CARREL_FIELDS, *TIMING_FIELDS, *(name for body in bodies for name in body.model_fields)]
