@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import comparison, decode, options, others, policies, prefill, quality, rooms, served
+from benchmarks.pages import (
+    claims,
+    comparison,
+    decode,
+    options,
+    others,
+    pick,
+    policies,
+    prefill,
+    quality,
+    rooms,
+    served,
+    step_times,
+)
 from carrel.evaluation.tasks import GROUPS
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
@@ -54,5 +67,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "facts-nano": comparison.answers("nano", ("mixed",)),
     "fidelity-smollm2": comparison.predictions("smollm2"),
     "fidelity-nano": comparison.predictions("nano"),
-    "step-times": comparison.step_times,
+    "argmax": comparison.argmax,
+    "pick": pick.table,
+    "claims-heads": claims.experiments("outliers"),
+    "claims-layers": claims.experiments("layers"),
+    "claims-infinigen": claims.experiments("infinigen", "full_layers", "skew"),
+    "claims-norms": claims.experiments("norms"),
+    "step-times": step_times.table,
 }

@@ -1,66 +1,70 @@
 """docs/quality.md: every policy and budget on one model, answers beside what they cost, and how near predictions are.
 
-Files are found by their names, `quality_MODEL_*.json` of `carrel eval` and `fidelity_MODEL_*.json` of `carrel eval
---fidelity`, so that a new one needs no change here.
+Files are found by their names, so that a new one needs no change here: `quality_MODEL_*.json` and `bytes_MODEL*.json`
+of `carrel eval`, `fidelity_MODEL_*.json` of `carrel eval --fidelity`, `argmax_*.json` of `benchmarks.argmax`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from benchmarks import tables
-from benchmarks.pages.decode import workloads
-from benchmarks.pages.sources import fidelity, matching, report
+from benchmarks.pages.joined import FULL, Joined, Line, Place, joined
+from benchmarks.pages.sources import content, fidelity, matching
 from benchmarks.tables import Column
-from carrel.evaluation.cells import UNBUDGETED, Cell, budget_name, length_name
+from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.fidelity.report import Row
-from carrel.evaluation.record import CellResult, Report
-from carrel.evaluation.scoring import Mean, paired
+from carrel.evaluation.scoring import Mean
 
 MIB = 2**20
 NOTHING = "*No result of this kind is committed yet.*"
-# Of decode steps of the 8B shape, the later before the earlier.
-STEPS = "decode_policies*_h200", "decode_h200"
-WORKLOADS = ((32768, 24), (131072, 6))
-INFINITE_BUDGET = 2.0
-
-
-@dataclass(frozen=True)
-class Line:
-    """A policy at a budget, None for `full`."""
-
-    policy: str
-    budget: float | None
 
 
 def answers(model: str, tasks: Sequence[str], lengths: Sequence[int] = ()) -> Callable[[], str]:
     """Answers by policy and budget, a column for each task, length and protocol; lengths: these only."""
 
     def table() -> str:
-        found = _joined(f"quality_{model}_*")
-        if found is None:
-            return NOTHING
-        results = [
-            each
-            for each in found.results()
-            if each.cell.task in tasks and (not lengths or each.cell.length in lengths)
-        ]
-        by_cell = {each.cell: each for each in results}
-        places = sorted(
-            {(each.cell.task, each.cell.length, each.cell.protocol) for each in results},
-            key=lambda place: (tasks.index(place[0]), *place[1:]),
+        found = joined(f"quality_{model}_*").only(
+            lambda cell: cell.task in tasks and (not lengths or cell.length in lengths)
         )
-        columns = [*_line_columns(), *(_answer_column(by_cell, *place, len(tasks) > 1) for place in places)]
-        columns += [
-            Column("less than `full`", lambda line: _difference(found, line, places)),
-            Column("of the best", lambda line: _mean_of(results, line, lambda each: each.best_recall, 2)),
-            Column("GPU MiB", lambda line: _mean_of(results, line, _device_mib, 1)),
-            Column("host MiB", lambda line: _mean_of(results, line, _host_mib, 0)),
+        if not found.cells:
+            return NOTHING
+        places = sorted(found.places(), key=lambda at: (tasks.index(at.task), at.length, at.protocol))
+        held = joined(f"bytes_{model}*")
+        columns = [
+            *line_columns(),
+            *(score_column(found, place, len(tasks) > 1) for place in places),
+            Column("against `full`", lambda line: difference(found, line, places)),
+            Column(
+                "of the best", lambda line: tables.number(found.mean(line, lambda each: each.best_recall), 2)
+            ),
         ]
-        return tables.markdown(columns, _lines(each.cell for each in results))
+        if held.cells:
+            columns += [
+                Column("GPU MiB", lambda line: _mib(held, line, "device_bytes", 1)),
+                Column("host MiB", lambda line: _mib(held, line, "host_bytes", 0)),
+                Column("MiB moved", lambda line: _mib(held, line, "bytes_moved", 1)),
+            ]
+        return tables.markdown(columns, found.lines())
 
     return table
+
+
+def needles_in_brief() -> str:
+    """README's: the real model's needles under the policies of most interest."""
+    found = joined("quality_smollm2_*").only(
+        lambda cell: (
+            cell.task == "niah_single_2"
+            and cell.policy in ("full", "oracle", "bitkeys", "pqcache", "clusterkv", "quest", "snapkv")
+            and cell.budget in (None, 0.1, 0.05)
+        )
+    )
+    if not found.cells:
+        return NOTHING
+    places = found.places()
+    columns = [*line_columns(), *(score_column(found, place, False) for place in places)]
+    columns.append(Column("against `full`", lambda line: difference(found, line, places)))
+    return tables.markdown(columns, found.lines())
 
 
 def predictions(model: str) -> Callable[[], str]:
@@ -83,115 +87,59 @@ def predictions(model: str) -> Callable[[], str]:
                 "same tokens generated",
                 lambda row: "-" if row.same_tokens is None else f"{row.same_tokens.value:.1f}",
             ),
+            Column("of the best", lambda row: tables.number(row.best_recall, 2)),
+            Column("output error", lambda row: tables.number(row.output_error, 3)),
         )
         return tables.markdown(columns, rows)
 
     return table
 
 
-def step_times() -> str:
-    """Of the 8B shape with every token on one H200, by policy: a step beside dense attention's."""
-    rows: dict[str, dict[tuple[int, int], float]] = {}
-    for name in (name for pattern in STEPS for name in matching(pattern)):
-        for at in workloads(name):
-            case = at.rows[0].case
-            place = (case.context, case.batch)
-            if case.gpu_memory_limit is not None or place not in WORKLOADS:
-                continue
-            for row in at.rows:
-                if row.rival == "carrel" and row.figures is not None and row.case.hit_rate is None:
-                    rows.setdefault(row.case.policy, {}).setdefault(place, row.figures.ms_per_step)
+def argmax() -> str:
+    """How often bfloat16 chooses what float32 does."""
+    rows = [row for name in matching("argmax_*") for row in content(name)["argmax"]]
     if not rows:
         return NOTHING
-    columns: list[Column[str]] = [Column("policy", lambda policy: f"`{policy}`", False)]
-    for place in WORKLOADS:
-        heading = f"{tables.tokens(place[0])} x {place[1]}"
-        columns.append(
-            Column(f"{heading}, ms", lambda policy, place=place: tables.number(rows[policy].get(place), 2))
-        )
-        columns.append(Column("x `full`", lambda policy, place=place: _faster(rows, policy, place)))
-    return tables.markdown(columns, sorted(rows, key=lambda policy: (policy != UNBUDGETED, policy)))
-
-
-def _joined(pattern: str) -> Report | None:
-    """All reports of these names as one, whatever ran them: the cells of each are its own."""
-    reports = [report(name) for name in matching(pattern)]
-    if not reports:
-        return None
-    joined = Report(reports[0].source, {})
-    for each in reports:
-        for result in each.results():
-            for outcome in each.outcomes(result.cell):
-                joined.add(result.cell, outcome)
-    return joined
-
-
-def _lines(cells: Iterable[Cell]) -> list[Line]:
-    """`full` and `oracle` first, the others by name, the large budgets before the small."""
-    lines = {Line(cell.policy, cell.budget) for cell in cells}
-    first = {UNBUDGETED: 0, "oracle": 1}
-    return sorted(
-        lines, key=lambda line: (first.get(line.policy, 2), line.policy, -(line.budget or INFINITE_BUDGET))
+    columns: tuple[Column[dict[str, object]], ...] = (
+        Column("who", lambda row: str(row["who"]), False),
+        Column("where", lambda row: str(row["how"]), False),
+        Column("tokens", lambda row: f"{row['compared']:,}"),
+        Column("same as float32", lambda row: f"{row['same']:.4f} ({row['low']:.4f}-{row['high']:.4f})"),
+        Column("near ties", lambda row: f"{row['near_ties']:.3f}"),
     )
+    return tables.markdown(columns, rows)
 
 
-def _line_columns() -> list[Column[Line]]:
+def line_columns() -> list[Column[Line]]:
     return [
         Column("policy", lambda line: f"`{line.policy}`", False),
         Column("budget", lambda line: budget_name(line.budget) or "all"),
     ]
 
 
-def _answer_column(
-    results: dict[Cell, CellResult], task: str, length: int, protocol: str, names_task: bool
-) -> Column[Line]:
+def score_column(found: Joined, place: Place, names_task: bool) -> Column[Line]:
+    heading = f"{length_name(place.length)} {place.protocol}"
+
     def text(line: Line) -> str:
-        result = results.get(Cell(task, length, protocol, line.policy, line.budget))
-        return "" if result is None else f"{_value(result):.2f}"
+        score = found.score(place, line)
+        return "" if score is None else f"{score:.2f}"
 
-    place = f"{length_name(length)} {protocol}"
-    return Column(f"`{task}` {place}" if names_task else place, text)
-
-
-def _value(result: CellResult) -> float:
-    """The score; in reports from before there was one, the share of exact matches."""
-    return result.exact_match if result.score is None else result.score.value
+    return Column(f"`{place.task}` {heading}" if names_task else heading, text)
 
 
-def _difference(found: Report, line: Line, places: Sequence[tuple[str, int, str]]) -> str:
-    """Of all documents of these columns, against `full` on the same ones."""
-    if line.policy == UNBUDGETED:
-        return "-"
-    ours: dict[int, float] = {}
-    theirs: dict[int, float] = {}
-    for number, (task, length, protocol) in enumerate(places):
-        for values, policy, budget in ((ours, line.policy, line.budget), (theirs, UNBUDGETED, None)):
-            for outcome in found.outcomes(Cell(task, length, protocol, policy, budget)):
-                value = float(outcome.is_correct) if outcome.score is None else outcome.score
-                values[number * 1_000_000 + outcome.index] = value
-    mean = paired(ours, theirs)
-    return "" if mean is None else _signed(mean)
+def difference(found: Joined, line: Line, places: Sequence[Place]) -> str:
+    """Of all documents of these places, against `full` on the same ones."""
+    mean = None if line == FULL else found.against_full(line, places)
+    return "-" if mean is None else _signed(mean)
 
 
 def _signed(mean: Mean) -> str:
     return f"{mean.value:+.3f} ({mean.low:+.3f} to {mean.high:+.3f})"
 
 
-def _mean_of(
-    results: Sequence[CellResult], line: Line, value: Callable[[CellResult], float | None], digits: int
-) -> str:
-    """Over the columns where it was measured."""
-    cells = [each for each in results if (each.cell.policy, each.cell.budget) == (line.policy, line.budget)]
-    known = [found for each in cells if (found := value(each)) is not None]
-    return f"{sum(known) / len(known):.{digits}f}" if known else "-"
-
-
-def _device_mib(result: CellResult) -> float | None:
-    return None if result.device_bytes is None else result.device_bytes / MIB
-
-
-def _host_mib(result: CellResult) -> float | None:
-    return None if result.host_bytes is None else result.host_bytes / MIB
+def _mib(held: Joined, line: Line, field: str, digits: int) -> str:
+    mean = held.mean(line, lambda outcome: getattr(outcome, field))
+    return "-" if mean is None else f"{mean / MIB:.{digits}f}"
 
 
 def _percent(row: Row) -> str:
@@ -199,8 +147,3 @@ def _percent(row: Row) -> str:
         return "-"
     low, value, high = (100 * (part - 1) for part in (row.ratio.low, row.ratio.value, row.ratio.high))
     return f"{value:+.2f} % ({low:+.2f} to {high:+.2f})"
-
-
-def _faster(rows: dict[str, dict[tuple[int, int], float]], policy: str, place: tuple[int, int]) -> str:
-    ours, full = rows[policy].get(place), rows.get(UNBUDGETED, {}).get(place)
-    return f"{full / ours:.2f}" if ours and full else "-"

@@ -169,9 +169,13 @@ class Report:
         """In the documents' order."""
         return [outcome for _, outcome in sorted(self._outcomes.get(cell, {}).items())]
 
-    def results(self) -> list[CellResult]:
+    def cells(self) -> list[Cell]:
         """Every cell that has an outcome, in the order in which the cells came."""
-        return [self.result(cell) for cell, outcomes in self._outcomes.items() if outcomes]
+        return [cell for cell, outcomes in self._outcomes.items() if outcomes]
+
+    def results(self) -> list[CellResult]:
+        """Of these cells."""
+        return [self.result(cell) for cell in self.cells()]
 
     def result(self, cell: Cell) -> CellResult:
         """Of a cell that has an outcome."""

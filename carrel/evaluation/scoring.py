@@ -84,9 +84,12 @@ def first_number(prediction: str, answers: Sequence[str]) -> float:
 def bootstrap(values: Sequence[float]) -> Mean:
     """The mean of one value a document, at least one, and its percentile interval over resampled documents."""
     taken = np.asarray(values, dtype=float)
+    # How often each different value is drawn is all that counts, and scores have few.
+    different, counts = np.unique(taken, return_counts=True)
     rng, means = np.random.default_rng(SEED), []
     for _ in range(0, NUM_RESAMPLES, CHUNK):
-        means.append(taken[rng.integers(len(taken), size=(CHUNK, len(taken)))].mean(axis=1))
+        drawn = rng.multinomial(len(taken), counts / len(taken), size=CHUNK)
+        means.append(drawn @ different / len(taken))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return Mean(float(taken.mean()), float(low), float(high), len(taken))
 

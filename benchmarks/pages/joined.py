@@ -1,0 +1,109 @@
+"""All committed answers of one model, whatever run asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.pages.sources import matching, report
+from carrel.evaluation.cells import UNBUDGETED, Cell
+from carrel.evaluation.record import Outcome
+from carrel.evaluation.scoring import Mean, paired
+
+INFINITE_BUDGET = 2.0
+# Keeps documents of different places apart.
+MANY_DOCUMENTS = 1_000_000
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a cell stands but for its policy and budget."""
+
+    task: str
+    length: int
+    protocol: str
+
+    def cell(self, line: Line) -> Cell:
+        return Cell(self.task, self.length, self.protocol, line.policy, line.budget)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A policy at a budget, None for `full`."""
+
+    policy: str
+    budget: float | None
+
+
+FULL = Line(UNBUDGETED, None)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Outcomes by cell, each document once."""
+
+    cells: dict[Cell, tuple[Outcome, ...]]
+
+    def only(self, keep: Callable[[Cell], bool]) -> Joined:
+        return Joined({cell: outcomes for cell, outcomes in self.cells.items() if keep(cell)})
+
+    def places(self) -> list[Place]:
+        return sorted({Place(cell.task, cell.length, cell.protocol) for cell in self.cells})
+
+    def lines(self) -> list[Line]:
+        """`full` and `oracle` first, the others by name, the large budgets before the small."""
+        first = {UNBUDGETED: 0, "oracle": 1}
+        return sorted(
+            {Line(cell.policy, cell.budget) for cell in self.cells},
+            key=lambda line: (
+                first.get(line.policy, 2),
+                line.policy,
+                -(line.budget or INFINITE_BUDGET),
+            ),
+        )
+
+    def score(self, place: Place, line: Line) -> float | None:
+        """The mean score; None where nothing was asked."""
+        scores = self._scores(place.cell(line))
+        return sum(scores.values()) / len(scores) if scores else None
+
+    def against_full(self, line: Line, places: Sequence[Place]) -> Mean | None:
+        """The mean difference to `full` on the same documents of these places, all together."""
+        return paired(self._at(line, places), self._at(FULL, places))
+
+    def mean(self, line: Line, value: Callable[[Outcome], float | None]) -> float | None:
+        """Over all documents of a line where it is known."""
+        known = [
+            found
+            for cell, outcomes in self.cells.items()
+            if (cell.policy, cell.budget) == (line.policy, line.budget)
+            for outcome in outcomes
+            if (found := value(outcome)) is not None
+        ]
+        return sum(known) / len(known) if known else None
+
+    def _at(self, line: Line, places: Iterable[Place]) -> dict[int, float]:
+        return {
+            number * MANY_DOCUMENTS + index: score
+            for number, place in enumerate(places)
+            for index, score in self._scores(place.cell(line)).items()
+        }
+
+    def _scores(self, cell: Cell) -> dict[int, float]:
+        """By document; in reports from before there was a score, whether the answer is right."""
+        return {
+            outcome.index: float(outcome.is_correct) if outcome.score is None else outcome.score
+            for outcome in self.cells.get(cell, ())
+        }
+
+
+@cache
+def joined(pattern: str) -> Joined:
+    """All reports of these names as one; of a document that several have, the last by name."""
+    found: dict[Cell, dict[int, Outcome]] = {}
+    for name in matching(pattern):
+        each = report(name)
+        for cell in each.cells():
+            found.setdefault(cell, {}).update({one.index: one for one in each.outcomes(cell)})
+    return Joined({cell: tuple(outcomes.values()) for cell, outcomes in found.items()})

@@ -1,0 +1,53 @@
+"""docs/quality.md's tables from whatever part of the results is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pages import comparison, pick, sources
+from benchmarks.pages.joined import joined
+from carrel.evaluation.cells import Cell
+from carrel.evaluation.record import Outcome, Report, Source
+
+SOURCE = Source("model", "books", 1, "cuda:0", "bfloat16", "1.0", is_measured=False)
+
+
+def outcome(index: int, score: float) -> Outcome:
+    costs = (100, 4, 10, 10.0, 0.0, 1.0, 0, 0, None, None, 1.0, 0.0, 1.0)
+    return Outcome(index, "kind", score == 1, "said", *costs, score=score)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sources, "RESULTS", tmp_path)
+    joined.cache_clear()
+    right = {("full", None): 10, ("bitkeys", 0.1): 10, ("bitkeys", 0.05): 9, ("quest", 0.1): 7}
+    for part, indexes in (("a", range(5)), ("b", range(5, 10))):
+        report = Report(SOURCE, {})
+        for (policy, budget), num_right in right.items():
+            for index in indexes:
+                cell = Cell("niah_single_2", 4096, "P1", policy, budget)
+                report.add(cell, outcome(index, float(index < num_right)))
+        report.write(tmp_path / f"quality_smollm2_{part}.json")
+    yield tmp_path
+    joined.cache_clear()
+
+
+def test_shards_are_joined_and_held_against_full(results: Path) -> None:
+    lines = comparison.answers("smollm2", ("niah_single_2",))().splitlines()
+    assert [line.split(" | ")[:4] for line in lines[2:]] == [
+        ["| `full`", "all", "1.00", "-"],
+        ["| `bitkeys`", "n/10", "1.00", "+0.000 (+0.000 to +0.000)"],
+        ["| `bitkeys`", "n/20", "0.90", "-0.100 (-0.300 to +0.000)"],
+        ["| `quest`", "n/10", "0.70", "-0.300 (-0.600 to +0.000)"],
+    ]
+    assert comparison.answers("nano", ("mixed",))() == comparison.NOTHING
+
+
+def test_the_least_budget_that_is_as_good_is_named(results: Path) -> None:
+    lines = pick.table().splitlines()
+    assert lines[2].startswith("| `bitkeys` | n/10 |  |  |  |")
+    assert lines[3].startswith("| `quest` | above n/10 |")
