@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    from quick_interpreter import hasten
+
+    hasten()
 
 
 @pytest.fixture
