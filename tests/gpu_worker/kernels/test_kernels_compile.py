@@ -133,7 +133,7 @@ from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
 
 for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80), (bfloat16, 2, 256):
-    codes, scales = zeros(2, 3, 2, 5008, head_dim // 4, dtype=uint8), zeros(2, 3, 2, 5008, dtype=float16)
+    codes, scales = zeros(2, 3, 2, 5120, head_dim // 4, dtype=uint8), zeros(2, 3, 2, 5120, dtype=float16)
     keys, means = zeros(2, 3, 2, head_dim, dtype=dtype), zeros(2, 3, 2, head_dim)
     matrix = zeros(head_dim, head_dim, dtype=bfloat16)
     code_leaving(keys, means, matrix, codes, scales, seats, begin)
@@ -236,7 +236,7 @@ SCRIPTS = {
             "code_tokens",
             "round_queries",
             "weigh_codes",
-            "mark_levels",
+            "take_levels",
         },
     ),
     "means": (
