@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gpu_worker.config import WorkerConfig, parse_arguments
 from gpu_worker.errors import ModelError, StoreUnavailable
+from gpu_worker.grammar import Grammars
 from gpu_worker.service.engine_thread import Engine
 from gpu_worker.service.lifecycle import Lifecycle, Preparation
 from gpu_worker.service.server import prepare_address
@@ -37,14 +38,16 @@ def main(argv: Sequence[str]) -> int:
         log_to_stderr(config.log_level)
         events = ProcessEvents("gpu_worker", config.json_events)
         prepare_address(config.listen)
-        engine, sessions, prepare = _build(config, events)
-        return asyncio.run(_serve(config, engine, sessions, prepare, events))
+        engine, sessions, grammars, prepare = _build(config, events)
+        return asyncio.run(_serve(config, engine, sessions, grammars, prepare, events))
     except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
 
 
-def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Sessions, Preparation | None]:
+def _build(
+    config: WorkerConfig, events: ProcessEvents
+) -> tuple[Engine, Sessions, Grammars, Preparation | None]:
     events.progress("connect to the KV store", 0, 1)
     wait_for_store(config.store, config.store_timeout_s, config.store_token)
     events.progress("connect to the KV store", 1, 1)
@@ -56,16 +59,23 @@ def _build(config: WorkerConfig, events: ProcessEvents) -> tuple[Engine, Session
 
     torch.set_num_threads(config.threads or available_cores())
     engine = build_engine(config, events.progress)
-    sessions = engine.offloader.sessions
+    sessions, grammars = engine.offloader.sessions, Grammars(engine.info.model, engine.info.eos_token_ids)
     if config.no_warmup:
-        return engine, sessions, None
-    return engine, sessions, WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up")).run
+        return engine, sessions, grammars, None
+    warm_up = WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up"))
+
+    def prepare(is_stopped: Callable[[], bool]) -> None:
+        warm_up.run(is_stopped)
+        grammars.prepare()
+
+    return engine, sessions, grammars, prepare
 
 
 async def _serve(
     config: WorkerConfig,
     engine: Engine,
     sessions: Sessions,
+    grammars: Grammars,
     prepare: Preparation | None,
     events: ProcessEvents,
 ) -> int:
@@ -78,6 +88,7 @@ async def _serve(
         events,
         prepare=prepare,
         hang_timeout_seconds=config.hang_timeout_s,
+        grammars=grammars,
     )
     seen: set[int] = set()
 

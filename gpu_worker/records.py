@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,40 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+class GrammarKind(enum.Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: its text as the kind has it. `param`: the field of the API that asked for it."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+
+
+class Constraint(Protocol):
+    """Holds one answer to a grammar, token by token. For one thread."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what `allowed` gives is there, or will be before a decode step is over."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that it may be: nothing may follow but its end."""
+
+    def take(self, token_id: int) -> None:
+        """The answer goes on with this token, which is no end token. Raises RequestError where it cannot go on."""
+
+    def allowed(self, vocab_size: int, end_token_ids: Collection[int]) -> npt.NDArray[np.int32]:
+        """The tokens that may follow: [ceil(vocab_size / 32)], token t is bit t % 32 of word t // 32. End tokens are
+        allowed where the answer may end, and nowhere else."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
@@ -85,7 +123,8 @@ class GenerationRequest:
     `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
     `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
     who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
-    and their texts. `attention`: AttentionEvents are told.
+    and their texts. `attention`: AttentionEvents are told. `constraint`: of this answer alone; None: it may be
+    anything.
     """
 
     request_id: str
@@ -103,6 +142,7 @@ class GenerationRequest:
     priority: int = 0
     policy_options: tuple[tuple[str, str], ...] = ()
     attention: bool = False
+    constraint: Constraint | None = None
 
 
 class FinishReason(enum.Enum):

@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_SESSION_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
+MAX_GRAMMAR_BYTES = 128 * 2**10
 # 30 days
 MAX_PIN_SECONDS = 30 * 86400
 MIN_BUDGET_TOKENS = 2
@@ -122,6 +123,9 @@ def check_request(request: Any, model: ModelLimits) -> None:
         raise LimitError(f"A session_id has at most {MAX_SESSION_CHARS} characters.", "session_id")
     if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
         raise LimitError(f"A cache_salt has at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
+    if (size := request.grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
+        param = request.grammar.param
+        raise LimitError(f"{param} has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed.", param)
     _check_sampling(request.sampling, model.vocab_size)
 
 

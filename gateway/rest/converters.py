@@ -16,6 +16,7 @@ from gateway.rest.schemas import (
     SessionBody,
     TokenizeBody,
 )
+from gateway.rest.structure import read_grammar
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # the worker's fields that a body has by the same names
@@ -29,17 +30,12 @@ UNSUPPORTED: Mapping[str, Any] = {
     "bad_words": [],
     "chat_template": None,
     "documents": [],
-    "guided_choice": None,
-    "guided_grammar": None,
-    "guided_json": None,
-    "guided_regex": None,
     "include_stop_str_in_output": False,
     "length_penalty": 1,
     "logits_processors": [],
     "prompt_logprobs": None,
     "return_token_ids": False,
     "skip_special_tokens": True,
-    "structured_outputs": None,
     "use_beam_search": False,
 }
 
@@ -54,11 +50,6 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
             raise InvalidRequest(f"{param} is not supported: this server calls no tools.", param)
     if body.tool_choice not in (None, "none", "auto"):
         raise InvalidRequest("tool_choice is not supported: this server calls no tools.", "tool_choice")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest(
-            "response_format is not supported except {'type': 'text'}: ask for the format in the prompt.",
-            "response_format",
-        )
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     _check_fields(body)
@@ -197,6 +188,7 @@ def _read_options(
         prefix_salt=caller,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
+        grammar=read_grammar(body),
     )
     read_carrel(body.carrel, draft)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop

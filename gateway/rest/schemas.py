@@ -77,6 +77,10 @@ class CarrelBody(Body):
     ] = None
 
 
+# an object, a truth value, or the text of one
+JsonSchema = dict[str, Any] | bool | str
+
+
 class StreamOptions(Body):
     include_usage: Annotated[bool | None, Field(description="tell the usage in a last chunk")] = None
     include_progress: Annotated[
@@ -98,8 +102,30 @@ class MessageBody(Body):
 Messages = Annotated[list[MessageBody], Field(fail_fast=True)]
 
 
+class NamedSchema(Body):
+    """`strict` changes nothing: an answer is always held to the schema."""
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[JsonSchema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
-    type: str
+    type: Annotated[str, Field(description="text, json_object or json_schema")]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """What the answer must be; one of these."""
+
+    model_config = ConfigDict(extra="allow")
+
+    as_json: Annotated[JsonSchema | None, Field(alias="json", description="a JSON schema")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: Annotated[str, Field(description="in Lark's format, or GBNF")] | None = None
 
 
 class GenerationBody(Body):
@@ -132,6 +158,12 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
     carrel: CarrelBody | None = None
 
 
@@ -140,7 +172,6 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None

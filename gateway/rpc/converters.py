@@ -36,6 +36,8 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         cache_salt=message.cache_salt,
         policy_options=message.carrel.options,
     )
+    if message.json_schema:
+        draft.grammar.CopyFrom(gpu_worker_pb2.Grammar(json_schema=message.json_schema, param="json_schema"))
     match message.carrel.WhichOneof("budget"):
         case "budget_share":
             draft.budget.share = message.carrel.budget_share

@@ -282,7 +282,7 @@ class Engine:
 
     def _begin_decode(self) -> Decoding | None:
         """A decode step on its way; None where nobody decodes."""
-        sequences = self.scheduler.with_status(Status.DECODE)
+        sequences = self.scheduler.decoding()
         if not sequences:
             return None
         begun = self._pace.mark()
@@ -323,20 +323,21 @@ class Engine:
         """Wait for the tokens that are on their way."""
         drawn, self._drawn = self._drawn, None
         for sequence, event in drawn.take() if drawn is not None else ():
-            if event is None:
-                self._fail(sequence, InvalidLogits(sequence.sequence_id))
-            else:
+            try:
                 self._accept(sequence, event)
+            except (InvalidLogits, RequestError) as error:
+                self._fail(sequence, error)
 
-    def _accept(self, sequence: Sequence, event: TokenEvent) -> None:
+    def _accept(self, sequence: Sequence, event: TokenEvent | None) -> None:
+        if event is None:
+            raise InvalidLogits(sequence.sequence_id)
         sequence.take(event.token_id)
         self._stats.generation_tokens_total += 1
-        if event.token_id in sequence.sampler.end_token_ids:
-            self._finish(sequence, FinishReason.STOP, event.token_id)
-            return
-        sequence.sink(event)
-        if sequence.num_output >= sequence.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
+        is_end = event.token_id in sequence.sampler.end_token_ids
+        if not is_end:
+            sequence.sink(event)
+        if (reason := sequence.reason_to_end) is not None:
+            self._finish(sequence, reason, event.token_id if is_end else None)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         self.caches.recall.take_counts(self.scheduler.offloading())

@@ -54,6 +54,7 @@ class Intake:
             self._eos_token_ids,
             request.request_id,
             self._default_seed,
+            request.constraint,
         )
         return Sequence(
             request=request,

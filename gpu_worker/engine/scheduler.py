@@ -160,6 +160,11 @@ class Scheduler:
     def with_status(self, status: Status) -> list[Sequence]:
         return [sequence for sequence in self._running if sequence.status is status]
 
+    def decoding(self) -> list[Sequence]:
+        """Those of the next step. Nobody waits for one whose constraint is slow, but for such ones alone."""
+        decoding = self.with_status(Status.DECODE)
+        return [sequence for sequence in decoding if sequence.sampler.is_ready] or decoding
+
     def offloading(self) -> list[Sequence]:
         return [sequence for sequence in self._running if sequence.offloads]
 

@@ -7,11 +7,13 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from gpu_worker.device import Mark, to_host
+from gpu_worker.device import Mark, to_device, to_host
 from gpu_worker.records import TokenEvent
-from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
+from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.penalties import apply_penalties
 from gpu_worker.sampling.state import SamplerState
 
@@ -21,14 +23,16 @@ WEIGHT_SCALE = 2.0**40
 INFINITE_BITS = 0x7F800000
 
 Filter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# by row, as a constraint gives them
+Masks = Mapping[int, npt.NDArray[np.int32]]
 
 
 class Sampler:
     """Chooses one token for each request; requests of one batch may differ in every parameter.
 
-    The order is: penalties, logit bias, mask of the end tokens below min_tokens, then greedy, or temperature,
-    top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits. Holds
-    no state: the same states and logits give the same tokens.
+    The order is: penalties, logit bias, mask of the end tokens below min_tokens, mask of the constraint, then greedy,
+    or temperature, top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits.
+    Holds no state: the same states and logits give the same tokens.
     """
 
     @torch.inference_mode()
@@ -43,10 +47,13 @@ class Sampler:
     def begin(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> Choice:
         """`sample`, queued on the device: the host goes on, and work queued behind it runs while the host takes the
         tokens."""
+        # first, while the device is at the step that makes the logits: later lines wait for it
+        masks = _allowed(states, logits.shape[-1])
         greatest, token_ids = logits.max(dim=-1)
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
         if rows:
-            chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows])
+            of_chosen = {place: masks[row] for place, row in enumerate(rows) if row in masks}
+            chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows], of_chosen)
             token_ids = token_ids.index_copy(0, _index(rows, logits), chosen)
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
         both = to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
@@ -79,10 +86,19 @@ class Choice:
         return events
 
 
-def _choose(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
-    """Token ids [B] from rows that may be overwritten."""
+def _allowed(states: Sequence[SamplerState], vocab_size: int) -> Masks:
+    return {
+        row: state.constraint.allowed(vocab_size, state.end_token_ids)
+        for row, state in enumerate(states)
+        if state.constraint is not None
+    }
+
+
+def _choose(logits: torch.Tensor, states: list[SamplerState], masks: Masks) -> torch.Tensor:
+    """Token ids [B] from rows that may be overwritten; masks: of some of them."""
     for row, state in zip(logits, states, strict=True):
         _adjust(row, state)
+    logits = _constrain(logits, masks)
     token_ids = logits.argmax(dim=-1)
     random = [row for row, state in enumerate(states) if not state.is_greedy]
     if not random:
@@ -100,6 +116,14 @@ def _adjust(row: torch.Tensor, state: SamplerState) -> None:
     if state.masks_end_tokens:
         # finite: should a request mask all of the vocabulary, it still gets a token
         row[_index(sorted(state.end_token_ids), row)] = torch.finfo(row.dtype).min
+
+
+def _constrain(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
+    if not masks:
+        return logits
+    index = _index(list(masks), logits)
+    allowed = to_device(np.stack(list(masks.values())), logits.device)
+    return logits.index_copy(0, index, keep_allowed(logits[index], allowed))
 
 
 def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:

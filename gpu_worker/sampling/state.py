@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 
-from gpu_worker.records import SamplingParams
+from gpu_worker.records import Constraint, SamplingParams
 from gpu_worker.sampling.penalties import TokenCounts, has_penalties
 
 
@@ -26,9 +26,12 @@ class SamplerState:
         eos_token_ids: Sequence[int],
         request_id: str,
         default_seed: int | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
+        """constraint: what the answer must be; None: anything."""
         self.params = params
         self.seed = _resolve_seed(params.seed, default_seed, request_id)
+        self.constraint = constraint
         self.num_output_tokens = 0
         self.end_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
@@ -45,13 +48,31 @@ class SamplerState:
 
     @property
     def changes_logits(self) -> bool:
-        return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
+        return (
+            self.counts is not None
+            or self.constraint is not None
+            or bool(self.params.logit_bias)
+            or self.masks_end_tokens
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a token can be chosen without others waiting for it."""
+        return self.constraint is None or self.constraint.is_ready
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        return self.constraint is not None and self.constraint.is_complete
 
     def append(self, token_id: int) -> None:
-        """Count the token that the request goes on with; call once after each `sample`."""
+        """Count the token that the request goes on with; call once after each `sample`. Raises RequestError where its
+        constraint cannot go on."""
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.append(token_id)
+        if self.constraint is not None and token_id not in self.end_token_ids:
+            self.constraint.take(token_id)
 
 
 def _resolve_seed(seed: int | None, default_seed: int | None, request_id: str) -> int:

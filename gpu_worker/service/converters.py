@@ -22,6 +22,8 @@ from gpu_worker.records import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     ProgressEvent,
     PromptEvent,
     SamplingParams,
@@ -84,6 +86,13 @@ def read_request(message: pb.GenerateRequest, info: EngineInfo) -> GenerationReq
         policy_options=tuple(sorted(message.policy_options.items())),
         attention=message.attention,
     )
+
+
+def read_grammar(message: pb.GenerateRequest) -> Grammar | None:
+    """None where the answer may be anything."""
+    if (kind := message.grammar.WhichOneof("kind")) is None:
+        return None
+    return Grammar(GrammarKind(kind), getattr(message.grammar, kind), message.grammar.param)
 
 
 def read_request_id(request_id: str) -> str:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from carrel.process.events import ProcessEvents
+from gpu_worker.grammar import Grammars
 from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
 from gpu_worker.service.hang_alarm import HangAlarm
@@ -43,8 +44,10 @@ class Lifecycle:
         status_seconds: float = STATUS_SECONDS,
         prepare: Preparation | None = None,
         hang_timeout_seconds: float = 0.0,
+        grammars: Grammars | None = None,
     ) -> None:
-        """prepare: done first, on the engine's thread: some libraries keep what they plan by thread."""
+        """prepare: done first, on the engine's thread: some libraries keep what they plan by thread. grammars: as
+        `WorkerServer` has them."""
         loop = asyncio.get_running_loop()
         self._listen = listen
         self._shutdown_timeout_seconds = shutdown_timeout_seconds
@@ -56,7 +59,7 @@ class Lifecycle:
         self._engine = EngineThread(
             engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set), self._alarm.reset
         )
-        self._server = WorkerServer(self._engine, sessions, listen)
+        self._server = WorkerServer(self._engine, sessions, listen, grammars=grammars)
 
     def request_stop(self) -> None:
         """Begin to drain; for the loop's own thread, a signal handler say."""

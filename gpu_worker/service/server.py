@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gpu_worker.errors import ConfigError
+from gpu_worker.grammar import Grammars
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS
 from gpu_worker.service.interceptor import BoundaryInterceptor
@@ -30,14 +31,22 @@ class WorkerServer:
     """A grpc.aio server on `listen`; health is SERVING from `start` to `stop_serving`."""
 
     def __init__(
-        self, engine: EngineThread, sessions: Sessions, listen: str, max_pending: int = MAX_PENDING_EVENTS
+        self,
+        engine: EngineThread,
+        sessions: Sessions,
+        listen: str,
+        max_pending: int = MAX_PENDING_EVENTS,
+        grammars: Grammars | None = None,
     ) -> None:
+        """grammars: of the engine's model, and ended with this; None: made here."""
+        info = engine.info
+        self._grammars = grammars or Grammars(info.model, info.eos_token_ids)
         self._listen = listen
         self._is_bound = False
         # typed Any: stubs of grpc_health, where installed, leave its aio part out
         module: Any = health
         self._health = module.aio.HealthServicer()
-        max_prompt_bytes = _MAX_TOKEN_ID_BYTES * engine.info.max_model_len
+        max_prompt_bytes = _MAX_TOKEN_ID_BYTES * info.max_model_len
         self._server = grpc.aio.server(
             interceptors=(BoundaryInterceptor(SERVICE),),
             options=(
@@ -47,7 +56,7 @@ class WorkerServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ),
         )
-        servicer = GPUWorkerServicer(engine, sessions, max_pending)
+        servicer = GPUWorkerServicer(engine, sessions, self._grammars, max_pending)
         gpu_worker_pb2_grpc.add_GPUWorkerServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -75,6 +84,7 @@ class WorkerServer:
         """Refuse new calls, cancel those that outlive the grace, free the address."""
         await self.stop_serving()
         await self._server.stop(grace_seconds)
+        self._grammars.close()
         if self._is_bound and (path := _socket_path(self._listen)):
             path.unlink(missing_ok=True)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
 
 from gpu_worker.errors import StoreUnavailable
+from gpu_worker.grammar import Grammars
 from gpu_worker.records import (
     AttentionEvent,
     CompleteEvent,
@@ -33,10 +35,15 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     """Raises worker errors; BoundaryInterceptor makes them statuses."""
 
     def __init__(
-        self, engine: EngineThread, sessions: Sessions, max_pending: int = MAX_PENDING_EVENTS
+        self,
+        engine: EngineThread,
+        sessions: Sessions,
+        grammars: Grammars,
+        max_pending: int = MAX_PENDING_EVENTS,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
+        self._grammars = grammars
         self._max_pending = max_pending
 
     async def Generate(
@@ -44,13 +51,16 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     ) -> None:
         converters.check_edition(request)
         generation = converters.read_request(request, self._engine.info)
+        # Tells the caller that the request is taken: a grammar, and the first event, may take long.
+        await context.send_initial_metadata(())
+        if (grammar := converters.read_grammar(request)) is not None:
+            constraint = await asyncio.wrap_future(self._grammars.compile(grammar))
+            generation = dataclasses.replace(generation, constraint=constraint)
         request_id = generation.request_id
         stream = EventStream(
             asyncio.get_running_loop(), lambda: self._engine.abort(request_id), self._max_pending
         )
         self._engine.submit(generation, stream.put)
-        # Tells the caller that the request was taken; its first event may take long.
-        await context.send_initial_metadata(())
         has_ended = False
         try:
             async for event in stream:

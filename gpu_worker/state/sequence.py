@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
-from gpu_worker.records import EventSink, GenerationRequest, ProgressEvent, Usage
+from gpu_worker.records import EventSink, FinishReason, GenerationRequest, ProgressEvent, Usage
 from gpu_worker.sampling import SamplerState
 
 
@@ -156,10 +156,18 @@ class Sequence:
             self.sink(ProgressEvent(computed_tokens, self.num_cached))
 
     def take(self, token_id: int) -> None:
-        """A sampled token: part of the answer, and the input of the next step."""
+        """A sampled token: part of the answer, and the input of the next step. Raises RequestError where the answer's
+        constraint cannot go on."""
         self.generated.append(token_id)
-        self.sampler.append(token_id)
         self.next_token = token_id
+        self.sampler.append(token_id)
+
+    @property
+    def reason_to_end(self) -> FinishReason | None:
+        """Why nothing may follow the token that was sampled last; None: something may."""
+        if self.next_token in self.sampler.end_token_ids or self.sampler.is_complete:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output >= self.max_tokens else None
 
     def give_way(self) -> None:
         """Wait again, with all tokens and nothing that was computed of them; its seat, slots and slabs are freed.

@@ -67,6 +67,18 @@ class Budget(_message.Message):
     tokens: int
     def __init__(self, share: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "regex", "ebnf", "param")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    EBNF_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    ebnf: str
+    param: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
+
 class Edition(_message.Message):
     __slots__ = ("version", "messages")
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +88,7 @@ class Edition(_message.Message):
     def __init__(self, version: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt", "policy_options", "attention")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "policy", "budget", "num_prefill_tokens", "measure", "prefix_salt", "edition", "session_id", "priority", "weight", "cache_salt", "policy_options", "grammar", "attention")
     class PolicyOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +110,7 @@ class GenerateRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     POLICY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -113,8 +126,9 @@ class GenerateRequest(_message.Message):
     weight: float
     cache_salt: str
     policy_options: _containers.ScalarMap[str, str]
+    grammar: Grammar
     attention: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ..., policy_options: _Optional[_Mapping[str, str]] = ..., attention: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., policy: _Optional[str] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., measure: bool = ..., prefix_salt: _Optional[bytes] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., cache_salt: _Optional[str] = ..., policy_options: _Optional[_Mapping[str, str]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., attention: bool = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from questions import Question, ask
 from serving import Serving, serving
+from structure import check_structure
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2
@@ -212,6 +213,7 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
     with answering("grpc", SELECTED_BY_THE_STORE, *ENDS_WITH_ANY, "--no-warmup") as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
+        check_structure(server)
         children = server.descendants()
         orphans += [child for child in children if "Agent" in "".join(child.cmdline())]
         assert len(children) > 3 + len(orphans)

@@ -67,7 +67,6 @@ def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stac
         (CHAT, {"return_token_ids": True}, "return_token_ids"),
         (COMPLETION, {"skip_special_tokens": False}, "skip_special_tokens"),
         (COMPLETION, {"prompt_logprobs": 0}, "prompt_logprobs"),
-        (COMPLETION, {"guided_json": {"type": "object"}}, "guided_json"),
     ],
 )
 def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, Any], param: str) -> None:
@@ -78,5 +77,5 @@ def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, 
 
 
 def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
-    neutral = {"return_token_ids": False, "skip_special_tokens": True, "bad_words": [], "guided_json": None}
+    neutral = {"return_token_ids": False, "skip_special_tokens": True, "bad_words": []}
     assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"

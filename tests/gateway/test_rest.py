@@ -156,7 +156,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"include_progress": 2}}, "stream_options.include_progress"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"carrel": 5}, "carrel"),
     ({"carrel": {"policy": "magic"}}, "carrel.policy"),

@@ -70,6 +70,7 @@ FLOORS = (
     "records",
     "models",
     "sampling",
+    "grammar",
     "policies",
     "config",
     "state",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
+from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p
 
 
 def naive_order(row):
@@ -85,3 +85,10 @@ def test_first_k_breaks_ties_by_the_smaller_id():
 def test_an_already_filtered_row_stays_filtered():
     logits = keep_top_k(random_logits(63, ties=False), torch.full((6,), 3))
     assert all(len(kept) <= 3 for kept in survivors(keep_top_p(logits, torch.full((6,), 0.999))))
+
+
+def test_allowed_tokens_keep_their_logits():
+    logits = torch.randn(2, 70)
+    kept = keep_allowed(logits, torch.tensor([[1 << 5, -(2**31), 1 << 3], [-1, 0, 0]], dtype=torch.int32))
+    assert [row.isfinite().nonzero().flatten().tolist() for row in kept] == [[5, 63, 67], list(range(32))]
+    assert torch.equal(kept[kept.isfinite()], logits[kept.isfinite()])

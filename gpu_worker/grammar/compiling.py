@@ -1,0 +1,67 @@
+"""One grammar, by llguidance, for the tokens of one model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.grammar.vocabulary import read_vocabulary
+from gpu_worker.records import Grammar, GrammarKind
+
+# A model that loses itself in white space never ends: between two parts of JSON it may write one space or indent once.
+JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+# Of memory some 100 MB.
+LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """library: the module llguidance. vocabulary: its LLTokenizer."""
+
+    library: Any
+    vocabulary: Any
+
+    @classmethod
+    def load(cls, model: Path, eos_token_ids: tuple[int, ...]) -> Compiler:
+        """model: a directory or GGUF file. Raises ImportError without the library, and VocabularyError. Other threads
+        stop for as long as it takes: a second, where the vocabulary is large."""
+        library = importlib.import_module("llguidance")
+        return cls(library, read_vocabulary(library, model, eos_token_ids))
+
+    def matcher(self, grammar: Grammar) -> Any:
+        """An LLMatcher at the beginning of an answer, with the mask of its first token computed. Raises GrammarError.
+        Some grammars take for ever, or more stack than there is."""
+        limits = self.library.LLParserLimits(**LIMITS)
+        matcher = self.library.LLMatcher(self.vocabulary, self._text(grammar), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(_short(matcher.get_error()))
+        return matcher
+
+    def _text(self, grammar: Grammar) -> str:
+        """The grammar as llguidance writes all of them."""
+        try:
+            match grammar.kind:
+                case GrammarKind.JSON_SCHEMA:
+                    schema = json.loads(grammar.text)
+                    # `true`, which has no options, is what an empty one is
+                    schema = {} if schema is True else schema
+                    return str(self.library.LLMatcher.grammar_from_json_schema(schema, JSON_OPTIONS))
+                case GrammarKind.REGEX:
+                    return str(self.library.LLMatcher.grammar_from_regex(grammar.text))
+                case GrammarKind.EBNF:
+                    return str(self.library.grammar_from("grammar", grammar.text))
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(_short(error)) from error
+
+
+def _short(error: object) -> str:
+    return " ".join(str(error).split())[:300]

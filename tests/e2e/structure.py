@@ -1,0 +1,40 @@
+"""Answers held to a schema, as the `openai` package asks for them, of a model that knows nothing of schemas."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from serving import Serving
+
+
+class Film(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: str = Field(max_length=12)
+    kind: Literal["film", "book"]
+    years: list[int] = Field(max_length=2)
+
+
+def check_structure(server: Serving) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    messages = [{"role": "user", "content": "Tell me of a film."}]
+    reply = client.chat.completions.parse(
+        model="carrel-nano", messages=messages, response_format=Film, temperature=1, seed=3, n=2
+    )
+    assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
+    assert all(isinstance(choice.message.parsed, Film) for choice in reply.choices)
+    chunks = client.chat.completions.create(
+        model="carrel-nano", messages=messages, stream=True, extra_body={"guided_choice": ["it is", "it was"]}
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) in ("it is", "it was")
+    for is_stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="Invalid type: thing"):
+            client.chat.completions.create(
+                model="carrel-nano",
+                messages=messages,
+                stream=is_stream,
+                extra_body={"guided_json": {"type": "thing"}},
+            )
