@@ -42,13 +42,18 @@ def _not_there() -> tuple[Tensor, Tensor]:
     raise LookupError("exact keys are available only where the plan keeps every token resident")
 
 
+def _none_fixed() -> tuple[Tensor, Tensor]:
+    raise LookupError("nobody said which keys are sinks and window")
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """One layer's scoring problem: B seats, their new tokens' queries, and their candidates.
 
     queries: of the new tokens. seats, begin, end: int64 [B]; candidates are the positions [begin, end). num_positions
     is N, at least the largest end. scale: of the model's attention. exact_keys: reads the keys of all tokens, the new
-    one included, [B, H_kv, M, d], and their number, int64 [B], where the plan keeps them resident.
+    one included, [B, H_kv, M, d], and their number, int64 [B], where the plan keeps them resident. fixed_keys: reads
+    those of sinks, window and new token, [B, H_kv, F, d], in no order, and whether a token is there, bool [B, H_kv, F].
     """
 
     layer: int
@@ -59,6 +64,7 @@ class Candidates:
     num_positions: int
     scale: float
     exact_keys: Callable[[], tuple[Tensor, Tensor]] = _not_there
+    fixed_keys: Callable[[], tuple[Tensor, Tensor]] = _none_fixed
 
     @property
     def query(self) -> Tensor:

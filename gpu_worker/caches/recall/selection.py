@@ -68,6 +68,7 @@ class Selection:
             shape.num_positions,
             scale,
             partial(self._exact_keys, layer),
+            partial(self._fixed_keys, layer),
         )
         self.latest = self._selected(candidates)
         selected = self._resident(layer, self.latest)
@@ -88,6 +89,11 @@ class Selection:
         slots = parts.whole.find(rows, layer, every.expand(-1, parts.shape.num_kv_heads, -1))
         keys = parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
         return keys, rows.positions + 1
+
+    def _fixed_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        parts = self._parts
+        slots = parts.fixed.at(layer, self._group.shape.num_fixed)[self._group.lanes.seats]
+        return parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim], slots >= 0
 
     def _resident(self, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of what was selected, int32 [B, H_kv, K], -1 pads; missing rows are fetched into theirs."""

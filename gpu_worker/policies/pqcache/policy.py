@@ -21,6 +21,8 @@ from kv_store.client import PQ_METRICS, PQParams, check_metric
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
 POINTS_PER_CENTROID = 64
 
+NORMALIZED_OVER = ("candidates", "all")
+
 # Tokens whose keys are read, and coded, at a time.
 CODED = 1 << 15
 # 4^7 pairs of codes are a table of 64 KiB in float32.
@@ -51,7 +53,9 @@ class PQCache(RecallPolicy[PQIndex]):
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
     K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose. metric: of
     K-means and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
-    names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside one of another.
+    normalize: a query head's weights sum to 1 over the "candidates", as in the paper, or over "all" that it attends,
+    sinks, window and new token included, so that a head of which these have most has less to say; every candidate then
+    gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside another's.
     """
 
     num_subvectors: Annotated[int, Between(1, 64)] = 2
@@ -60,12 +64,15 @@ class PQCache(RecallPolicy[PQIndex]):
     recent_ratio: SplitShare = 0.5
     max_iterations: Iterations = 0
     metric: Annotated[str, OneOf(PQ_METRICS)] = "l2"
+    normalize: Annotated[str, OneOf(NORMALIZED_OVER)] = "candidates"
     names_metric: bool = False
 
     needs_index_here = False
 
     def __post_init__(self) -> None:
         check_metric(self.metric, PQ_METRICS)
+        if self.normalize not in NORMALIZED_OVER:
+            raise ValueError(f"normalize={self.normalize}: use one of {', '.join(NORMALIZED_OVER)}")
 
     @property
     def name(self) -> str:
@@ -140,7 +147,7 @@ class PQCache(RecallPolicy[PQIndex]):
         pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, leaving.positions)
 
     def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
-        if index.pair_counts is None:
+        if index.pair_counts is None or self.normalize == "all":
             return super(PQCache, self).select(index, candidates, counts, width)
         layer = candidates.layer
         return pq_select(
@@ -167,7 +174,17 @@ class PQCache(RecallPolicy[PQIndex]):
             candidates.end,
             candidates.scale,
             candidates.num_positions,
+            None if self.normalize == "candidates" else _log_sums(candidates),
         )
+
+
+def _log_sums(candidates: Candidates) -> Tensor:
+    """Of the exponentials of sinks, window and new token, exactly: float32 [B, H_q]."""
+    keys, is_there = candidates.fixed_keys()
+    query = candidates.query.float()
+    grouped = query.view(*keys.shape[:2], -1, keys.shape[3])
+    scores = grouped @ keys.float().transpose(-1, -2) * candidates.scale
+    return scores.masked_fill(~is_there[:, :, None], float("-inf")).logsumexp(dim=-1).view(query.shape[:2])
 
 
 def _coded(codebooks: Tensor, job: IndexJob, read_keys: ReadKeys) -> Tensor:

@@ -59,7 +59,9 @@ from gpu_worker.kernels.slot_weights.kernel import slot_weights
 seats, begin, end = torch.arange(2), zeros(2, dtype=int64), torch.full((2,), 4000)
 for dtype, group, head_dim, parts in (bfloat16, 4, 128, 2), (float16, 3, 96, 4):
     query, codebooks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 2, parts, 64, head_dim // parts)
-    pq_score(query, codebooks, zeros(2, 2, 5000, parts, dtype=uint8), seats, begin, end, 0.1, 4000)
+    codes, beside = zeros(2, 2, 5000, parts, dtype=uint8), zeros(2, 2 * group)
+    pq_score(query, codebooks, codes, seats, begin, end, 0.1, 4000)
+    pq_score(query, codebooks, codes, seats, begin, end, 0.1, 4000, beside)
     pq_assign(zeros(2, 2, 33, head_dim, dtype=dtype), codebooks)
     places, sizes = zeros(2, 2, 5000, dtype=int32), zeros(2, 2, 100, dtype=int32)
     centroid_rank(query, zeros(2, 2, 100, head_dim), sizes, places, places, seats, begin, end, 4000)

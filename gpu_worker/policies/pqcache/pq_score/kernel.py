@@ -29,6 +29,7 @@ def pq_score(
     end: Tensor,
     scale: float,
     num_positions: int,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """See the reference. All tensors lie on one CUDA device; codes may have any strides, codebooks be a view of one
     layer."""
@@ -62,9 +63,12 @@ def pq_score(
     }
     grid = (num_rows * num_chunks,)
     _chunk_totals[grid](tables, codes, seats, begin, end, totals[0], totals[1], *shape, **options)
+    # A pointer that is not read, where there is nothing beside.
+    others = totals if beside is None else (beside * LOG2_E).contiguous()
     _weights[grid](
-        tables, codes, seats, begin, end, totals[0], totals[1], scores, *shape, **options, CHUNKS=NUM_CHUNKS
-    )
+        tables, codes, seats, begin, end, totals[0], totals[1], others, scores, *shape, **options,
+        CHUNKS=NUM_CHUNKS, HAS_OTHERS=beside is not None,
+    )  # fmt: skip
     return scores
 
 
@@ -157,12 +161,12 @@ def _chunk_totals(
 
 @triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def _weights(
-    tables, codes, seats, begin, end, peaks, sums, output, num_kv_heads, num_positions, chunk, num_chunks,
+    tables, codes, seats, begin, end, peaks, sums, others, output, num_kv_heads, num_positions, chunk, num_chunks,
     stride_seat, stride_head, stride_position, stride_part,
     GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, NUM_PARTS: tl.constexpr, KSUB: tl.constexpr,
-    TILE: tl.constexpr, CHUNKS: tl.constexpr,
+    TILE: tl.constexpr, CHUNKS: tl.constexpr, HAS_OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Weights of one chunk, summed over the group; -inf where there is no candidate."""
+    """Weights of one chunk, summed over the group; -inf where there is no candidate. others: of each head, base 2."""
     row, index, codes, first, last = _chunk(
         codes, seats, begin, end, num_kv_heads, num_positions, num_chunks, stride_seat, stride_head
     )
@@ -175,6 +179,10 @@ def _weights(
     total = tl.load(sums + place, mask=is_written, other=0.0)
     top = tl.max(peak, axis=1)
     normaliser = top + tl.log2(tl.sum(total * tl.exp2(peak - top[:, None]), axis=1))
+    if HAS_OTHERS:
+        other = tl.load(others + row * GROUP + heads, mask=heads < GROUP, other=float("-inf"))
+        larger = tl.maximum(normaliser, other)
+        normaliser = larger + tl.log2(tl.exp2(normaliser - larger) + tl.exp2(other - larger))
 
     chunk_begin = index * chunk
     chunk_end = tl.minimum(chunk_begin + chunk, num_positions)

@@ -17,11 +17,14 @@ def pq_score(
     end: Tensor,
     scale: float,
     num_positions: int,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """Softmax over candidates of the approximate inner products, summed over each GQA group.
 
     query: [B, H_q, d]. codebooks: float32 [seats, H_kv, m, ksub, d/m]. codes: uint8 [seats, H_kv, N, m], by position.
     seats: int64 [B], the seat of each row. begin, end: int64 [B], the candidates' positions. num_positions: at most N.
+    beside: float32 [B, H_q], the logarithm of the sum of exponentials of what is attended beside the candidates, which
+    then share each head's weight with it; None: they have all of it.
     Returns float32 [B, H_kv, num_positions]; -inf beyond the candidates.
     """
     # What is no candidate may hold any byte, also one that is no code.
@@ -36,7 +39,11 @@ def pq_score(
     for part in range(num_subvectors):
         index = codes[:, :, None, :, part].long().expand(-1, -1, group, -1)
         scores += table[:, :, :, part].gather(-1, index)
-    weights = (scores * scale).masked_fill(masked[:, None, None], float("-inf")).softmax(dim=-1)
+    scores = (scores * scale).masked_fill(masked[:, None, None], float("-inf"))
+    weights = scores.softmax(dim=-1)
+    if beside is not None:
+        total = scores.logsumexp(dim=-1)
+        weights *= torch.sigmoid(total - beside.view_as(total))[..., None]
     return weights.sum(dim=2).masked_fill(masked[:, None], float("-inf"))
 
 

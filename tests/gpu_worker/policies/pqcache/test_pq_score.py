@@ -63,6 +63,22 @@ def check(inputs: tuple[Tensor, ...], scale: float = 0.3) -> None:
         torch.testing.assert_close(scores.double().cpu(), expected, atol=1e-6, rtol=1e-4)
 
 
+def test_what_is_attended_beside_the_candidates_takes_its_share(device: torch.device) -> None:
+    arguments = in_seats(problem(device, 4, 130, spans=((7, 120), (0, 130))), 0.3)
+    beside = torch.linspace(-3, 9, 24, device=device).view(2, 12)
+    beside[0, 4:8] = -torch.inf
+    own = reference.pq_score(*arguments)
+    expected = reference.pq_score(*arguments, beside)
+    torch.testing.assert_close(kernel.pq_score(*arguments, beside), expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(expected[0, 1], own[0, 1])
+    # As much beside as all candidates together halves every weight.
+    query, books, codes, seats, _, _, scale, _ = arguments
+    keys = books[seats[1], 2, 0, codes[seats[1], 2, :, 0].long()]
+    keys = torch.cat([keys, books[seats[1], 2, 1, codes[seats[1], 2, :, 1].long()]], dim=-1)
+    beside[1, 8:] = (query[1, 8:] @ keys.T * scale).logsumexp(-1)
+    torch.testing.assert_close(reference.pq_score(*arguments, beside)[1, 2], own[1, 2] / 2)
+
+
 def check_alike(inputs: tuple[Tensor, ...], scale: float) -> None:
     """Of large products rounding is too much to compare them with exact ones."""
     arguments = in_seats(inputs, scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_rig import Rig, request
 from policy_index import SHAPE, poison, pq_segment, queries_of, select
 from torch import Tensor
 
@@ -151,3 +152,19 @@ def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
     assert (index.codes[seat, 0] == 113).all()
     assert (index.codes[seat, 1, :, 50:52] < 8).all()
     assert (index.codes[[1, 2]] == 113).all()
+
+
+def test_weights_over_all_that_is_attended_find_the_best_of_the_groups_heads() -> None:
+    """Every key is a centroid of its own, so that scores are exact but for the softmax's sum."""
+    found = {}
+    for normalize in ("candidates", "all"):
+        policy = PQCache(num_subvectors=1, num_bits=6, num_sink=4, normalize=normalize)
+        rig = Rig(policies={"pqcache": policy}, tokens_per_slab=256)
+        asked = request("one", "pqcache", 40, prompt=86, max_tokens=4, measure=True)
+        found[normalize] = rig.run(asked)[0].usage.recall_rate
+    assert found["candidates"] < 0.95 < found["all"]
+
+
+def test_what_weights_are_normalized_over_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match="normalize=heads: use one of candidates, all"):
+        PQCache(normalize="heads")
