@@ -20,6 +20,7 @@ from kv_store.client import PQ_METRICS, PQParams, check_metric
 
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
 POINTS_PER_CENTROID = 64
+MANY_POINTS = 1 << 20
 
 NORMALIZED_OVER = ("candidates", "all")
 
@@ -51,8 +52,9 @@ class PQCache(RecallPolicy[PQIndex]):
 
     num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
     tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
-    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose. metric: of
-    K-means and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
+    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose.
+    points_per_centroid: most that a trainer on the device fits, spread evenly; the paper fits all. metric: of K-means
+    and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
     normalize: a query head's weights sum to 1 over the "candidates", as in the paper, or over "all" that it attends,
     sinks, window and new token included, so that a head of which these have most has less to say; every candidate then
     gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside another's.
@@ -63,6 +65,7 @@ class PQCache(RecallPolicy[PQIndex]):
     num_sink: SplitTokens = 32
     recent_ratio: SplitShare = 0.5
     max_iterations: Iterations = 0
+    points_per_centroid: Annotated[int, Between(1, MANY_POINTS)] = POINTS_PER_CENTROID
     metric: Annotated[str, OneOf(PQ_METRICS)] = "l2"
     normalize: Annotated[str, OneOf(NORMALIZED_OVER)] = "candidates"
     names_metric: bool = False
@@ -113,10 +116,10 @@ class PQCache(RecallPolicy[PQIndex]):
         return IndexJob(begin, end, params, coarse=replace(params, codebooks_only=True), is_quick=is_quick)
 
     def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
-        return train_pq(keys, cast(PQParams, job.params), seed)
+        return train_pq(keys, cast(PQParams, job.params), seed, self.points_per_centroid)
 
     def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
-        return pq_bytes(keys, cast(PQParams, job.params))
+        return pq_bytes(keys, cast(PQParams, job.params), self.points_per_centroid)
 
     def load(self, index: PQIndex, trained: TrainedSegment) -> None:
         seat, layer, job, arrays = trained.seat, trained.layer, trained.job, trained.arrays
@@ -194,7 +197,7 @@ def _coded(codebooks: Tensor, job: IndexJob, read_keys: ReadKeys) -> Tensor:
     return torch.cat(spans, dim=1)
 
 
-def pq_bytes(keys: Tensor, params: PQParams) -> int:
+def pq_bytes(keys: Tensor, params: PQParams, points_per_centroid: int = POINTS_PER_CENTROID) -> int:
     """See `RecallPolicy.training_bytes`. By L2 keys are read where they lie; by inner product they become float32 with
     a coordinate more in each part, from a float32 copy and its squares."""
     num_heads, num_tokens, head_dim = keys.shape
@@ -203,13 +206,15 @@ def pq_bytes(keys: Tensor, params: PQParams) -> int:
     if params.metric == "ip":
         copied = 2 * 4 * num_heads * num_tokens * (head_dim + 2 * num_parts)
         keys = keys.new_empty(num_heads, num_tokens, head_dim + num_parts, dtype=torch.float32)
-    sample = keys[:, : POINTS_PER_CENTROID * ksub]
+    sample = keys[:, : points_per_centroid * ksub]
     parts = sample.unflatten(-1, (num_parts, -1)).transpose(1, 2).flatten(0, 1)
     codes = num_heads * num_tokens * num_parts
     return copied + 2 * sample.nbytes + lloyd.fit_bytes(parts, ksub) + codes
 
 
-def train_pq(keys: Tensor, params: PQParams, seed: int) -> Mapping[str, Tensor]:
+def train_pq(
+    keys: Tensor, params: PQParams, seed: int, points_per_centroid: int = POINTS_PER_CENTROID
+) -> Mapping[str, Tensor]:
     """See `RecallPolicy.train`: codebooks float32 [H, m, 2^b, d/m] and codes uint8 [H, T, m], by inner product a
     coordinate more in every centroid and max_square_norms float32 [H, m]. With no more tokens than centroids each token
     is its own."""
@@ -220,7 +225,7 @@ def train_pq(keys: Tensor, params: PQParams, seed: int) -> Mapping[str, Tensor]:
         extra["max_square_norms"] = max_square_norms(keys, num_parts)
         keys = augment(keys, extra["max_square_norms"][:, None])
     num_heads, num_tokens, head_dim = keys.shape
-    num_points = min(num_tokens, POINTS_PER_CENTROID * ksub)
+    num_points = min(num_tokens, points_per_centroid * ksub)
     places = lloyd.spread(num_tokens, num_points, seed, keys.device)
     sample = keys[:, places] if num_points < num_tokens else keys
     parts = sample.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import max_pool1d, pad
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
-from gpu_worker.policies.hyper_parameters import Share, Tokens
+from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.rounding import rounded
@@ -24,7 +25,8 @@ class SemanticKV(ScoredPolicy):
     SemanticKV, sections IV-A and IV-B).
 
     num_sink: first tokens kept. recent_share: of the prompt, its last tokens, which are kept and vote (SK-A2).
-    semantic_share: of the prompt, each query head's queries of largest norm, which vote too. Four ablations, the rows
+    semantic_share: of the prompt, each query head's queries of largest norm, which vote too. kernel: tokens that share
+    the largest of their scores, odd, as SnapKV pools them; 1: none do, as in the paper. Four ablations, the rows
     of the paper's Table II, by False: reserve_sinks and reserve_recent, whether these tokens are kept whatever their
     scores (recent ones vote all the same); by_norm, whether semantic queries are those of largest norm or as many at
     random; head_wise, whether each KV head keeps tokens of its own, or a layer's heads share them by their mean
@@ -35,11 +37,16 @@ class SemanticKV(ScoredPolicy):
     num_sink: Tokens = 256
     recent_share: Share = 0.01
     semantic_share: Share = 0.01
+    kernel: Annotated[int, Between(1, 1023)] = 1
     reserve_sinks: bool = True
     reserve_recent: bool = True
     by_norm: bool = True
     head_wise: bool = True
     count_corrected: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel is {self.kernel}; give an odd number, so that votes stay centred")
 
     @property
     def name(self) -> str:
@@ -74,6 +81,8 @@ class SemanticKV(ScoredPolicy):
             scores = observed_weight(rows, voters, num_queries=is_voter.sum(dim=1))
         if not self.head_wise:
             scores = scores.mean(dim=0, keepdim=True).expand_as(scores)
+        if self.kernel > 1:
+            scores = max_pool1d(scores, self.kernel, stride=1, padding=self.kernel // 2)
         return Scores(scores)
 
     @staticmethod

@@ -200,3 +200,9 @@ def test_equal_keys_leave_clusters_without_members(device: torch.device) -> None
     assert torch.isfinite(arrays["centroids"]).all()
     own = arrays["centroids"].gather(1, arrays["labels"].long()[..., None].expand_as(keys))
     torch.testing.assert_close(own, keys)
+
+
+def test_more_points_a_centroid_fit_the_keys_better() -> None:
+    keys, params = clustered_keys(3000, 32, 40, torch.device("cpu")), PQParams(2, 5, 12)
+    few, many = (train_pq(keys, params, 3, points) for points in (4, 64))
+    assert pq_error(keys, many["codebooks"], many["codes"]) < pq_error(keys, few["codebooks"], few["codes"])

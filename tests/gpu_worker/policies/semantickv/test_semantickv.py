@@ -171,3 +171,12 @@ def test_voters_are_listed_in_order_and_padded() -> None:
     for width, pads in (3, []), (5, [-1, -1]):
         rest = [-1, -1, *pads]
         assert listed(is_voter, width).tolist() == [[1, 3, 4, *pads], [4, *rest], [-1, *rest]]
+
+
+def test_pooled_scores_keep_a_needles_neighbours() -> None:
+    plain, pooled = (kept(replace(POLICY, kernel=kernel), needle_rows(1))[0] for kernel in (1, 5))
+    assert NEEDLE in plain & pooled
+    assert not plain.intersection((NEEDLE - 2, NEEDLE + 2))
+    assert pooled.issuperset(range(NEEDLE - 2, NEEDLE + 3))
+    with pytest.raises(ValueError, match="kernel is 4; give an odd number"):
+        SemanticKV(kernel=4)
