@@ -9,6 +9,7 @@ WorkerError
 │   ├── ArenaFull          the store's arena is full: others may give way
 │   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
+│   ├── RowsCorrupt        rows in the KV store are not what was written there
 │   ├── PrefixLost         only a known prefix went with it: the prompt can be computed anew
 │   └── StoreSilent        the KV store does not answer now; what was asked of it may be asked again
 ├── SlowConsumer           the reader of a stream fell too far behind
@@ -66,6 +67,10 @@ class NeverFits(CapacityError):
 
 class StoreUnavailable(WorkerError):
     """The KV store is gone, or came back empty, while the request needed it."""
+
+
+class RowsCorrupt(StoreUnavailable):
+    """Rows or an index in the KV store are not what was written there, and are used no more."""
 
 
 class PrefixLost(StoreUnavailable):

@@ -56,6 +56,11 @@ class StoreOptions:
     lease_seconds: float = option(
         30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
     )
+    verify_reads: bool = option(
+        False,
+        "compare every row with its checksum each time that it is read, for memory that is doubted: with --transport "
+        "shm or grpc, by which the store reads them",
+    )
     default_iterations: int = option(
         10, "K-means iterations where a request leaves them to the store", metavar="N", ge=1
     )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import InvalidArgument
+from kv_store.errors import CorruptRows, InvalidArgument
 from kv_store.state import StoreState
 
 CHUNK_BYTES = 1 << 20
@@ -34,6 +34,9 @@ class _RowAddresses:
     tokens: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]
 
+    def part(self, some: slice) -> _RowAddresses:
+        return _RowAddresses(self.slabs[some], self.heads[some], self.tokens[some], self.held)
+
 
 class RowReader:
     """Reads sealed rows. Addresses are resolved under the lock, bytes are copied outside it."""
@@ -44,7 +47,8 @@ class RowReader:
     def gather(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> tuple[int, int]:
         """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
 
-        Raises NotFound, InvalidArgument for a position that is not sealed or more rows than the segment holds.
+        Raises NotFound, InvalidArgument for a position that is not sealed or more rows than the segment holds,
+        CorruptRows where reads are verified.
         """
         state = self._state
         with state.lock:
@@ -68,13 +72,15 @@ class RowReader:
                 target = state.arena.data[offset:end].view(f"V{row_bytes}")
                 rows = geometry.row_items(state.arena.data)
                 target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
+                self._verify(target, addresses)
             finally:
                 with state.lock:
                     state.allocator.release(held)
         return offset, num_rows
 
     def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
-        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
+        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk; CorruptRows
+        before the one that has them."""
         with self._state.entered(epoch, worker_id) as state:
             addresses = self._resolve(worker_id, items)
             geometry = state.geometry
@@ -84,11 +90,26 @@ class RowReader:
             rows = geometry.row_items(state.arena.data)
             step = max(1, CHUNK_BYTES // geometry.layout.row_bytes)
             for begin in range(0, addresses.slabs.size, step):
-                part = slice(begin, begin + step)
-                yield rows[addresses.slabs[part], addresses.heads[part], addresses.tokens[part]].tobytes()
+                part = addresses.part(slice(begin, begin + step))
+                some = rows[part.slabs, part.heads, part.tokens]
+                self._verify(some, part)
+                yield some.tobytes()
         finally:
             with state.lock:
                 state.allocator.release(addresses.held)
+
+    def _verify(self, rows: npt.NDArray[np.void], addresses: _RowAddresses) -> None:
+        """Raises CorruptRows, once nobody finds the slabs any more, where rows differ from their sums."""
+        state = self._state
+        if state.row_sums is None:
+            return
+        found = rows.view(np.uint8).reshape(rows.size, -1)
+        with state.lock:
+            corrupt = state.row_sums.differing(found, addresses.slabs, addresses.heads, addresses.tokens)
+            if corrupt.size:
+                state.forget_corrupt(corrupt)
+        if corrupt.size:
+            raise CorruptRows(f"rows of {corrupt.size} slabs")
 
     def _resolve(self, worker_id: str, items: Sequence[GatherItem]) -> _RowAddresses:
         geometry = self._state.geometry

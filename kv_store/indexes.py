@@ -13,6 +13,7 @@ from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, Iterat
 from kv_store.sequences import Sequence, StoredIndex
 from kv_store.state import StoreState
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
+from kv_store.trainers.task import view_bytes
 
 _MAX_ITERATIONS = 10_000
 
@@ -87,7 +88,8 @@ class IndexBuilder:
             state.allocator.retain(source)
         try:
             outcome = self._train(sequence, task)
-            arrays = tuple(replace(ref, checksum=self._checksum(ref)) for ref in arrays)
+            data = state.arena.data
+            arrays = tuple(replace(ref, checksum=checksum(view_bytes(data, ref))) for ref in arrays)
             with state.lock:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.training_seconds += outcome.seconds
@@ -115,9 +117,6 @@ class IndexBuilder:
             ArrayRef(spec.name, base + start, spec.num_bytes, spec.dtype, spec.shape)
             for spec, start in zip(specs, starts, strict=True)
         )
-
-    def _checksum(self, ref: ArrayRef) -> int:
-        return checksum(self._state.arena.data[ref.offset : ref.offset + ref.num_bytes])
 
     def _options(self, index: Index, request: BuildRequest) -> FitOptions:
         num_tokens = request.token_end - request.token_begin

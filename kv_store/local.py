@@ -22,6 +22,7 @@ class LocalStore:
         slab_bytes: int = 2 << 20,
         num_trainers: int = 1,
         lease_seconds: float = 30.0,
+        verify_reads: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carrel-store-")
         try:
@@ -32,6 +33,7 @@ class LocalStore:
                 num_trainers=num_trainers,
                 runtime="process",
                 lease_seconds=lease_seconds,
+                verify_reads=verify_reads,
             )
             self.server = StoreServer(self.config)
         except BaseException:

@@ -55,7 +55,14 @@ class StoreServer:
                 stack.callback(HandoffServer(arena, config.arena_socket).close)
             trainers = make_trainers(config.runtime, arena, config.num_trainers, config.arena_socket)
             stack.callback(trainers.close)
-            state = StoreState(arena, config.slab_bytes, config.lease_seconds, time.monotonic, idle_cores())
+            state = StoreState(
+                arena,
+                config.slab_bytes,
+                config.lease_seconds,
+                time.monotonic,
+                idle_cores(),
+                config.verify_reads,
+            )
             stack.callback(state.close)
             self.store = Store(state)
             self._start_reaper(stack)
@@ -68,6 +75,7 @@ class StoreServer:
                 config.lease_seconds,
                 own_edition(),
                 config.max_pending_builds,
+                config.verify_reads,
             )
             reader, writer = RowReader(state), RowWriter(state)
             self._start_serving(

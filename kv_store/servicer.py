@@ -19,6 +19,7 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
 from kv_store.client.rpc import MISSING_BYTES_KEY
 from kv_store.errors import (
+    CorruptRows,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -48,6 +49,7 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
     PinLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TrainingFailed: grpc.StatusCode.INTERNAL,
+    CorruptRows: grpc.StatusCode.DATA_LOSS,
 }
 
 
@@ -73,6 +75,7 @@ class Endpoint:
     lease_seconds: float
     edition: Edition
     max_pending_builds: int
+    verifies_reads: bool = False
 
 
 def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
@@ -143,6 +146,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             response_bytes=attachment.response_bytes,
             lease_seconds=endpoint.lease_seconds,
             edition=wire.edition_to_message(endpoint.edition),
+            verifies_reads=endpoint.verifies_reads,
         )
 
     @_unary

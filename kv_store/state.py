@@ -16,6 +16,7 @@ from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
+from kv_store.row_sums import RowSums
 from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import SlabAllocator
@@ -33,8 +34,9 @@ class StoreState:
         lease_seconds: float,
         clock: Callable[[], float],
         num_comparing: int = 1,
+        verifies_reads: bool = False,
     ) -> None:
-        """num_comparing: threads that compare checksums."""
+        """num_comparing: threads that compare checksums. verifies_reads: keep sums of rows."""
         self.lock = threading.RLock()
         self.arena = arena
         self.epoch = arena.handle.epoch
@@ -49,6 +51,9 @@ class StoreState:
         )
         self.training_seconds = 0.0
         self.gathered_rows = 0
+        # Of the rows of the layout that was adopted, where reads are verified.
+        self.row_sums: RowSums | None = None
+        self.verifies_reads = verifies_reads
         self._geometry: SlabGeometry | None = None
 
     @property
@@ -75,6 +80,8 @@ class StoreState:
             self.sessions.clear()
             self.prefixes.clear()
         self._geometry = geometry
+        if self.verifies_reads:
+            self.row_sums = RowSums(self.arena.data, geometry)
         return geometry
 
     @contextlib.contextmanager

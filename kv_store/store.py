@@ -327,6 +327,10 @@ class Store:
             raise InvalidArgument(
                 f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
             )
+        if (sums := self._state.row_sums) is not None:
+            shift, last = sequence.geometry.token_shift, sequence.geometry.slabs_for(num_tokens)
+            for layer in range(layer_begin, layer_end):
+                sums.take(sequence.table[layer, int(sequence.sealed[layer]) >> shift : last])
         sealed = sequence.sealed[layer_begin:layer_end]
         np.maximum(sealed, num_tokens, out=sealed)
         if len(prefix_hashes) > len(known):

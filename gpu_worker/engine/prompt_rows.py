@@ -13,7 +13,7 @@ from torch import Tensor
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompt import Prompt
-from gpu_worker.errors import PrefixLost, no_room
+from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
@@ -102,7 +102,10 @@ class PromptRows(Prompt):
 
     def _load(self, layer: int) -> Mark:
         place = layer % len(self._buffers)
-        return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
+        try:
+            return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
+        except RowsCorrupt as error:
+            raise self._lost(str(error)) from error
 
     def positions(self, begin: int, end: int) -> range:
         """Of its tokens among those at [begin, end) of all that are computed together."""

@@ -12,12 +12,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.errors import ArenaFull, CapacityError, StoreSilent, StoreUnavailable
+from gpu_worker.errors import ArenaFull, CapacityError, RowsCorrupt, StoreSilent, StoreUnavailable
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.sessions import NO_SESSION, SessionName
 from kv_store.client import (
+    CorruptRows,
     HandoffRefused,
     StaleEpoch,
     StoreClient,
@@ -192,7 +193,8 @@ class StoreLink:
         return True
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises ArenaFull, CapacityError, StoreSilent or StoreUnavailable where the store's client raises.
+        """Its result. Raises ArenaFull, CapacityError, RowsCorrupt, StoreSilent or StoreUnavailable where the store's
+        client raises.
 
         Their texts are for users: what names sockets and sequences goes to the log.
         """
@@ -210,6 +212,11 @@ class StoreLink:
                 logger.warning("the KV store is lost: %s", error)
             self.is_attached = False
             raise StoreUnavailable("the KV store does not answer, or has lost the request's rows") from error
+        except CorruptRows as error:
+            logger.warning("rows are lost: %s", error)
+            raise RowsCorrupt(
+                "rows that the request needs were corrupt in the KV store; try again"
+            ) from error
         except StoreError as error:
             logger.warning("the KV store failed: %s", error)
             raise StoreUnavailable(

@@ -271,7 +271,7 @@ class StoreClient:
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
         slabs = [self._tables.get(item.sequence_id).readable(layer, item) for item in wanted]
-        with self._gather_lock, attached.noting_loss():
+        with self._gather_lock, attached.noting_loss(), self._proofs.counting():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.
             attached.lease.check()
@@ -295,7 +295,7 @@ class StoreClient:
             count for count, item in zip(counts, wanted, strict=True) if item.resident is not None
         )
         head_bytes = heads * sum(counts) * 4
-        with attached.noting_loss():
+        with attached.noting_loss(), self._proofs.counting():
             data = attached.rpc.read_stream(
                 attached.rpc.stub.TopK, request, head_bytes + heads * most_rows * row_bytes
             )

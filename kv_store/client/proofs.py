@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kv_store.client.attachment import Attachment, build_and_fetch
@@ -32,11 +34,18 @@ class Proofs:
 
     def build(self, attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
         """`build_and_fetch`; a corrupt index is trained once more."""
-        try:
+        with contextlib.suppress(CorruptRows), self.counting():
             return build_and_fetch(attached, request)
+        return build_and_fetch(attached, request)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the CorruptRows that is raised within."""
+        try:
+            yield
         except CorruptRows:
             self._count(1)
-        return build_and_fetch(attached, request)
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

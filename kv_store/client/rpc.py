@@ -12,6 +12,7 @@ import grpc
 from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.errors import (
+    CorruptRows,
     InvalidStoreRequest,
     NotInStore,
     StaleEpoch,
@@ -56,6 +57,7 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.NOT_FOUND: NotInStore,
     grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
+    grpc.StatusCode.DATA_LOSS: CorruptRows,
 }
 
 

@@ -51,6 +51,11 @@ class TrainOutcome:
         )
 
 
+def view_bytes(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray[np.uint8]:
+    """The bytes of the array that `ref` names, uint8 [num_bytes], without a copy."""
+    return arena[ref.offset : ref.offset + ref.num_bytes]
+
+
 def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
     """The array that `ref` names, without a copy. Raises InvalidArgument when it leaves the arena."""
     dtype = np.dtype(ref.dtype)
@@ -59,7 +64,7 @@ def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
         expected *= extent
     if ref.num_bytes != expected or ref.offset < 0 or ref.offset > arena.size - ref.num_bytes:
         raise InvalidArgument(f"array {ref.name!r} does not lie within the arena")
-    return arena[ref.offset : ref.offset + ref.num_bytes].view(dtype).reshape(ref.shape)
+    return view_bytes(arena, ref).view(dtype).reshape(ref.shape)
 
 
 def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:

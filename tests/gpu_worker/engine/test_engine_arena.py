@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, mixed_requests, random_prompt, request
 from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.errors import InvalidLogits
+from gpu_worker.errors import InvalidLogits, StoreUnavailable
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import EngineStats, Usage
+from kv_store.client import InvalidStoreRequest, StoreClient
 from kv_store.local import LocalStore
 
 LEAST = HotCacheSize(tokens=1)
@@ -30,6 +32,7 @@ def arena_rig(
     model: LoadedModel | None = None,
     max_num_seqs: int = 8,
     reuses_prefixes: bool = False,
+    **options: Any,
 ) -> Iterator[tuple[LocalStore, Rig]]:
     """An engine over a store of 16 tokens a slab, with the least slots there are: much of what is selected misses."""
     policies = registry(
@@ -37,7 +40,7 @@ def arena_rig(
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40, max_iterations=3),
         Oracle(num_sink=4),
     )
-    with attached(LAYOUT, transport, num_slabs=512) as (store, client):
+    with attached(LAYOUT, transport, num_slabs=512, **options) as (store, client):
         rig = Rig(
             model,
             max_num_seqs=max_num_seqs,
@@ -195,6 +198,33 @@ def test_a_flipped_bit_in_a_known_prefix_gives_the_tokens_of_a_cold_run(
             assert rig.engine.stats().corrupt_segments_total % 27 == 0
         assert rig.engine.stats().corrupt_segments_total == 54
         assert rig.client.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_with_verified_reads_a_bit_that_flips_in_a_request_s_own_rows_ends_it(transport: str) -> None:
+    one = request("one", "pqcache", 0.25, prompt=random_prompt(150, 8), max_tokens=40)
+    with arena_rig(transport, reuses_prefixes=True, verify_reads=True) as (store, rig):
+        tokens = rig.run(one)[0].tokens
+        rig.submit(replace(one, request_id="flipped"))
+        rig.step_until(lambda: len(rig.records["flipped"].tokens) == 10)
+        other = StoreClient.connect(
+            store.target, LAYOUT, worker_id="other", transport="shm", max_gather_rows=1
+        )
+        other.arena.reshape(-1, store.config.slab_bytes)[:, 77] ^= 4
+        other.close()
+        rig.drain()
+        flipped = rig.records["flipped"]
+        assert isinstance(flipped.error, StoreUnavailable)
+        assert flipped.tokens == tokens[: len(flipped.tokens)]
+        assert rig.engine.stats().corrupt_segments_total > 0
+        again = rig.run(replace(one, request_id="again"))[0]
+        assert again.tokens == tokens
+        assert again.usage.cached_tokens == 0
+
+
+def test_rows_that_are_read_in_place_cannot_be_verified() -> None:
+    with pytest.raises(InvalidStoreRequest, match="--transport shm"), arena_rig(verify_reads=True):
+        pass
 
 
 def test_a_full_arena_gives_up_prefixes_before_it_refuses() -> None:

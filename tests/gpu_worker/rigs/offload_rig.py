@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +30,13 @@ LOOSE = Layout(num_layers=3, num_kv_heads=3, head_dim=8, row_type="fp32")
 
 @contextmanager
 def attached(
-    layout: Layout, transport: str = "zero_copy", num_slabs: int = 256, timeout_seconds: float = 5.0
+    layout: Layout,
+    transport: str = "zero_copy",
+    num_slabs: int = 256,
+    timeout_seconds: float = 5.0,
+    **options: Any,
 ) -> Iterator[tuple[LocalStore, StoreClient]]:
-    with LocalStore(num_slabs * SLAB_BYTES, slab_bytes=SLAB_BYTES) as store:
+    with LocalStore(num_slabs * SLAB_BYTES, slab_bytes=SLAB_BYTES, **options) as store:
         client = StoreClient.connect(
             store.target,
             layout,
