@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import Overloaded, ShuttingDown, TooManyRequests
@@ -14,11 +14,13 @@ class Admission:
     """Bounded counts of what runs: a place for each request, and one more for each choice that runs beside its first.
     Nothing waits here: the worker has the queue."""
 
-    def __init__(self, max_concurrent: int, max_per_key: int | None = None) -> None:
-        """max_per_key: places of one caller; None: as many as of all. Callers without a key are not told apart, and not
+    def __init__(
+        self, max_concurrent: int, max_of: Callable[[bytes], int | None] = lambda caller: None
+    ) -> None:
+        """max_of: places of a caller; None: as many as of all. Callers without a key are not told apart, and not
         limited by it."""
         self._max_concurrent = max_concurrent
-        self._max_per_key = max_per_key
+        self._max_of = max_of
         self._taken: Counter[bytes] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -44,8 +46,13 @@ class Admission:
 
     def take(self, caller: bytes) -> None:
         """One place. Raises TooManyRequests or Overloaded."""
-        if caller and self._max_per_key is not None and self._taken[caller] >= self._max_per_key:
-            raise TooManyRequests(self._max_per_key)
+        most = self._max_of(caller) if caller else None
+        if most is not None and self._taken[caller] >= most:
+            raise TooManyRequests(
+                f"This API key has {most} requests here, the most that it may have at once; each choice of a request "
+                "that runs counts. Wait until some end, or raise --max-concurrent-per-key, or the key's own limit.",
+                1,
+            )
         if self._taken.total() >= self._max_concurrent:
             raise Overloaded(f"{self._max_concurrent} requests are running, the most that this server takes.")
         self._taken[caller] += 1

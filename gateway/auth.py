@@ -5,32 +5,80 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.key_file import KeyEntry, KeyFile, KeyLimits
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who stands behind a key. name: for operators; of a key without one the first digits of a hash."""
+
+    digest: bytes
+    name: str
+    weight: float = 1.0
+    limits: KeyLimits = NO_LIMITS
 
 
 class KeyRing:
-    """Holds digests of the accepted keys, never the keys. Empty: the API is open."""
+    """Holds digests of the accepted keys, never the keys. Without any the API is open."""
 
-    def __init__(self, keys: Sequence[str], weights: Sequence[float] = ()) -> None:
-        """weights: of the keys, in their order; of all or of none."""
-        self._digests = tuple(_digest(key) for key in keys)
-        callers = [_caller(digest) for digest in self._digests]
-        self._weights = dict(zip(callers, weights or [1.0] * len(callers), strict=True))
+    def __init__(
+        self, keys: Sequence[str] = (), weights: Sequence[float] = (), file: KeyFile | None = None
+    ) -> None:
+        """weights: of the keys, in their order; of all or of none. file: of more keys, which may change."""
+        digests = [_digest(key) for key in keys]
+        self._own = tuple(
+            Caller(digest, _caller(digest).hex()[:8], weight)
+            for digest, weight in zip(digests, weights or [1.0] * len(digests), strict=True)
+        )
+        self._file = file
+        self._entries: tuple[KeyEntry, ...] = ()
+        self._callers: tuple[Caller, ...] = self._own
+        self._by_caller = {_caller(each.digest): each for each in self._own}
+
+    @property
+    def num_keys(self) -> int:
+        self._look()
+        return len(self._by_caller)
 
     def caller(self, authorization: str | None) -> bytes | None:
         """The caller behind an `Authorization` value: 32 bytes that do not reveal its key, empty if the API is open;
         None without an accepted key. Every key is compared, in constant time."""
-        if not self._digests:
+        callers = self._look()
+        if not callers:
             return b""
         scheme, _, key = (authorization or "").partition(" ")
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, known.digest) for known in callers]
         if scheme.lower() != "bearer" or not any(matches):
             return None
         return _caller(digest)
 
     def weight(self, caller: bytes) -> float:
         """How much of the worker's prefill time the caller gets beside one of weight 1."""
-        return self._weights.get(caller, 1.0)
+        found = self._by_caller.get(caller)
+        return 1.0 if found is None else found.weight
+
+    def limits(self, caller: bytes) -> KeyLimits:
+        found = self._by_caller.get(caller)
+        return NO_LIMITS if found is None else found.limits
+
+    def name(self, caller: bytes) -> str:
+        """What metrics call the caller; empty where the API is open, or the key is no longer accepted."""
+        found = self._by_caller.get(caller)
+        return "" if found is None else found.name
+
+    def _look(self) -> tuple[Caller, ...]:
+        """All keys as they are now."""
+        if self._file is not None and (entries := self._file.entries()) is not self._entries:
+            self._entries = entries
+            read = tuple(Caller(_digest(each.key), each.name, each.weight, each.limits) for each in entries)
+            self._callers = (*self._own, *read)
+            self._by_caller = {_caller(each.digest): each for each in self._callers}
+        return self._callers
 
 
 def _caller(digest: bytes) -> bytes:

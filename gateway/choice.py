@@ -65,6 +65,11 @@ class Choice:
         self._echo = PromptEcho(index, echo, request, tokenizer.tokens)
 
     @property
+    def max_tokens(self) -> int:
+        """The longest that its answer may be."""
+        return self._request.sampling.max_tokens
+
+    @property
     def first_token_at(self) -> float | None:
         return self._phases.first_token_at
 

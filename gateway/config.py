@@ -12,9 +12,8 @@ from typing import Literal
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.settings import Parser, parse
 from gateway.errors import ConfigError
+from gateway.key_file import MAX_WEIGHT, read_keys
 
-# that the worker takes
-MAX_WEIGHT = 1e6
 # without a limit that is asked for
 MOST_CONNECTIONS = 8192
 # descriptors for what is no HTTP connection
@@ -40,6 +39,11 @@ class ListenOptions:
         metavar="KEY",
         secret=True,
     )
+    api_keys_file: Path | None = option(
+        None,
+        "YAML list of keys, each with a name and limits of its own; it is read again when it changes",
+        metavar="FILE",
+    )
     max_connections: int | None = option(
         None,
         "open HTTP connections; for one more the longest idle one is closed, and where none is idle it gets 503 "
@@ -56,6 +60,12 @@ class ListenOptions:
         gt=0,
         allow_inf_nan=False,
     )
+
+    @property
+    def all_keys(self) -> tuple[str, ...]:
+        """Those of the options and those of the file, as it is now. Raises ConfigError."""
+        listed = () if self.api_keys_file is None else read_keys(self.api_keys_file)
+        return (*self.api_keys, *(each.key for each in listed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +151,7 @@ class GatewayOptions:
 class GatewayConfig(ListenOptions, GatewayOptions):
     """Everything that the gateway process is told.
 
-    `api_keys` empty leaves the API open, on a loopback address only unless `allow_open`, and to no other site's pages:
+    Without keys the API is open, on a loopback address only unless `allow_open`, and to no other site's pages:
     see HostGuard. `max_body_bytes` None is 32 bytes a token of the model's maximum length.
     """
 
@@ -178,16 +188,22 @@ class GatewayConfig(ListenOptions, GatewayOptions):
                 raise ConfigError(
                     f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile} cannot be used: {exc}"
                 ) from exc
-        if not self.api_keys and not self.allow_open and not is_loopback(self.host):
+        if self.api_keys_file is not None:
+            read_keys(self.api_keys_file)
+        if not self.has_keys and not self.allow_open and not is_loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY or --api-key, "
-                "or add --allow-open to serve everyone"
+                f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY, --api-key "
+                "or --api-keys-file, or add --allow-open to serve everyone"
             )
 
     @property
-    def max_per_key(self) -> int | None:
-        """Requests of one key at once; None: as many as of all."""
-        if self.max_concurrent_per_key is None and len(set(self.api_keys)) > 1:
+    def has_keys(self) -> bool:
+        """Whether a client must show one."""
+        return bool(self.api_keys) or self.api_keys_file is not None
+
+    def max_per_key(self, num_keys: int) -> int | None:
+        """Requests at once of one of so many keys, where it has no limit of its own; None: as many as of all."""
+        if self.max_concurrent_per_key is None and num_keys > 1:
             return max(1, self.max_concurrent // 4)
         return self.max_concurrent_per_key
 

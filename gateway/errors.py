@@ -121,15 +121,10 @@ class Overloaded(ServiceError):
 
 
 class TooManyRequests(ServiceError):
-    """One API key has as many requests here as it may have."""
+    """One API key has as much as it may have; the text says of what."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"This API key has {limit} requests here, the most that one key may have at once; each choice of a request "
-            "that runs counts. Wait until some end, or raise --max-concurrent-per-key.",
-            code="too_many_requests",
-            retry_after_s=1,
-        )
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, code="too_many_requests", retry_after_s=retry_after_s)
 
 
 class ShuttingDown(ServiceError):

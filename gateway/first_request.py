@@ -45,6 +45,7 @@ class FirstRequest:
         self._config = replace(
             config,
             api_keys=(),
+            api_keys_file=None,
             api_key_weights=(),
             allow_open=True,
             ssl_keyfile=None,

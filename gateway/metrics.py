@@ -31,9 +31,22 @@ class Metrics:
             ("model_name", "endpoint", "outcome"),
             registry=self._registry,
         )
-        self.prompt_tokens = self._counter(
+        self._prompt_tokens = self._counter(
             "carrel_prompt_tokens_total", "Prompt tokens of admitted requests."
         )
+        self._of_key = {
+            what: Counter(
+                f"carrel_key_{what}_total",
+                f"Of one API key, by its name or a hash: {text}.",
+                ("model_name", "key"),
+                registry=self._registry,
+            )
+            for what, text in (
+                ("requests", "requests that ended"),
+                ("prompt_tokens", "prompt tokens of admitted requests"),
+                ("generation_tokens", "tokens generated for requests that ended"),
+            )
+        }
         self.generation_tokens = self._counter("carrel_generation_tokens_total", "Tokens generated.")
         self.running = Gauge(
             "carrel_gateway_requests_running",
@@ -63,8 +76,22 @@ class Metrics:
             "carrel_e2e_request_latency_seconds", "Request in to its end.", E2E_BUCKETS_S
         )
 
-    def count_request(self, endpoint: str, outcome: str) -> None:
+    def count_request(self, endpoint: str, outcome: str, key: str) -> None:
+        """key: its name; empty where there are no keys."""
         self._requests.labels(self._model_name, endpoint, outcome).inc()
+        self._count_of_key("requests", 1, key)
+
+    def count_prompt(self, num_tokens: int, key: str) -> None:
+        self._prompt_tokens.inc(num_tokens)
+        self._count_of_key("prompt_tokens", num_tokens, key)
+
+    def count_answer(self, num_tokens: int, key: str) -> None:
+        """For its key only: of all, tokens are counted as they come."""
+        self._count_of_key("generation_tokens", num_tokens, key)
+
+    def _count_of_key(self, what: str, amount: int, key: str) -> None:
+        if key:
+            self._of_key[what].labels(self._model_name, key).inc(amount)
 
     def render(self, worker: pb.StatsResponse | None) -> bytes:
         """Prometheus text: ours, and the worker's counters when it answered."""

@@ -7,8 +7,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from carrel.process.request_limits import check_token_ids
 from gateway.admission import Admission, Place
@@ -29,10 +29,12 @@ from gateway.exchange import (
     GenerationOptions,
     TokenIds,
 )
+from gateway.key_file import KeyFile
 from gateway.metrics import Metrics
 from gateway.plan import Plan
 from gateway.prefill_progress import PrefillProgress
 from gateway.prompts import PromptEncoder
+from gateway.rate_limits import RateLimits
 from gateway.read_ahead import read_ahead
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
@@ -88,8 +90,10 @@ class ChatService:
         self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
         self._log_level = log_level
-        self._keys = KeyRing(config.api_keys, config.api_key_weights)
-        self.admission = Admission(config.max_concurrent, config.max_per_key)
+        file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
+        self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
+        self.rate_limits = RateLimits(self.keys)
+        self.admission = Admission(config.max_concurrent, self._places_of)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
         self.sessions = Sessions(worker, self.status, self.admission)
 
@@ -175,6 +179,7 @@ class ChatService:
         outcome = "cancelled"
         try:
             with self.admission.place(plan.caller) as place, self._metrics.running.track_inprogress():
+                self.rate_limits.take_request(plan.caller)
                 async with aclosing(self._run(plan, started_at, place)) as events:
                     async for event in events:
                         match event:
@@ -195,7 +200,7 @@ class ChatService:
         finally:
             took_s = time.monotonic() - started_at
             self._metrics.e2e.observe(took_s)
-            self._metrics.count_request(plan.endpoint, outcome)
+            self._metrics.count_request(plan.endpoint, outcome, self.keys.name(plan.caller))
             log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
     async def _run(self, plan: Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
@@ -222,16 +227,45 @@ class ChatService:
             ]
             for at, prompt in enumerate(prompts)
         ]
-        self._metrics.prompt_tokens.inc(sum(num_prompt_tokens))
         has_token = False
         running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
-        async with aclosing(running.events()) as events:
-            async for event in events:
-                if not has_token and any(each.first_token_at for of_prompt in choices for each in of_prompt):
-                    has_token = True
-                    self._metrics.ttft.observe(time.monotonic() - started_at)
-                yield event
+        with self._charged(plan, info, choices, num_prompt_tokens):
+            async with aclosing(running.events()) as events:
+                async for event in events:
+                    if not has_token and any(
+                        each.first_token_at for of_prompt in choices for each in of_prompt
+                    ):
+                        has_token = True
+                        self._metrics.ttft.observe(time.monotonic() - started_at)
+                    yield event
         yield Completed(total_usage(choices, num_prompt_tokens, started_at))
+
+    @contextmanager
+    def _charged(
+        self,
+        plan: Plan,
+        info: pb.GetInfoResponse,
+        choices: list[list[Choice]],
+        num_prompt_tokens: Sequence[int],
+    ) -> Iterator[None]:
+        """Count what a request uses, and against its key's limits. Raises TooManyRequests."""
+        caller, name, num_prompt = plan.caller, self.keys.name(plan.caller), sum(num_prompt_tokens)
+        every = [choice for of_prompt in choices for choice in of_prompt]
+        # `n` choices of a prompt share its rows, and each has its answer
+        num_rows = num_prompt + sum(choice.max_tokens for choice in every)
+        with self.rate_limits.arena(caller, num_rows * info.arena_token_bytes):
+            self.rate_limits.take_prompt(caller, num_prompt)
+            self._metrics.count_prompt(num_prompt, name)
+            try:
+                yield
+            finally:
+                num_generated = sum(choice.num_tokens for choice in every)
+                self.rate_limits.add_answer(caller, num_generated)
+                self._metrics.count_answer(num_generated, name)
+
+    def _places_of(self, caller: bytes) -> int | None:
+        own = self.keys.limits(caller).max_concurrent
+        return self._config.max_per_key(self.keys.num_keys) if own is None else own
 
     def _choice(
         self,
@@ -250,7 +284,7 @@ class ChatService:
             request_id=f"{plan.request_id}-{number}-{uuid.uuid4().hex[:16]}",
             sampling=self._defaults,
             edition=pb.Edition(version=edition.version, messages=edition.messages),
-            weight=self._keys.weight(plan.caller),
+            weight=self.keys.weight(plan.caller),
         )
         plan.request(request, seed_offset, prompt, info.max_model_len)
         return Choice(

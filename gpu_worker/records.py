@@ -323,3 +323,5 @@ class EngineInfo:
     num_parameters: int
     slot_capacity_tokens: int
     transport: str
+    # Of the rows of one token in all layers.
+    arena_token_bytes: int = 0

@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         endpoints = Endpoints(path, options.host, port, grpc_port, options.uds, has_tls)
 
         def show_banner() -> None:
-            facts = gather_facts(endpoints, options.api_keys)
+            facts = gather_facts(endpoints, options.all_keys)
             display.show(banner(facts, resolved.shown(), version(), commit()))
-            for line in ready_lines(facts, endpoints, needs_key=bool(options.api_keys)):
+            for line in ready_lines(facts, endpoints, needs_key=bool(options.all_keys)):
                 display.message(line)
 
         specs = child_specs(model, resolved.texts, endpoints)

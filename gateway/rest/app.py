@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.rest.attention_endpoints import AttentionEndpoints
@@ -21,6 +20,7 @@ from gateway.rest.feed import ClientGone
 from gateway.rest.hosts import HostGuard, HostMiddleware
 from gateway.rest.messages.endpoints import MessagesEndpoints
 from gateway.rest.middleware import (
+    RATE_HEADERS,
     AuthMiddleware,
     RequestIdMiddleware,
     RootPathMiddleware,
@@ -48,10 +48,10 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
         allow_methods=["GET", "POST", "DELETE"],
         # clients add headers of their own, and the origin is trusted
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
+        expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry", *RATE_HEADERS],
     )
     # a page has no key, and reaches no Unix socket
-    is_open = not config.api_keys and config.uds is None
+    is_open = not config.has_keys and config.uds is None
     guard = Middleware(HostMiddleware, guard=HostGuard(config))
     app = Starlette(
         routes=[
@@ -67,7 +67,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
             Middleware(UnexpectedErrorMiddleware),
             *([guard] if is_open else ()),
             *([cors] if config.allowed_origins else ()),
-            Middleware(AuthMiddleware, keys=KeyRing(config.api_keys)),
+            Middleware(AuthMiddleware, keys=service.keys, rate_limits=service.rate_limits),
         ],
         exception_handlers={
             ServiceError: on_service_error,

@@ -9,11 +9,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
+from gateway.rate_limits import RateLimits
 from gateway.rest.errors import error_response, internal_error_response
 from gateway.service import public_id
 
 # exactly these paths are open; everything else, known or not, needs a key
 UNGUARDED_PATHS = frozenset({"/health", "/ready"})
+RATE_HEADERS = [
+    f"x-ratelimit-{what}-{kind}"
+    for what in ("limit", "remaining", "reset")
+    for kind in ("requests", "tokens")
+]
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +57,13 @@ class RequestIdMiddleware:
 
 
 class AuthMiddleware:
-    """Refuses requests without a key; of the others `scope["state"]["caller"]` says whose they are. Decides by the raw
-    path of the scope, which no header can change."""
+    """Refuses requests without a key; of the others `scope["state"]["caller"]` says whose they are, and their answers
+    what is left to it. Decides by the raw path of the scope, which no header can change."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, rate_limits: RateLimits) -> None:
         self._app = app
         self._keys = keys
+        self._rate_limits = rate_limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
@@ -71,7 +78,16 @@ class AuthMiddleware:
                 await error_response(Unauthorized())(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
+            send = self._telling(caller, send)
         await self._app(scope, receive, send)
+
+    def _telling(self, caller: bytes, send: Send) -> Send:
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._rate_limits.headers(caller))
+            await send(message)
+
+        return send_with_limits
 
 
 class UnexpectedErrorMiddleware:

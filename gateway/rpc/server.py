@@ -80,7 +80,7 @@ class ChatServer:
 
     def __init__(self, config: GatewayConfig, service: ChatService, max_message_bytes: int) -> None:
         self._service = service
-        keys = KeyRing(config.api_keys)
+        keys = service.keys
         self._server = grpc.aio.server(
             interceptors=[AuthInterceptor(keys), DecodeInterceptor(CHAT)],
             options=[

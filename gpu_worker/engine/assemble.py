@@ -110,7 +110,7 @@ def assemble(
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
     caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
-    info = _info(model, options, num_blocks, client.transport)
+    info = _info(model, options, num_blocks, client)
     intake = Intake(
         options.policies,
         config.vocab_size,
@@ -169,7 +169,7 @@ def _usual_fixed(policies: dict[str, Policy], name: str, budget: Budget, length:
     return plan.num_sink + ring_size(policy, plan) if plan.selects else 0
 
 
-def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport: str) -> EngineInfo:
+def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, client: StoreClient) -> EngineInfo:
     config = model.config
     return EngineInfo(
         model=model.source,
@@ -185,5 +185,6 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, transport
         default_budget=options.default_budget,
         num_parameters=model.num_parameters,
         slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
-        transport=transport,
+        transport=client.transport,
+        arena_token_bytes=config.num_layers * client.layout.token_bytes,
     )

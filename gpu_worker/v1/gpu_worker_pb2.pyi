@@ -281,7 +281,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport", "messages")
+    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport", "messages", "arena_token_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,7 @@ class GetInfoResponse(_message.Message):
     SLOT_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     model_type: str
@@ -314,7 +315,8 @@ class GetInfoResponse(_message.Message):
     slot_capacity_tokens: int
     transport: str
     messages: str
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
+    arena_token_bytes: int
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ..., arena_token_bytes: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

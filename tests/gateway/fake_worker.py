@@ -167,6 +167,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             max_model_len=self._max_model_len,
             max_num_seqs=8,
             policies=policies,
+            arena_token_bytes=10,
         )
 
     async def Stats(self, request, context):

@@ -168,7 +168,7 @@ def test_a_prompts_others_go_before_the_next_prompt_and_no_more_run_than_may(
 
 def test_choices_take_places_and_leave_others_theirs(worker: Worker, make: Make) -> None:
     async def main() -> None:
-        admission = Admission(max_concurrent=4, max_per_key=3)
+        admission = Admission(4, lambda caller: 3)
         with admission.place(KEY) as place:
             client = Client(worker, Choices([make(number) for number in range(6)], 6, place))
             assert await client.settled() == [0, 1, 2]
