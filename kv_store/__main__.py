@@ -54,7 +54,11 @@ def run(config: StoreConfig, events: ProcessEvents) -> None:
         while os.getppid() == parent and not stop.wait(_WATCH_SECONDS):
             runtime.watch()
     finally:
-        runtime.close()
+        if os.getppid() == parent:
+            runtime.close()
+        else:
+            # the worker is dead too
+            runtime.abandon()
 
 
 def main(arguments: Sequence[str]) -> int:

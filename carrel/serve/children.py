@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +93,8 @@ def store_spec(texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
         {"RAY_USAGE_STATS_ENABLED": "0"},
         loss="the KV cache of running requests, and what later prompts would have shared",
         clean=lambda: remove_ray_folders(endpoints.run),
+        # it has a Ray to end, whose helpers would outlive it by a minute
+        death_signal=signal.SIGTERM,
     )
 
 

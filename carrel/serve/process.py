@@ -17,13 +17,13 @@ from typing import IO
 
 TAIL_LINES = 20
 MAX_LINE_CHARS = 65536
-# becomes the child after asking the kernel for SIGKILL (PR_SET_PDEATHSIG, 1) when its parent dies; exec keeps that
+# becomes the child after asking the kernel for a signal (PR_SET_PDEATHSIG, 1) when its parent dies; exec keeps that
 _LAUNCHER = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -32,7 +32,8 @@ class ChildSpec:
     """How to start one process, how to know that it serves, and how long it may take to start and to stop.
 
     `loss` names what its death costs; `clean` removes the files that it leaves when it is killed. When it serves and
-    `is_ready` then fails for `hang_timeout_s`, it has hung; 0: it is not asked.
+    `is_ready` then fails for `hang_timeout_s`, it has hung; 0: it is not asked. `death_signal` is what it gets when the
+    supervisor is killed.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ChildSpec:
     loss: str = "nothing"
     clean: Callable[[], object] = lambda: None
     hang_timeout_s: float = 0.0
+    death_signal: int = signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ Message = Line | Signalled
 
 
 class Child:
-    """A running process in a session of its own, killed by the kernel when the supervisor dies.
+    """A running process in a session of its own, ended by the kernel when the supervisor dies.
 
     Must be made on the main thread: the kernel's parent-death signal belongs to the thread that started the child.
     A launcher asks for it and not a `preexec_fn`, with which Python would fork: gRPC, which the supervisor uses,
@@ -79,7 +81,16 @@ class Child:
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
         self._popen = subprocess.Popen(
-            (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *spec.argv),
+            (
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _LAUNCHER,
+                str(os.getpid()),
+                str(int(spec.death_signal)),
+                *spec.argv,
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -24,6 +24,10 @@ class Runtime(ABC):
     def close(self) -> None:
         """Drain, then end every process and remove every file that this runtime made."""
 
+    def abandon(self) -> None:
+        """The same at once: whoever used the store is gone."""
+        self.close()
+
 
 class ProcessRuntime(Runtime):
     """The store in this process, trainers as threads. Nothing can die but the process itself."""

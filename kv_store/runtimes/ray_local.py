@@ -47,6 +47,7 @@ class RayRuntime(Runtime):
         with contextlib.ExitStack() as stack:
             folder = _private_folder(config)
             stack.callback(_remove, folder)
+            self._folder = folder
             _use_token(folder)
             _adopt_orphans()
             stack.callback(_end_children)
@@ -87,6 +88,15 @@ class RayRuntime(Runtime):
 
     def close(self) -> None:
         self._stack.close()
+
+    def abandon(self) -> None:
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _end_children(0.0)
+        for path in _socket_paths(self._config):
+            path.unlink(missing_ok=True)
+        _remove(self._folder)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -169,15 +179,25 @@ def _adopt_orphans() -> None:
         raise ConfigError(f"--runtime ray: prctl refused: {os.strerror(ctypes.get_errno())}")
 
 
-def _children() -> list[int]:
-    lists = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for path in lists for pid in path.read_text().split()]
+def _children(parent: int) -> list[int]:
+    lists = Path(f"/proc/{parent}/task").glob("*/children")
+    found = []
+    for path in lists:
+        # It may be gone by now.
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in path.read_text().split()]
+    return found
 
 
-def _end_children() -> None:
+def _descendants(parent: int) -> list[int]:
+    children = _children(parent)
+    return [*children, *(pid for child in children for pid in _descendants(child))]
+
+
+def _end_children(seconds: float = _STOP_TIMEOUT_SECONDS) -> None:
     """Wait for Ray's processes, which have been told to end; kill what stays."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-    while children := _children():
+    deadline = time.monotonic() + seconds
+    while children := _children(os.getpid()):
         for pid in children:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if time.monotonic() > deadline:

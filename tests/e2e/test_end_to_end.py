@@ -207,19 +207,17 @@ def are_gone(processes: list[psutil.Process]) -> bool:
     return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along(
-    orphans: list[psutil.Process],
-) -> None:
+def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along() -> None:
     with answering("grpc", SELECTED_BY_THE_STORE, *ENDS_WITH_ANY, "--no-warmup") as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         check_structure(server)
         children = server.descendants()
-        orphans += [child for child in children if "Agent" in "".join(child.cmdline())]
-        assert len(children) > 3 + len(orphans)
+        # Ray's, too, of which some would try for a minute to tell of its end
+        assert len(children) > 3
         server.process.kill()
         server.process.wait()
-        wait_until(lambda: are_gone([child for child in children if child not in orphans]), poll=0.2)
+        wait_until(lambda: are_gone(children), lambda: f"for {children}", poll=0.2)
 
 
 # A slab of 256 KiB holds 256 tokens of a layer: 45 MiB hold four such prompts and their indexes, but not what they grow

@@ -174,9 +174,3 @@ def drained_stream(server: Serving) -> openai.Stream:
     )
     assert next(stream).choices
     return stream
-
-
-# the last: what an earlier one left has had its minute by now
-def test_no_process_outlives_a_killed_supervisor(orphans: list[psutil.Process]) -> None:
-    assert orphans
-    wait_until(lambda: not any(map(is_left, orphans)), lambda: f"for {orphans}", poll=0.2)
