@@ -26,6 +26,7 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
+from gateway.rest.responses.endpoints import ResponsesEndpoints
 from gateway.rest.session_endpoints import SessionEndpoints
 from gateway.service import ChatService
 
@@ -39,6 +40,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     operations = (
         *endpoints.operations(),
         *MessagesEndpoints(config, service).operations(),
+        *ResponsesEndpoints(config, service).operations(),
         *SessionEndpoints(service).operations(),
         *AttentionEndpoints(config, service).operations(),
     )

@@ -20,6 +20,7 @@ STATUSES: dict[type[ServiceError], int] = {
     errors.UnknownModel: 404,
     errors.UnknownSession: 404,
     errors.UnknownAttention: 404,
+    errors.UnknownResponse: 404,
     errors.SlowBody: 408,
     errors.TooLarge: 413,
     errors.TooManyRequests: 429,

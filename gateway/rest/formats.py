@@ -24,14 +24,14 @@ class ChatFormat:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {
             "message": message,
-            "logprobs": _chat_logprobs(choice.logprobs) if self._has_logprobs else None,
+            "logprobs": chat_logprobs(choice.logprobs) if self._has_logprobs else None,
         }
 
     def begin(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs) if logprobs else None}
+        return {"delta": {"content": text}, "logprobs": chat_logprobs(logprobs) if logprobs else None}
 
     def end(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
@@ -64,7 +64,8 @@ class CompletionFormat:
         return {"text": "", "logprobs": None}
 
 
-def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """With the best alternatives to each, and its bytes."""
     content = [
         {
             **_chat_logprob(token),

@@ -21,6 +21,7 @@ CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
     errors.UnknownAttention: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownResponse: grpc.StatusCode.NOT_FOUND,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyRequests: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -1,0 +1,127 @@
+"""Bodies of `/v1/responses` as OpenAI's clients send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from carrel.process.request_limits import MAX_CACHE_SALT_CHARS
+from gateway.rest.schemas import Body, CarrelBody, Texts, within
+
+
+class Part(Body):
+    type: str
+    text: str | None = None
+
+
+class Item(Body):
+    """A message; another kind of item is refused."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+
+
+class TextFormat(Body):
+    type: str
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+
+
+class ResponsesBody(Body):
+    """Others are kept, so that their reader can refuse some."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    input: str | Annotated[list[Item], Field(fail_fast=True)]
+    instructions: Annotated[
+        str | None, Field(description="before the conversation, of this request only")
+    ] = None
+    previous_response_id: Annotated[str | None, Field(description="of a response that is gone on from")] = (
+        None
+    )
+    store: Annotated[
+        bool | None, Field(description="keep it, so that others go on from it; true by default")
+    ] = None
+    max_output_tokens: Annotated[int, within("max_tokens")] | None = None
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+    stream: bool | None = None
+    include: Texts | None = None
+    top_logprobs: Annotated[int, within("logprobs")] | None = None
+    text: TextOptions | None = None
+    metadata: Annotated[dict[str, str] | None, Field(description="comes back with the answer")] = None
+    user: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Annotated[int, within("priority")] | None = None
+    carrel: CarrelBody | None = None
+
+
+class OutputText(Body):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any]
+    logprobs: list[dict[str, Any]]
+
+
+class OutputMessage(Body):
+    type: Literal["message"] = "message"
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class CachedTokens(Body):
+    cached_tokens: int
+
+
+class ReasoningTokens(Body):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Body):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+    carrel: Annotated[dict[str, Any] | None, Field(description="as of a chat's usage")] = None
+
+
+class ResponseAnswer(Body):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, None]
+    store: bool
+    temperature: float | None
+    text: TextOptions
+    tool_choice: Literal["auto", "none"]
+    tools: list[Any]
+    top_logprobs: int | None
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class ResponseDroppedAnswer(Body):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
