@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Detokenizer
@@ -62,6 +63,9 @@ class Choice:
         self._metrics = metrics
         self._phases = Phases(metrics)
         self._progress = progress
+        # that no delta has told
+        self._token_ids: list[int] = []
+        self._is_begun = False
         self._echo = PromptEcho(index, echo, request, tokenizer.tokens)
 
     @property
@@ -90,24 +94,24 @@ class Choice:
                             yield told
                     case "prompt":
                         for echoed in self._echo.take(event.prompt):
-                            yield echoed
+                            yield self._told(echoed)
                     case "token" if self._echo.is_all:
                         self._phases.take_token()
                     case "token":
                         for echoed in self._echo.begin():
-                            yield echoed
+                            yield self._told(echoed)
                         delta = self._take(event.token)
                         if delta.text or delta.logprobs or self.num_tokens == 1:
-                            yield delta
+                            yield self._told(delta)
                         if self._stops.found is not None:
                             await self._end_early(stream)
                             break
                     case "complete":
                         for echoed in self._echo.begin():
-                            yield echoed
+                            yield self._told(echoed)
                         finish_reason = self._complete(event.complete)
-                        if text := self._flush():
-                            yield TextDelta(self.index, text)
+                        if (text := self._flush()) or self._token_ids or not self._is_begun:
+                            yield self._told(TextDelta(self.index, text))
                         break
         if self._stops.found is not None:
             finish_reason = "stop"
@@ -119,11 +123,18 @@ class Choice:
     def _take(self, token: pb.Token) -> TextDelta:
         self._phases.take_token()
         self.num_tokens += 1
+        self._token_ids.append(token.token_id)
         self._metrics.generation_tokens.inc()
         text = self._stops.push(self._lead.push(self._detokenizer.push(token.token_id)))
         if not self._request.sampling.HasField("logprobs"):
             return TextDelta(self.index, text)
         return TextDelta(self.index, text, read_logprobs(self._tokenizer.tokens, [token]))
+
+    def _told(self, delta: TextDelta) -> TextDelta:
+        """With the tokens that came, and at first with the prompt's."""
+        prompt = () if self._is_begun else self._request.prompt_token_ids
+        token_ids, self._token_ids, self._is_begun = tuple(self._token_ids), [], True
+        return replace(delta, token_ids=token_ids, prompt_token_ids=prompt)
 
     def _flush(self) -> str:
         """What still waits to be sent, now that no token follows."""

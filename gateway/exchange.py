@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -23,7 +23,8 @@ class GenerationOptions:
 
     `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
     `prefix_salt` (see `KeyRing.caller`). `add_special_tokens` None: to a completion, not to a chat, whose template
-    writes them. `truncate_to`: of each prompt only so many tokens are kept, the last; None: all.
+    writes them. `truncate_to`: of each prompt only so many tokens are kept, the last; None: all. `timeout_s`: what it
+    may take, where that is less than what any may.
     """
 
     model: str | None = None
@@ -31,6 +32,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     add_special_tokens: bool | None = None
     truncate_to: int | None = None
+    timeout_s: float | None = None
     draft: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
 
 
@@ -109,11 +111,16 @@ class Prefilling:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one choice; the text may be empty when only logprobs are new."""
+    """New text of one choice; the text may be empty when only logprobs are new.
+
+    `token_ids`: that came since its last one; their text may come later. `prompt_token_ids`: with the choice's first.
+    """
 
     index: int
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class ChatService:
         except RequestTimeout as error:
             outcome = RequestTimeout.__name__
             # a choice knows only what was left of the time
-            raise RequestTimeout(self._config.request_timeout_s) from error
+            raise RequestTimeout(self._timeout_s(plan)) from error
         except Exception as error:
             outcome = type(error).__name__
             raise
@@ -208,7 +208,7 @@ class ChatService:
         info = await self.status.info()
         plan.check(info)
         prompts = await plan.prompts(info.max_model_len)
-        deadline = started_at + self._config.request_timeout_s
+        deadline = started_at + self._timeout_s(plan)
         num_prompt_tokens = [len(prompt) for prompt in prompts]
         progress = PrefillProgress(num_prompt_tokens, plan.options.n)
         choices = [
@@ -299,6 +299,10 @@ class ChatService:
             progress,
             echo,
         )
+
+    def _timeout_s(self, plan: Plan) -> float:
+        asked = plan.options.timeout_s
+        return self._config.request_timeout_s if asked is None else min(asked, self._config.request_timeout_s)
 
     def _echo(self, request: CompletionRequest, at: int, prompt: TokenIds) -> Echo:
         match request.prompts[at]:

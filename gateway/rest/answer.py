@@ -21,6 +21,7 @@ from gateway.exchange import (
     Usage,
 )
 from gateway.rest.errors import error_body, error_response, internal_error_body
+from gateway.rest.schemas import StreamOptions
 from gateway.rest.sse import frame
 
 CARREL_FIELDS = (
@@ -46,10 +47,18 @@ class ChoiceText:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: Sequence[int] = ()
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    def take(self, delta: TextDelta) -> None:
+        self.pieces.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        self.token_ids.extend(delta.token_ids)
+        self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
 
 
 @dataclass
@@ -71,10 +80,8 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
         async with aclosing(events):
             async for event in events:
                 match event:
-                    case TextDelta(index=index, text=text, logprobs=logprobs):
-                        choice = choices.setdefault(index, ChoiceText(index))
-                        choice.pieces.append(text)
-                        choice.logprobs.extend(logprobs)
+                    case TextDelta(index=index):
+                        choices.setdefault(index, ChoiceText(index)).take(event)
                     case ChoiceFinished(index=index, finish_reason=reason, stop=stop):
                         choice = choices.setdefault(index, ChoiceText(index))
                         choice.finish_reason, choice.stop = reason, stop
@@ -108,27 +115,28 @@ class ChoiceFormat(Protocol):
 
 
 class AnswerWriter:
-    """A `ReplyWriter` of one request. `include_usage`: a stream's last chunk tells it; `include_progress`: chunks
-    before the answer tell how far its prompts are."""
+    """A `ReplyWriter` of one request. returns_ids: tokens are told by their ids too."""
 
     def __init__(
         self,
         generation: Generation,
         choice_format: ChoiceFormat,
-        include_usage: bool,
-        include_progress: bool = False,
+        options: StreamOptions,
+        returns_ids: bool = False,
     ) -> None:
         self._generation = generation
         self._format = choice_format
-        self._include_usage = include_usage
-        self._include_progress = include_progress
+        self._options = options
+        self._returns_ids = returns_ids
         self._begun: set[int] = set()
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
 
     end = b"data: [DONE]\n\n"
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         choices = [
-            _choice(choice.index, self._format.whole(choice), choice.finish_reason)
+            _choice(choice.index, {**self._format.whole(choice), **self._ids(choice)}, choice.finish_reason)
             for choice in answer.choices
         ]
         usage = None if answer.usage is None else usage_json(answer.usage)
@@ -148,18 +156,29 @@ class AnswerWriter:
         """The chunks that an event of the request becomes."""
         match event:
             case TextDelta(index=index, text=text, logprobs=logprobs):
+                self._num_tokens += len(event.token_ids)
                 yield from self._begin(index)
-                if text or logprobs:
-                    yield self._chunk([_choice(index, self._format.piece(index, text, logprobs), None)])
+                if text or logprobs or self._returns_ids:
+                    fields = {**self._format.piece(index, text, logprobs), **self._ids(event)}
+                    yield self._chunk([_choice(index, fields, None)])
             case ChoiceFinished(index=index, finish_reason=reason):
                 yield from self._begin(index)
                 yield self._chunk([_choice(index, self._format.end(), reason)])
-            case Completed(usage=usage) if self._include_usage:
+            case Completed(usage=usage) if self._options.include_usage:
                 yield {**self._chunk([]), "usage": usage_json(usage)}
-            case Prefilling() if self._include_progress:
-                yield {**self._chunk([]), "carrel": {"progress": asdict(event)}}
-            case Completed() | Prefilling():
+            case Prefilling(prompt_tokens=prompt_tokens):
+                self._num_prompt_tokens = prompt_tokens
+                if self._options.include_progress:
+                    yield {**self._chunk([]), "carrel": {"progress": asdict(event)}}
+            case Completed():
                 pass
+
+    def _ids(self, part: TextDelta | ChoiceText) -> dict[str, Any]:
+        """Of a choice's new tokens, or of all; the prompt's where its choice begins."""
+        if not self._returns_ids:
+            return {}
+        prompt = {"prompt_token_ids": list(part.prompt_token_ids)} if part.prompt_token_ids else {}
+        return {**prompt, "token_ids": list(part.token_ids)}
 
     def _begin(self, index: int) -> Iterator[dict[str, Any]]:
         if index not in self._begun:
@@ -168,7 +187,9 @@ class AnswerWriter:
                 yield self._chunk([_choice(index, fields, None)])
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self._include_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
+        if self._options.continuous_usage_stats:
+            usage = {"usage": usage_json(Usage(self._num_prompt_tokens, self._num_tokens, 0.0, None))}
         return {**self._head(self._format.chunk_kind), "choices": choices, **usage}
 
     def _head(self, kind: str) -> dict[str, Any]:

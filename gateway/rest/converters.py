@@ -34,7 +34,6 @@ UNSUPPORTED: Mapping[str, Any] = {
     "length_penalty": 1,
     "logits_processors": [],
     "prompt_logprobs": None,
-    "return_token_ids": False,
     "skip_special_tokens": True,
     "use_beam_search": False,
 }
@@ -198,6 +197,7 @@ def _read_options(
         tuple(stop or ()),
         body.add_special_tokens,
         body.truncate_prompt_tokens,
+        body.timeout_seconds,
         draft,
     )
 

@@ -144,7 +144,5 @@ class Endpoints:
         self, request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat
     ) -> Response:
         options = body.stream_options or StreamOptions()
-        writer = AnswerWriter(
-            generation, choice_format, bool(options.include_usage), bool(options.include_progress)
-        )
+        writer = AnswerWriter(generation, choice_format, options, bool(body.return_token_ids))
         return await reply(request, generation, writer, bool(body.stream), self._config)

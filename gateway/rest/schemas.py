@@ -44,6 +44,10 @@ def _check_budget(value: float) -> float:
     )
 
 
+# what is not done by then ends with 504; less than what the server gives every request
+Timeout = Annotated[float, Field(gt=0)]
+
+
 class Body(BaseModel):
     """Numbers may be texts, and whole ones may have a point (`"5"`, `5.0`), as other servers take them."""
 
@@ -83,6 +87,9 @@ JsonSchema = dict[str, Any] | bool | str
 
 class StreamOptions(Body):
     include_usage: Annotated[bool | None, Field(description="tell the usage in a last chunk")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="tell the tokens so far in every chunk")
+    ] = None
     include_progress: Annotated[
         bool | None, Field(description="tell in chunks of their own how far the prompts are")
     ] = None
@@ -164,6 +171,10 @@ class GenerationBody(Body):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
+    return_token_ids: Annotated[
+        bool | None, Field(description="of prompt and answer, beside their texts")
+    ] = None
+    timeout_seconds: Timeout | None = None
     carrel: CarrelBody | None = None
 
 

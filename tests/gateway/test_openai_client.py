@@ -274,3 +274,32 @@ def test_an_echo_alone(client: openai.OpenAI, stack: Stack) -> None:
     assert reply.usage.completion_tokens == 0
     assert reply.usage.model_extra["carrel"]["context_tokens"] <= reply.usage.prompt_tokens
     assert not any(request.sampling.HasField("prompt_logprobs") for request in script.requests)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_tokens_are_told_by_their_ids_and_counted_as_they_come(
+    client: openai.OpenAI, stack: Stack, is_chat: bool
+) -> None:
+    script = stack.say("the 🦊 over 你好")
+    create = client.chat.completions.create if is_chat else client.completions.create
+    asked = {"model": "tiny", "extra_body": {"return_token_ids": True}, "n": 2, "max_tokens": 100}
+    asked |= {"messages": HELLO} if is_chat else {"prompt": "the"}
+    for choice in create(**asked).choices:
+        assert choice.model_extra["token_ids"] == script.reply
+        assert choice.model_extra["prompt_token_ids"] == list(script.requests[0].prompt_token_ids)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(create(**asked, stream=True, stream_options=options))
+    told = [choice for chunk in chunks for choice in chunk.choices]
+    ids = {
+        index: [i for each in told if each.index == index for i in (each.model_extra.get("token_ids") or ())]
+        for index in range(2)
+    }
+    assert ids == {0: script.reply, 1: script.reply}
+    prompts = [
+        each.model_extra["prompt_token_ids"] for each in told if "prompt_token_ids" in each.model_extra
+    ]
+    assert prompts == [list(script.requests[0].prompt_token_ids)] * 2
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-2], counts[-1]) == (2 * len(script.reply),) * 2
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {chunks[-1].usage.prompt_tokens}

@@ -64,7 +64,7 @@ def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stac
     [
         (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        (CHAT, {"return_token_ids": True}, "return_token_ids"),
+        (CHAT, {"timeout_seconds": 0}, "timeout_seconds"),
         (COMPLETION, {"skip_special_tokens": False}, "skip_special_tokens"),
         (COMPLETION, {"prompt_logprobs": 0}, "prompt_logprobs"),
     ],
@@ -77,5 +77,5 @@ def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, 
 
 
 def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
-    neutral = {"return_token_ids": False, "skip_special_tokens": True, "bad_words": []}
+    neutral = {"skip_special_tokens": True, "bad_words": []}
     assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"

@@ -570,7 +570,9 @@ def test_a_request_past_its_deadline_is_given_up(tmp_path: Path, model_dir: Path
             ("the", None)
         ] * 2
         stack.say("the fox", hang_at=0)
-        error_of(httpx.post(f"{stack.url}/v1/completions", json={"prompt": "the"}, timeout=PATIENCE))
+        soon = {"prompt": "the", "timeout_seconds": 0.05}
+        late = httpx.post(f"{stack.url}/v1/completions", json=soon, timeout=PATIENCE)
+        assert "within 0.05 s" in error_of(late)["message"]
 
 
 def test_openapi_document_describes_the_bodies(http: httpx.Client) -> None:

@@ -62,7 +62,9 @@ def read_message_request(body: MessagesBody, request_id: str | None, caller: byt
         priority=body.priority or 0,
     )
     read_carrel(body.carrel, draft)
-    options = GenerationOptions(body.model, stop=tuple(body.stop_sequences or ()), draft=draft)
+    options = GenerationOptions(
+        body.model, stop=tuple(body.stop_sequences or ()), timeout_s=body.timeout_seconds, draft=draft
+    )
     return read_prompt(body, options, request_id)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
-from gateway.rest.schemas import Body, CarrelBody, Texts, within
+from gateway.rest.schemas import Body, CarrelBody, Texts, Timeout, within
 
 
 class Block(Body):
@@ -44,6 +44,7 @@ class MessagesBody(CountBody):
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     priority: Annotated[int, within("priority")] | None = None
+    timeout_seconds: Timeout | None = None
     carrel: CarrelBody | None = None
 
 

@@ -58,7 +58,8 @@ def read_response_request(
     read_carrel(body.carrel, draft)
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body))
-    return ChatRequest(messages, GenerationOptions(body.model, draft=draft), request_id=request_id)
+    options = GenerationOptions(body.model, timeout_s=body.timeout_seconds, draft=draft)
+    return ChatRequest(messages, options, request_id=request_id)
 
 
 def _check_fields(body: ResponsesBody) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_CACHE_SALT_CHARS
-from gateway.rest.schemas import Body, CarrelBody, Texts, within
+from gateway.rest.schemas import Body, CarrelBody, Texts, Timeout, within
 
 
 class Part(Body):
@@ -59,6 +59,7 @@ class ResponsesBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     priority: Annotated[int, within("priority")] | None = None
+    timeout_seconds: Timeout | None = None
     carrel: CarrelBody | None = None
 
 
