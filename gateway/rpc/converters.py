@@ -13,6 +13,7 @@ from gateway.exchange import (
     Message,
     Prefilling,
     TextDelta,
+    TokenLogprob,
     Usage,
 )
 from gateway.v1 import chat_pb2 as pb
@@ -43,10 +44,21 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
             draft.budget.share = message.carrel.budget_share
         case "budget_tokens":
             draft.budget.tokens = message.carrel.budget_tokens
+    continues = message.continue_final_message
+    options = GenerationOptions(
+        model=message.model or None,
+        n=message.n if message.HasField("n") else 1,
+        stop=tuple(message.stop),
+        add_special_tokens=message.add_special_tokens,
+        truncate_to=message.truncate_prompt_tokens or None,
+        draft=draft,
+    )
     return ChatRequest(
         tuple(Message(each.role, each.content) for each in message.messages),
-        GenerationOptions(model=message.model or None, stop=tuple(message.stop), draft=draft),
+        options,
         request_id=message.request_id or None,
+        adds_generation_prompt=not (continues or message.no_generation_prompt),
+        continues_final=continues,
     )
 
 
@@ -56,18 +68,20 @@ class ChatEvents:
     def __init__(self, request_id: str, include_progress: bool) -> None:
         self._request_id = request_id
         self._include_progress = include_progress
-        self._finish_reason = ""
+        self._finish_reasons: dict[int, str] = {}
 
     def message(self, event: Event) -> pb.ChatEvent | None:
         """None for an event that has no message of its own."""
         match event:
-            case TextDelta(text=text) if text:
-                return pb.ChatEvent(request_id=self._request_id, delta=pb.Delta(content=text))
-            case ChoiceFinished(finish_reason=reason):
-                self._finish_reason = reason
+            case TextDelta(index=index, text=text, logprobs=logprobs) if text or logprobs:
+                delta = pb.Delta(content=text, index=index, logprobs=map(_logprob, logprobs))
+                return pb.ChatEvent(request_id=self._request_id, delta=delta)
+            case ChoiceFinished(index=index, finish_reason=reason):
+                self._finish_reasons[index] = reason
                 return None
             case Completed(usage=usage):
-                complete = pb.Complete(finish_reason=self._finish_reason, usage=_usage(usage))
+                reasons = [reason for _, reason in sorted(self._finish_reasons.items())]
+                complete = pb.Complete(finish_reason=reasons[0], usage=_usage(usage), finish_reasons=reasons)
                 return pb.ChatEvent(request_id=self._request_id, complete=complete)
             case Prefilling() if self._include_progress:
                 return pb.ChatEvent(request_id=self._request_id, progress=pb.Progress(**asdict(event)))
@@ -76,6 +90,12 @@ class ChatEvents:
 
     def error(self, error: pb.Error) -> pb.ChatEvent:
         return pb.ChatEvent(request_id=self._request_id, error=error)
+
+
+def _logprob(token: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=token.token, bytes=token.bytes, logprob=token.logprob, top=map(_logprob, token.top)
+    )
 
 
 def _usage(usage: Usage) -> pb.Usage:

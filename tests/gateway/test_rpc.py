@@ -61,6 +61,33 @@ def test_same_answer_as_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None
     assert over_grpc == over_rest
 
 
+def test_choices_and_logprobs_as_over_rest(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
+    script = stack.say("the 你好")
+    shared = {"n": 2, "logit_bias": {11: -5.0}, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [9]}
+    request = pb.ChatRequest(
+        messages=MESSAGES, logprobs=2, truncate_prompt_tokens=5, add_special_tokens=True, **shared
+    )
+    events = list(chat.Complete(request, timeout=PATIENCE))
+    body = {
+        "messages": [{"role": "user", "content": "hello"}], "logprobs": True, "top_logprobs": 2,
+        "truncate_prompt_tokens": 5, "add_special_tokens": True, **shared,
+    }  # fmt: skip
+    rest = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
+    for index, choice in enumerate(rest["choices"]):
+        deltas = [event.delta for event in events if event.HasField("delta") and event.delta.index == index]
+        assert "".join(delta.content for delta in deltas) == choice["message"]["content"] == "the 你好"
+        tokens = [token for delta in deltas for token in delta.logprobs]
+        assert [list(token.bytes) for token in tokens] == [
+            each["bytes"] for each in choice["logprobs"]["content"]
+        ]
+        assert all(len(token.top) == 2 and token.logprob == -0.5 for token in tokens)
+    assert list(events[-1].complete.finish_reasons) == ["stop", "stop"]
+    assert events[-1].complete.usage.total_tokens == rest["usage"]["total_tokens"]
+    samplings = {request.sampling.SerializeToString(deterministic=True) for request in script.requests}
+    assert (len(script.requests), len(samplings)) == (4, 1)
+    assert {len(request.prompt_token_ids) for request in script.requests} == {5}
+
+
 def test_progress_comes_first_if_asked(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
     stack.say("the fox", progress=[(0, 3), (1, 3)])
     request = pb.ChatRequest(messages=MESSAGES, include_progress=True)
