@@ -72,6 +72,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-heads": claims.experiments("outliers"),
     "claims-layers": claims.experiments("layers"),
     "claims-infinigen": claims.experiments("infinigen", "full_layers", "skew"),
-    "claims-norms": claims.experiments("norms"),
+    "claims-norms": claims.experiments("norms", "pooled"),
+    "claims-normalized": claims.experiments("candidates", "normalize"),
+    "claims-points": claims.experiments("points64", "points100000", shows_recall=True),
     "step-times": step_times.table,
 }

@@ -25,8 +25,8 @@ class Asked:
     told: str
 
 
-def experiments(*names: str) -> Callable[[], str]:
-    """The lines of these experiments, `full` once, with scores by model and protocol."""
+def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
+    """The lines of these experiments, `full` once, with scores by model and protocol, and what was recalled."""
 
     def table() -> str:
         asked = list(
@@ -40,9 +40,13 @@ def experiments(*names: str) -> Callable[[], str]:
             Column("budget", lambda each: budget_name(each.line.budget) or "all"),
         ]
         for model, shown in MODELS.items():
-            for protocol in PROTOCOLS:
-                columns.append(Column(f"{shown}, {protocol}", _score(model, protocol)))
+            columns += [
+                Column(f"{shown}, {each}", _score(model, each))
+                for each in PROTOCOLS[: 1 if shows_recall else 2]
+            ]
             columns.append(Column("against `full`", _against(model)))
+            if shows_recall:
+                columns.append(Column("recall rate", _recall(model)))
         return tables.markdown(columns, lines)
 
     return table
@@ -81,6 +85,12 @@ def _against(model: str) -> Callable[[Asked], str]:
         return difference(found, each.line, places)
 
     return text
+
+
+def _recall(model: str) -> Callable[[Asked], str]:
+    return lambda each: tables.number(
+        _of(model, each).mean(each.line, lambda outcome: outcome.recall_rate), 3
+    )
 
 
 def _of(model: str, each: Asked) -> Joined:

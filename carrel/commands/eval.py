@@ -39,6 +39,8 @@ REMOTE_HOT_CACHE = "the worker's own"
 def run(arguments: argparse.Namespace) -> int:
     """Tables go to stdout, progress to stderr. Returns 0 whatever the quality; raises CarrelError."""
     notes = Console(stderr=True)
+    if arguments.policy_options is not None:
+        arguments.policy_options = ",".join(arguments.policy_options)
     if arguments.fidelity:
         _fidelity(arguments, notes)
         return 0

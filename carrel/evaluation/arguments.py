@@ -181,7 +181,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default = OWN[each.field]
             shown = f" (default: {default or each.shown})" if default or each.shown else ""
             own.add_argument(
-                each.flags[0], dest=each.field, default=default, metavar=each.metavar, help=each.help + shown
+                each.flags[0],
+                dest=each.field,
+                nargs="+" if each.is_list else None,
+                default=default,
+                metavar=each.metavar,
+                help=each.help + shown,
             )
     own.add_argument(
         "--store-runtime",

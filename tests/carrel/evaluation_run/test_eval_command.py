@@ -50,7 +50,9 @@ def test_the_report_holds_scores_and_costs(
     fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, path = fake_run(wrong=("pqcache",)), tmp_path / "report.json"
-    assert main([*run.arguments, "--json", str(path), "--protocols", "P1"]) == 0
+    options = ["--policy-options", "pqcache:num_bits=5,num_sink=4", "quest:page_size=8"]
+    assert main([*run.arguments, "--json", str(path), "--protocols", "P1", *options]) == 0
+    assert read_report(path).source.policy_options == "pqcache:num_bits=5,num_sink=4,quest:page_size=8"
     results = {result.cell.policy: result for result in read_report(path).results()}
     assert {policy: result.exact_match for policy, result in results.items()} == {
         "full": 1.0,
