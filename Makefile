@@ -21,7 +21,7 @@ ARGS ?=
 QUICK := --text-dir examples/documents --device cpu --arena-bytes 2GiB --hot-cache 1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test eval-quick compose-test check format stubs docs clean
+.PHONY: help setup serve test faults eval-quick compose-test check format stubs docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundle
 # Without bytecode each of the some hundred processes of a run would compile all it imports.
 test: $(READY)  ## run the tests, in one process more than there are cores
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+faults: $(READY)  ## the tests of faults that take minutes
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_faults.py $(ARGS)
 
 eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores
 	$(BIN)/carrel eval $(QUICK) --tasks mixed --lengths 2048 4096 --budgets 0.1 0.05 --policies full oracle bitkeys pqcache --documents 12 \

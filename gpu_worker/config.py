@@ -220,7 +220,8 @@ class WorkerOptions:
     )
     hang_timeout_s: float = option(
         60.0,
-        "seconds without progress after which a worker that has hung is ended, and started again; 0: never",
+        "seconds without progress after which a worker that has hung is ended, and started again, as a gateway is, and "
+        "a store --lease-seconds later; 0: never",
         name="hang-timeout",
         metavar="S",
         ge=0,

@@ -74,16 +74,17 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
     Each process's options are read here as it will read them: it starts minutes after a mistake could have been told.
     Raises OptionError.
     """
+    worker = worker_spec(model, texts, endpoints)
     return (
-        store_spec(texts, endpoints),
-        worker_spec(model, texts, endpoints),
-        gateway_spec(model, texts, endpoints),
+        store_spec(texts, endpoints, worker.hang_timeout_s),
+        worker,
+        gateway_spec(model, texts, endpoints, worker.hang_timeout_s),
     )
 
 
-def store_spec(texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
+def store_spec(texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: float = 0.0) -> ChildSpec:
     wired = {"listen": f"unix:{endpoints.store_socket}"}
-    _, argv = _command("kv_store", StoreConfig, {"runtime": "ray", **texts, **wired})
+    config, argv = _command("kv_store", StoreConfig, {"runtime": "ray", **texts, **wired})
     return ChildSpec(
         STORE,
         argv,
@@ -95,6 +96,8 @@ def store_spec(texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
         clean=lambda: remove_ray_folders(endpoints.run),
         # it has a Ray to end, whose helpers would outlive it by a minute
         death_signal=signal.SIGTERM,
+        # until its leases have run out it may come back with all that it holds
+        hang_timeout_s=hang_timeout_s and hang_timeout_s + config.lease_seconds,
     )
 
 
@@ -129,7 +132,9 @@ def measuring_spec(
     return ChildSpec(module.rpartition(".")[2], (*argv, *own), lambda: True, 0, 0)
 
 
-def gateway_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
+def gateway_spec(
+    model: str, texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: float = 0.0
+) -> ChildSpec:
     wired = {
         "model": model,
         "worker": f"unix:{endpoints.worker_socket}",
@@ -147,6 +152,8 @@ def gateway_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> 
         # a key on the command line would be in every process listing
         {"CARREL_API_KEY": texts["api_keys"]} if config.api_keys else {},
         loss="the clients' connections, and their requests",
+        hang_timeout_s=hang_timeout_s,
+        answers=http_answers(endpoints.client),
     )
 
 
@@ -199,6 +206,20 @@ def http_ready(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
         try:
             with connect(PROBE_TIMEOUT_S) as client:
                 return client.get("/ready").status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    return at_most_every(PROBE_INTERVAL_S, probe)
+
+
+def http_answers(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
+    """A probe of whether the gateway answers `/health`, whatever it says of the worker."""
+
+    def probe() -> bool:
+        try:
+            with connect(PROBE_TIMEOUT_S) as client:
+                client.get("/health")
+                return True
         except httpx.HTTPError:
             return False
 

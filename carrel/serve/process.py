@@ -32,8 +32,8 @@ class ChildSpec:
     """How to start one process, how to know that it serves, and how long it may take to start and to stop.
 
     `loss` names what its death costs; `clean` removes the files that it leaves when it is killed. When it serves and
-    `is_ready` then fails for `hang_timeout_s`, it has hung; 0: it is not asked. `death_signal` is what it gets when the
-    supervisor is killed.
+    `is_ready`, or `answers` where it has one, then fails for `hang_timeout_s`, it has hung; 0: it is not asked.
+    `death_signal` is what it gets when the supervisor is killed.
     """
 
     name: str
@@ -45,6 +45,7 @@ class ChildSpec:
     loss: str = "nothing"
     clean: Callable[[], object] = lambda: None
     hang_timeout_s: float = 0.0
+    answers: Callable[[], bool] | None = None
     death_signal: int = signal.SIGKILL
 
 

@@ -97,7 +97,7 @@ class Supervisor:
 
     def _serves(self, spec: ChildSpec) -> None:
         self._display.ready(spec.name)
-        self._watches[spec.name] = HangWatch(spec.is_ready, spec.hang_timeout_s)
+        self._watches[spec.name] = HangWatch(spec.answers or spec.is_ready, spec.hang_timeout_s)
 
     def _spawn(self, spec: ChildSpec) -> Child:
         self._display.starting(spec.name)

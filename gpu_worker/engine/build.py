@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
+from gpu_worker.engine.earlier_pool import EarlierPool
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.workload import Workload
@@ -182,10 +184,9 @@ def _slot_bytes(
     policies: dict[str, Policy],
 ) -> int:
     """As configured; else what is left of the device's memory, or a share of the host's."""
-    asked = config.slot_memory_bytes
+    asked, earlier = config.slot_memory_bytes, earlier_pool(config)
     if shape.device.type != "cuda":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return asked or int(free * CPU_MEMORY_SHARE)
+        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE))
     if asked is not None and limit is None:
         return asked
     workload = Workload(
@@ -200,9 +201,28 @@ def _slot_bytes(
         trains_indexes=config.index_device == "gpu",
         has_indexes=config.transport != "grpc",
     )
-    plan = MemoryPlan.of(workload, available_bytes(shape.device, limit), asked)
-    logger.info("device memory beside the weights: %s", plan)
-    return plan.slots
+
+    def slots() -> int:
+        plan = MemoryPlan.of(workload, available_bytes(shape.device, limit), asked)
+        logger.info("device memory beside the weights: %s", plan)
+        return plan.slots
+
+    return slots() if asked is not None else earlier.settle(slots)
+
+
+def earlier_pool(config: WorkerConfig) -> EarlierPool:
+    """Of workers that listened on the same Unix socket, with the same options."""
+    path = Path(f"{config.listen.removeprefix('unix:')}.slots") if config.listen.startswith("unix:") else None
+    return EarlierPool(path, repr(config))
+
+
+def available_host_bytes() -> int:
+    """That programs may still fill: pages of files, which fill up as they are read, can go."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape) -> int:

@@ -115,7 +115,7 @@ def test_the_three_commands(tmp_path: Path) -> None:
     assert all("--json-events" in spec.argv for spec in specs)
     assert "tell-nobody" not in store + worker + gateway
     assert [spec.environment.get("CARREL_API_KEY") for spec in specs] == [None, None, "tell-nobody"]
-    assert [spec.hang_timeout_s for spec in specs] == [0.0, 7.0, 0.0]
+    assert [spec.hang_timeout_s for spec in specs] == [37.0, 7.0, 7.0]
     # a draining gateway must not be killed before its own deadline
     assert specs[2].stop_timeout_s > 3.0
 

@@ -1,0 +1,51 @@
+"""Faults that take minutes with a real server, by `make faults`: who hangs for ever, and memory that forgets."""
+
+from __future__ import annotations
+
+import signal
+
+import httpx
+import pytest
+from serving import Serving, serving
+from test_end_to_end import KV_HEADS, LAYERS
+from test_recovery import actor_of, answer, is_left, num_cached, readiness, until
+from waiting import PATIENCE, wait_until
+
+from kv_store.client import Layout, StoreClient
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def corrupt_segments(server: Serving) -> int:
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+    [line] = [each for each in text.splitlines() if each.startswith("carrel_worker_corrupt_segments_total{")]
+    return round(float(line.rpartition(" ")[2]))
+
+
+def flip_everywhere(server: Serving, slab_bytes: int) -> None:
+    """A bit of every slab of the arena."""
+    layout = Layout(LAYERS, KV_HEADS, 64, "fp32")
+    target = f"unix:{server.run}/kv_store.sock"
+    client = StoreClient.connect(target, layout, worker_id="other", transport="shm", max_gather_rows=1)
+    client.arena.reshape(-1, slab_bytes)[:, 1001] ^= 16
+    client.close()
+
+
+def test_who_hangs_for_ever_is_started_again_and_flipped_bits_cost_time_only() -> None:
+    options = ("--no-warmup", "--hang-timeout", "5", "--lease-seconds", "3", "--slab-bytes", "256KiB")
+    with serving(*options) as server:
+        before = answer(server)
+        assert answer(server) == before
+        assert num_cached(server, "pqcache") > 0
+        # an idle core has taken the sums long before a person could ask again
+        wait_until(lambda: answer(server) == before and num_cached(server, "full") > 0)
+        flip_everywhere(server, 256 << 10)
+        assert answer(server) == before
+        assert corrupt_segments(server) > 0
+
+        for name, process in (("gateway", server.child("gateway")), ("store", actor_of(server))):
+            process.send_signal(signal.SIGSTOP)
+            until(lambda process=process: not is_left(process), server)
+            until(lambda: readiness(server) == 200, server)
+            assert answer(server) == before
+            assert f"{name} did not answer for" in server.log.read_text()
