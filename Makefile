@@ -21,7 +21,7 @@ ARGS ?=
 QUICK := --text-dir examples/documents --device cpu --arena-bytes 2GiB --hot-cache 1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test faults eval-quick compose-test check format stubs docs clean
+.PHONY: help setup serve test test-clients faults eval-quick compose-test check format stubs docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,17 @@ test: $(READY)  ## run the tests, in one process more than there are cores
 
 faults: $(READY)  ## the tests of faults that take minutes
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_faults.py $(ARGS)
+
+# No part of CI: it fetches some hundred megabytes, into a venv of its own, whose packages must not decide ours.
+CLIENTS := build/clients
+
+$(CLIENTS)/.ready: Makefile | $(READY)
+	test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api]>=0.4.9" transformers litellm langchain-openai
+	@touch $@
+
+test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm and lm_eval against a real server
+	CLIENTS_PYTHON=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/clients $(ARGS)
 
 eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores
 	$(BIN)/carrel eval $(QUICK) --tasks mixed --lengths 2048 4096 --budgets 0.1 0.05 --policies full oracle bitkeys pqcache --documents 12 \

@@ -1,0 +1,85 @@
+"""Programs that people use, unchanged, against a real server; `make test-clients` has them in a venv of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "e2e"))
+from serving import Serving, serving  # noqa: E402
+
+MODEL = ROOT / "models" / "carrel-nano"
+QUESTION = "The secret number of the amber fox is 48213.\n\nWhat is the secret number of the amber fox?"
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving("--dtype", "float32") as running:
+        yield running
+
+
+def ask(script: str, *arguments: str, question: Any) -> Any:
+    """What a script of the clients' environment says, as JSON in its last line."""
+    command = [os.environ["CLIENTS_PYTHON"], str(HERE / script), *arguments]
+    done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def items() -> list[tuple[str, str]]:
+    """Twenty beginnings and what follows each: short ones, and long ones that a chunk of a prompt does not hold."""
+    book = next((ROOT / "examples" / "documents").glob("*.txt")).read_text()
+    words = book.split()
+    lengths = [3, 10, 40, 150, 700]
+    return [
+        (" ".join(words[at : at + length]), " " + " ".join(words[at + length : at + length + 4]))
+        for at, length in ((500 * number, lengths[number % len(lengths)]) for number in range(20))
+    ]
+
+
+def test_lm_eval_measures_what_transformers_computes(server: Serving) -> None:
+    asked = items()
+    told = ask("ask_lm_eval.py", server.url, str(MODEL), question=asked)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    differences = []
+    for (context, following), (loglikelihood, is_greedy) in zip(asked, told, strict=True):
+        # lm_eval asks for no begin token
+        whole = tokenizer.encode(context + following, add_special_tokens=False)
+        begin = len(tokenizer.encode(context, add_special_tokens=False))
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([whole])).logits[0].float().log_softmax(-1)
+        following_ids = torch.tensor(whole[begin:])
+        of_following = logprobs[begin - 1 : -1]
+        expected = of_following.gather(-1, following_ids[:, None]).sum().item()
+        differences.append(abs(loglikelihood - expected))
+        assert is_greedy == (of_following.argmax(-1) == following_ids).all().item()
+    print(f"the largest of {len(differences)} differences is {max(differences):.2e}")
+    assert max(differences) < 1e-3
+
+
+def test_langchain(server: Serving) -> None:
+    told = ask("ask_langchain.py", server.url, question=QUESTION)
+    assert told["whole"] == "".join(told["pieces"]) != ""
+    assert len(told["pieces"]) > 2
+    assert 0 < told["tokens"] <= 24
+
+
+def test_litellm(server: Serving) -> None:
+    told = ask("ask_litellm.py", server.url, question=QUESTION)
+    for name, answer in told.items():
+        assert answer["whole"] == "".join(answer["pieces"]) != "", name
+        assert 0 < answer["tokens"] <= 24
+    assert len({answer["whole"] for answer in told.values()}) == 1
