@@ -141,7 +141,7 @@ class GatewayOptions:
         ge=0,
         le=86400,
     )
-    disable_docs: bool = option(False, "no /docs and no /openapi.json")
+    disable_docs: bool = option(False, "no page at /, no /docs and no /openapi.json")
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "debug, info, warning or error", metavar="LEVEL"
     )

@@ -26,6 +26,7 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
+from gateway.rest.page import page_route
 from gateway.rest.responses.endpoints import ResponsesEndpoints
 from gateway.rest.session_endpoints import SessionEndpoints
 from gateway.service import ChatService
@@ -60,7 +61,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
             # servers that redirect lead a client from here to the list
             Route("/v1/models/", endpoints.models),
             *(each.route for each in operations),
-            *(() if config.disable_docs else documentation(operations, config.root_path)),
+            *(() if config.disable_docs else (page_route(), *documentation(operations, config.root_path))),
         ],
         # the first is met first
         middleware=[

@@ -11,10 +11,11 @@ from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
 from gateway.rate_limits import RateLimits
 from gateway.rest.errors import error_response, internal_error_response
+from gateway.rest.page import PATH as PAGE_PATH
 from gateway.service import public_id
 
 # exactly these paths are open; everything else, known or not, needs a key
-UNGUARDED_PATHS = frozenset({"/health", "/ready"})
+UNGUARDED_PATHS = frozenset({"/health", "/ready", PAGE_PATH})
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{kind}"
     for what in ("limit", "remaining", "reset")

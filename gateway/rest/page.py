@@ -1,0 +1,53 @@
+"""The page at `/`: one file, `gateway/page/index.html`, which needs nothing from elsewhere and loads nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+PATH = "/"
+FILE = Path(__file__).resolve().parents[1] / "page" / "index.html"
+
+
+def page_route() -> Route:
+    """Shows the page to everybody: it holds nothing of anybody's, and asks for a key where the API wants one."""
+    text = FILE.read_text(encoding="utf-8")
+    headers = {
+        "Content-Security-Policy": policy_of(text),
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(text, headers=headers)
+
+    return Route(PATH, show)
+
+
+def policy_of(text: str) -> str:
+    """What a browser lets the page do: run its own script and style, known by their hashes, and ask its own server."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(text, 'script')}",
+            f"style-src {_hash(text, 'style')}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _hash(text: str, tag: str) -> str:
+    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
