@@ -55,7 +55,7 @@ class StopMatcher:
             _, start, self.found = min(seen)
             safe, self._held = self._held[:start], ""
             return safe
-        split = len(self._held) - self._num_ambiguous()
+        split = len(self._held) - num_ambiguous(self._held, self._stops)
         safe, self._held = self._held[:split], self._held[split:]
         return safe
 
@@ -64,12 +64,14 @@ class StopMatcher:
         safe, self._held = self._held, ""
         return safe
 
-    def _num_ambiguous(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        return max(self._overlap(stop) for stop in self._stops)
 
-    def _overlap(self, stop: str) -> int:
-        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:length]):
-                return length
-        return 0
+def num_ambiguous(text: str, strings: tuple[str, ...]) -> int:
+    """Length of the longest end of the text that begins one of the strings, but is not all of it."""
+    return max(_overlap(text, each) for each in strings)
+
+
+def _overlap(text: str, whole: str) -> int:
+    for length in range(min(len(whole) - 1, len(text)), 0, -1):
+        if text.endswith(whole[:length]):
+            return length
+    return 0

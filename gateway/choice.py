@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from gateway.answer_text import AnswerLead, StopMatcher
-from gateway.detokenizer import Detokenizer
+from gateway.detokenizer import Decode, Detokenizer
 from gateway.errors import GenerationFailed, RequestTimeout, ServiceError, WorkerUnavailable
 from gateway.exchange import ChoiceFinished, Echo, Event, TextDelta
 from gateway.metrics import Metrics
@@ -33,8 +33,9 @@ class Choice:
     `first_token_at` are filled on the way.
 
     `deadline` is the request's, in monotonic seconds; `progress` is the request's, of all its choices; `lead` is white
-    space that the text may begin with and that is left out (see AnswerLead); `echo` is what comes before it. `usage`
-    stays None when a stop string ended the choice and the worker's account did not arrive in time.
+    space that the text may begin with and that is left out (see AnswerLead); `echo` is what comes before it; `decode`
+    makes texts of tokens, else the tokenizer's does. `usage` stays None when a stop string ended the choice and the
+    worker's account did not arrive in time.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Choice:
         metrics: Metrics,
         progress: PrefillProgress,
         echo: Echo | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -57,7 +59,7 @@ class Choice:
         self._deadline = deadline
         self._stops = StopMatcher(stops)
         self._lead = AnswerLead(lead)
-        self._detokenizer = Detokenizer(tokenizer.decode, request.prompt_token_ids)
+        self._detokenizer = Detokenizer(decode or tokenizer.decode, request.prompt_token_ids)
         self._tokenizer = tokenizer
         self._worker = worker
         self._metrics = metrics

@@ -93,6 +93,17 @@ class GatewayOptions:
         None, "directory, GGUF file or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
     )
     chat_template: Path | None = option(None, "Jinja file instead of the model's template", metavar="FILE")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = option(
+        "auto",
+        "how the model writes calls of tools: hermes (Qwen too), llama3_json, mistral; auto: as its chat template says",
+        metavar="NAME",
+    )
+    reasoning_parser: Literal["auto", "none", "think", "deepseek_r1", "qwen3"] = option(
+        "auto",
+        "whether what the model thinks within <think> is told apart: auto (where its chat template has the tag), none, "
+        "or think, which deepseek_r1 and qwen3 are",
+        metavar="NAME",
+    )
     revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
     download_dir: str | None = option(
         None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -12,9 +14,25 @@ TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments`: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
+    """`tool_calls`: of an assistant. `tool_call_id`: of a tool, which call this answers. `name`: of the tool, or of who
+    speaks. `reasoning`: what an assistant thought before its content."""
+
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +55,41 @@ class GenerationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """`parameters`: the JSON schema of its arguments, an object's. `strict`: calls are held to it even where none is
+    required."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+class ToolChoice(enum.Enum):
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a chat's answer may call, or with REQUIRED must. `named`: the one that it may call; None: any.
+    `is_parallel`: several calls may be in one answer."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice = ToolChoice.AUTO
+    named: str | None = None
+    is_parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """The answer begins where an assistant's message would, if `adds_generation_prompt`, or where the last message
-    ends, if `continues_final`; not both."""
+    ends, if `continues_final`; not both. `tools`: None: nothing is called. `tells_reasoning`: what the model thinks
+    first comes in events of its own, where its template says so; else it is text."""
 
     messages: tuple[Message, ...]
     options: GenerationOptions = GenerationOptions()
@@ -47,6 +97,8 @@ class ChatRequest:
     request_id: str | None = None
     adds_generation_prompt: bool = True
     continues_final: bool = False
+    tools: Tools | None = None
+    tells_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +176,29 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before the answer, in a chat that asked to be told."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a call of one choice, its `place` counted from 0, in a chat with tools: first its id and name, then
+    pieces of its arguments, which add up to a JSON object."""
+
+    index: int
+    place: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """Comes once per choice. `finish_reason` is OpenAI's word: stop or length. `stop`: the string that ended it."""
+    """Comes once per choice. `finish_reason` is OpenAI's word: stop, length or tool_calls. `stop`: the string that
+    ended it."""
 
     index: int
     finish_reason: str
@@ -139,7 +212,7 @@ class Completed:
     usage: Usage
 
 
-Event = Prefilling | TextDelta | ChoiceFinished | Completed
+Event = Prefilling | TextDelta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Completed
 
 
 @dataclass(frozen=True, slots=True)

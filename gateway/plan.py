@@ -14,6 +14,7 @@ from carrel.process.request_limits import (
     check_request,
     num_output_tokens,
 )
+from gateway.answer_parts import AnswerParts
 from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import Echo, GenerationOptions, TokenIds
 from gateway.prompts import check_text
@@ -23,7 +24,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 @dataclass(frozen=True)
 class Plan:
     """`encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0 fills; `echo` what
-    comes before the answer, of a prompt's place and its tokens."""
+    comes before the answer, of a prompt's place and its tokens; `parts` what parts the answers to a prompt.
+    `shows_special`: texts have special tokens by their names."""
 
     request_id: str
     endpoint: str
@@ -34,6 +36,8 @@ class Plan:
     options: GenerationOptions
     lead: str = ""
     echo: Callable[[int, TokenIds], Echo | None] = lambda at, prompt: None
+    parts: Callable[[TokenIds], AnswerParts | None] = lambda prompt: None
+    shows_special: bool = False
 
     @property
     def num_choices(self) -> int:

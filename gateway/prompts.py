@@ -8,6 +8,7 @@ from carrel.process.request_limits import context_overflow
 from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import ChatRequest, TokenIds
 from gateway.tokenizer import Tokenizer
+from gateway.tool_calls.written import tool_json
 
 MAX_ROLE_CHARS = 64
 
@@ -47,6 +48,7 @@ class PromptEncoder:
             request.template_arguments,
             request.adds_generation_prompt,
             request.continues_final,
+            [] if request.tools is None else [tool_json(tool) for tool in request.tools.tools],
         )
         # the template writes the special tokens itself
         adds_special = bool(request.options.add_special_tokens)

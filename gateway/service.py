@@ -17,6 +17,7 @@ from gateway.auth import KeyRing
 from gateway.choice import Choice
 from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
+from gateway.dialect import Dialect
 from gateway.errors import RequestTimeout, UnknownModel, WorkerUnavailable, invalid_requests
 from gateway.exchange import (
     ChatRequest,
@@ -86,6 +87,7 @@ class ChatService:
         self._worker = WatchedWorker(worker, self.attention)
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
+        self._dialect = Dialect(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self._defaults = defaults
         self._metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
@@ -107,7 +109,9 @@ class ChatService:
         return self.model_names[0]
 
     def chat(self, request: ChatRequest) -> Generation:
-        """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them."""
+        """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them, but for
+        those of its tools. Raises InvalidRequest."""
+        request = self._dialect.prepare(request)
         options = request.options
 
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
@@ -116,7 +120,20 @@ class ChatService:
 
         lead = self._tokenizer.answer_lead if request.adds_generation_prompt else ""
         request_id = public_id(request.request_id)
-        return self._generation(Plan(request_id, "chat", "messages", 1, encode, 0, options, lead))
+        return self._generation(
+            Plan(
+                request_id,
+                "chat",
+                "messages",
+                1,
+                encode,
+                0,
+                options,
+                lead,
+                parts=lambda prompt: self._dialect.parts(request, prompt),
+                shows_special=self._dialect.shows_special_tokens(request),
+            )
+        )
 
     def completion(self, request: CompletionRequest) -> Generation:
         """Continue each prompt, as `chat` does; choice `i * n + j` is the j-th continuation of prompt i."""
@@ -141,6 +158,7 @@ class ChatService:
 
     async def tokenize_chat(self, request: ChatRequest, caller: bytes) -> TokenIds:
         with self.admission.place(caller):
+            request = self._dialect.prepare(request)
             return await self._prompts.chat(request, (await self.status.info()).max_model_len, 1)
 
     async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
@@ -227,7 +245,7 @@ class ChatService:
             ]
             for at, prompt in enumerate(prompts)
         ]
-        has_token = False
+        has_token, parts = False, plan.parts(prompts[0])
         running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
         with self._charged(plan, info, choices, num_prompt_tokens):
             async with aclosing(running.events()) as events:
@@ -237,7 +255,8 @@ class ChatService:
                     ):
                         has_token = True
                         self._metrics.ttft.observe(time.monotonic() - started_at)
-                    yield event
+                    for part in [event] if parts is None else parts.events(event):
+                        yield part
         yield Completed(total_usage(choices, num_prompt_tokens, started_at))
 
     @contextmanager
@@ -298,6 +317,7 @@ class ChatService:
             self._metrics,
             progress,
             echo,
+            self._tokenizer.decode_all if plan.shows_special else None,
         )
 
     def _timeout_s(self, plan: Plan) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.tokens = TokenTexts(self._backend)
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._roles = {} if DEVELOPER in (chat_template or "") else {DEVELOPER: "system"}
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | {"messages"}
 
@@ -74,19 +75,31 @@ class Tokenizer:
         """Text of token ids without special tokens. Unknown ids are skipped."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with special tokens by their names."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a special token; None where there is none of that name."""
+        added = self._backend.get_added_tokens_decoder()
+        return next(
+            (token_id for token_id, token in added.items() if token.special and token.content == name), None
+        )
+
     def render_chat(
         self,
         messages: Sequence[Message],
         arguments: Mapping[str, Scalar],
         adds_generation_prompt: bool = True,
         continues_final: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt text for a chat, by the model's template in transformers' sandbox. A developer is the system to a
-        template that does not know the role.
+        template that does not know the role. tools: as OpenAI writes them.
 
         Raises InvalidRequest when there is no template or when the template refuses the messages.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise InvalidRequest(NO_TEMPLATE, "messages", "no_chat_template")
         for name in arguments:
             if name in self._reserved or not name.isidentifier():
@@ -99,6 +112,7 @@ class Tokenizer:
                 arguments,
                 add_generation_prompt=adds_generation_prompt,
                 continue_final_message=continues_final,
+                tools=tools,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as exc:
             reason = " ".join(str(exc).split())[:200]
@@ -111,18 +125,40 @@ class Tokenizer:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         # Any: free template variables share the keyword arguments with transformers' typed ones
         render: Any = self._tokenizer.apply_chat_template
         text = render(
-            [{"role": self._roles.get(each.role, each.role), "content": each.content} for each in messages],
-            chat_template=self._chat_template,
+            [_message_json(each, self._roles.get(each.role, each.role)) for each in messages],
+            chat_template=self.chat_template,
+            tools=list(tools) or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tokenize=False,
             **arguments,
         )
         return str(text)
+
+
+def _message_json(message: Message, role: str) -> dict[str, Any]:
+    """As templates take it: a call's arguments are an object."""
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+        }
+        for call in message.tool_calls
+    ]
+    optional = {
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+    }
+    present = {name: value for name, value in optional.items() if value}
+    return {"role": role, "content": message.content, **present}
 
 
 def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir: str | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -16,8 +16,11 @@ from gateway.exchange import (
     Event,
     Generation,
     Prefilling,
+    ReasoningDelta,
     TextDelta,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from gateway.rest.errors import error_body, error_response, internal_error_body
@@ -44,6 +47,8 @@ class ChoiceText:
 
     index: int
     pieces: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | None = None
@@ -59,6 +64,13 @@ class ChoiceText:
         self.logprobs.extend(delta.logprobs)
         self.token_ids.extend(delta.token_ids)
         self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
+
+    def take_call(self, event: ToolCallDelta) -> None:
+        """More of its last call, or another."""
+        if event.place == len(self.calls):
+            self.calls.append(ToolCall(event.id, event.name, ""))
+        call = self.calls[event.place]
+        self.calls[event.place] = replace(call, arguments=call.arguments + event.arguments)
 
 
 @dataclass
@@ -82,6 +94,10 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
                 match event:
                     case TextDelta(index=index):
                         choices.setdefault(index, ChoiceText(index)).take(event)
+                    case ReasoningDelta(index=index, text=text):
+                        choices.setdefault(index, ChoiceText(index)).reasoning.append(text)
+                    case ToolCallDelta(index=index):
+                        choices.setdefault(index, ChoiceText(index)).take_call(event)
                     case ChoiceFinished(index=index, finish_reason=reason, stop=stop):
                         choice = choices.setdefault(index, ChoiceText(index))
                         choice.finish_reason, choice.stop = reason, stop
@@ -109,6 +125,9 @@ class ChoiceFormat(Protocol):
         """What comes in a chunk of its own before the first text; None: nothing."""
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]: ...
+
+    def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
+        """Of an answer that has parts beside its text."""
 
     def end(self) -> dict[str, Any]:
         """What the chunk with the finish reason holds."""
@@ -161,6 +180,9 @@ class AnswerWriter:
                 if text or logprobs or self._returns_ids:
                     fields = {**self._format.piece(index, text, logprobs), **self._ids(event)}
                     yield self._chunk([_choice(index, fields, None)])
+            case ReasoningDelta(index=index) | ToolCallDelta(index=index):
+                yield from self._begin(index)
+                yield self._chunk([_choice(index, self._format.part(event), None)])
             case ChoiceFinished(index=index, finish_reason=reason):
                 yield from self._begin(index)
                 yield self._chunk([_choice(index, self._format.end(), reason)])

@@ -17,6 +17,7 @@ from gateway.rest.schemas import (
     TokenizeBody,
 )
 from gateway.rest.structure import read_grammar
+from gateway.rest.tools import read_calls, read_tools
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # the worker's fields that a body has by the same names
@@ -44,11 +45,6 @@ WORDS = {"True": "on", "False": "off"}
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest for what this server does not do."""
-    for param, value in (("tools", body.tools), ("functions", body.functions)):
-        if value:
-            raise InvalidRequest(f"{param} is not supported: this server calls no tools.", param)
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice is not supported: this server calls no tools.", "tool_choice")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     _check_fields(body)
@@ -60,6 +56,8 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
         body.chat_template_kwargs or {},
         request_id,
         *_read_end(body),
+        read_tools(body),
+        tells_reasoning=True,
     )
 
 
@@ -146,11 +144,12 @@ def _read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tupl
 
 
 def _read_message(message: MessageBody) -> Message:
-    if message.tool_calls:
-        raise InvalidRequest("tool_calls are not supported: this server calls no tools.", "messages")
+    calls = read_calls(message)
     match message.content:
         case str():
-            return Message(message.role, message.content)
+            content = message.content
+        case None if calls:
+            content = ""
         case None:
             raise InvalidRequest("A message has no content.", "messages")
         case parts:
@@ -158,7 +157,10 @@ def _read_message(message: MessageBody) -> Message:
                 raise InvalidRequest(
                     "Only parts of type 'text' are supported: this model reads text.", "messages"
                 )
-            return Message(message.role, "".join(part.text or "" for part in parts))
+            content = "".join(part.text or "" for part in parts)
+    return Message(
+        message.role, content, calls, message.tool_call_id, message.name, message.reasoning_content
+    )
 
 
 def _check_fields(body: GenerationBody) -> None:

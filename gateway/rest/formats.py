@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from gateway.exchange import TokenLogprob
+from gateway.exchange import ReasoningDelta, TokenLogprob, ToolCallDelta
 from gateway.rest.answer import ChoiceText, json_float
 
 
@@ -21,7 +21,12 @@ class ChatFormat:
         self._has_logprobs = has_logprobs
 
     def whole(self, choice: ChoiceText) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
         return {
             "message": message,
             "logprobs": chat_logprobs(choice.logprobs) if self._has_logprobs else None,
@@ -32,6 +37,15 @@ class ChatFormat:
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"delta": {"content": text}, "logprobs": chat_logprobs(logprobs) if logprobs else None}
+
+    def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
+        match event:
+            case ReasoningDelta(text=text):
+                delta: dict[str, Any] = {"reasoning_content": text}
+            case ToolCallDelta(place=place, id=call_id, name=name, arguments=arguments):
+                told = _call(call_id, name, arguments) if call_id else {"function": {"arguments": arguments}}
+                delta = {"tool_calls": [{"index": place, **told}]}
+        return {"delta": delta, "logprobs": None}
 
     def end(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
@@ -60,8 +74,15 @@ class CompletionFormat:
         self._offsets[index] = offset + sum(len(token.token) for token in logprobs)
         return {"text": text, "logprobs": _completion_logprobs(logprobs, offset) if logprobs else None}
 
+    def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
+        raise TypeError("a completion is all text")
+
     def end(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

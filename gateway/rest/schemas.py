@@ -81,6 +81,7 @@ class CarrelBody(Body):
     ] = None
 
 
+MAX_TOOLS = 128
 # an object, a truth value, or the text of one
 JsonSchema = dict[str, Any] | bool | str
 
@@ -100,10 +101,29 @@ class TextPart(Body):
     text: str | None = None
 
 
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class CalledFunction(Body):
+    name: FunctionName
+    arguments: Annotated[str, Field(description="JSON, an object")]
+
+
+class ToolCallBody(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class MessageBody(Body):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    tool_calls: list[Any] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCallBody] | None, Field(fail_fast=True, description="an assistant's")] = (
+        None
+    )
+    tool_call_id: Annotated[str | None, Field(description="a tool's: the call that this answers")] = None
+    reasoning_content: Annotated[str | None, Field(description="an assistant's, before its content")] = None
 
 
 Messages = Annotated[list[MessageBody], Field(fail_fast=True)]
@@ -178,13 +198,35 @@ class GenerationBody(Body):
     carrel: CarrelBody | None = None
 
 
+class FunctionBody(Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="a JSON schema, of an object")] = None
+    strict: bool | None = None
+
+
+class ToolBody(Body):
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class ChatBody(GenerationBody):
     messages: Messages
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[ToolBody] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
     add_generation_prompt: bool | None = None

@@ -12,8 +12,10 @@ from gateway.exchange import (
     GenerationOptions,
     Message,
     Prefilling,
+    ReasoningDelta,
     TextDelta,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
 )
 from gateway.v1 import chat_pb2 as pb
@@ -85,7 +87,8 @@ class ChatEvents:
                 return pb.ChatEvent(request_id=self._request_id, complete=complete)
             case Prefilling() if self._include_progress:
                 return pb.ChatEvent(request_id=self._request_id, progress=pb.Progress(**asdict(event)))
-            case TextDelta() | Prefilling():
+            case TextDelta() | Prefilling() | ReasoningDelta() | ToolCallDelta():
+                # of chats that ask for them: none does here
                 return None
 
     def error(self, error: pb.Error) -> pb.ChatEvent:

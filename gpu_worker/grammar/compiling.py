@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carrel.process.request_limits import JSON_WHITE_SPACE
 from gpu_worker.grammar.vocabulary import read_vocabulary
 from gpu_worker.records import Grammar, GrammarKind
 
-# A model that loses itself in white space never ends: between two parts of JSON it may write one space or indent once.
-JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+JSON_OPTIONS = {"whitespace_pattern": JSON_WHITE_SPACE}
 # Of memory some 100 MB.
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 

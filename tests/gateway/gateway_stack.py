@@ -72,7 +72,9 @@ class Stack:
 
 
 @contextmanager
-def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack]:
+def running_stack(
+    folder: Path, model: Path, max_model_len: int = MAX_MODEL_LEN, **values: object
+) -> Iterator[Stack]:
     socket_path = f"unix:{folder}/worker.sock"
     options = {"model": str(model), "worker": socket_path, "port": 0, "grpc_port": 0, **values}
     config = GatewayConfig(
@@ -84,7 +86,7 @@ def running_stack(folder: Path, model: Path, **values: object) -> Iterator[Stack
     async def main() -> None:
         raw = Tokenizer.from_file(str(model / "tokenizer.json"))
         tokenizer, defaults = load(config)
-        fake = FakeWorker(lambda: box[0].script, raw.get_vocab_size(), MAX_MODEL_LEN)
+        fake = FakeWorker(lambda: box[0].script, raw.get_vocab_size(), max_model_len)
         worker = await start_worker(fake, socket_path)
         client = GRPCWorkerClient(socket_path)
         service = create_service(config, client, tokenizer, defaults)

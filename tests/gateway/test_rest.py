@@ -154,7 +154,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream_options": {"include_progress": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_progress": 2}}, "stream_options.include_progress"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"carrel": 5}, "carrel"),

@@ -7,7 +7,17 @@ from typing import Any
 from starlette.responses import Response
 
 from gateway.errors import ServiceError
-from gateway.exchange import ChoiceFinished, Completed, Event, Generation, Prefilling, TextDelta, Usage
+from gateway.exchange import (
+    ChoiceFinished,
+    Completed,
+    Event,
+    Generation,
+    Prefilling,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from gateway.rest.answer import Answer, usage_json
 from gateway.rest.messages.errors import INTERNAL, message_error
 from gateway.rest.sse import named_frame
@@ -55,7 +65,8 @@ class MessageWriter:
             case Completed(usage=usage):
                 delta = {"type": "message_delta", "delta": self._reason, "usage": _usage(usage)}
                 return [delta, {"type": "message_stop"}]
-            case TextDelta():
+            case TextDelta() | ReasoningDelta() | ToolCallDelta():
+                # calls and reasoning come to chats that ask for them: none does here
                 return []
 
     def _begin(self, usage: dict[str, Any]) -> list[dict[str, Any]]:

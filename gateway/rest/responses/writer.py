@@ -9,7 +9,17 @@ from typing import Any
 from starlette.responses import Response
 
 from gateway.errors import ServiceError
-from gateway.exchange import ChoiceFinished, Completed, Event, Prefilling, TextDelta, TokenLogprob, Usage
+from gateway.exchange import (
+    ChoiceFinished,
+    Completed,
+    Event,
+    Prefilling,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from gateway.rest.answer import Answer, ChoiceText, usage_json
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.formats import chat_logprobs
@@ -70,6 +80,9 @@ class ResponseWriter:
             case Completed(usage=usage):
                 response = self._finish(usage)
                 return [{"type": f"response.{response['status']}", "response": response}]
+            case ReasoningDelta() | ToolCallDelta():
+                # calls and reasoning come to chats that ask for them: none does here
+                return []
 
     def _begin(self) -> list[dict[str, Any]]:
         if self._is_begun:

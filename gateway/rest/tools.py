@@ -1,0 +1,52 @@
+"""Tools and their calls in a chat's body, to the service's records."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.errors import InvalidRequest
+from gateway.exchange import Tool, ToolCall, ToolChoice, Tools
+from gateway.rest.schemas import ChatBody, FunctionBody, MessageBody, NamedTool
+
+
+def read_tools(body: ChatBody) -> Tools | None:
+    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
+    if body.functions:
+        raise InvalidRequest("functions are not supported: give them as tools.", "functions")
+    tools = tuple(_read_tool(tool.function) for tool in body.tools or ())
+    if len({tool.name for tool in tools}) < len(tools):
+        raise InvalidRequest("Two tools have the same name.", "tools")
+    named: str | None = None
+    choice = ToolChoice.AUTO
+    match body.tool_choice:
+        case "none":
+            return None
+        case "required":
+            choice = ToolChoice.REQUIRED
+        case NamedTool(function=function):
+            choice, named = ToolChoice.REQUIRED, function.name
+    if choice is ToolChoice.REQUIRED and not any(named in (None, tool.name) for tool in tools):
+        missing = "tools is empty" if named is None else f"no tool has the name {named[:64]!r}"
+        raise InvalidRequest(f"tool_choice asks for a call, but {missing}.", "tool_choice")
+    return Tools(tools, choice, named, body.parallel_tool_calls is not False) if tools else None
+
+
+def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:
+    """An assistant's. Raises InvalidRequest for arguments that are no JSON object."""
+    calls = tuple(
+        ToolCall(call.id, call.function.name, call.function.arguments or "{}")
+        for call in message.tool_calls or ()
+    )
+    for call in calls:
+        try:
+            is_object = type(json.loads(call.arguments)) is dict
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise InvalidRequest(f"The arguments of call {call.id[:64]!r} are no JSON object.", "messages")
+    return calls
+
+
+def _read_tool(function: FunctionBody) -> Tool:
+    parameters = {"type": "object"} if function.parameters is None else function.parameters
+    return Tool(function.name, function.description, parameters, bool(function.strict))

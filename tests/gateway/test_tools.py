@@ -1,0 +1,214 @@
+"""Tools, calls and reasoning of chats: what the model is told, what the worker is asked, and what the client gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fake_worker import Script
+from gateway_stack import Stack, running_stack, write_tokenizer
+from waiting import PATIENCE
+
+CHAT = "/v1/chat/completions"
+ASKED = {"role": "user", "content": "hi"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "now", "parameters": PARAMETERS},
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+# writes tools, calls and thoughts itself, and begins an answer within a thought if it is asked to
+OWN = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}#{{ c.id }}{% endfor %}"
+    "{{ m.tool_call_id }}{% endfor %}<|assistant|>{% if thinks %}<think>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Stack]:
+    """A template that knows no tools."""
+    with running_stack(tmp_path_factory.mktemp("plain"), model_dir, 2048) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(plain: Stack) -> Stack:
+    plain.script = Script()
+    return plain
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("own")
+    with running_stack(folder, write_tokenizer(folder / "model", OWN), 2048) as stack:
+        yield stack
+
+
+def post(stack: Stack, **body: Any) -> dict[str, Any]:
+    answer = httpx.post(stack.url + CHAT, json={"messages": [ASKED], **body}, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def prompt_of(stack: Stack) -> str:
+    prompt = list(stack.script.requests[0].prompt_token_ids)
+    return stack.tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+def test_a_loop_of_two_turns_with_the_openai_package(client: openai.OpenAI, stack: Stack) -> None:
+    stack.say(f"I look.\n{CALL}")
+    messages: list[Any] = [ASKED]
+    arguments: dict[str, Any] = {"model": "tiny", "tools": [WEATHER, TIME]}
+    first = client.chat.completions.create(messages=messages, **arguments).choices[0]
+    assert (first.finish_reason, first.message.content) == ("tool_calls", "I look.")
+    (call,) = first.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"city": "Rome"},
+    )
+    # a template that knows no tools gets them as text
+    prompt = prompt_of(stack)
+    assert prompt.startswith("<|bos|><|system|>")
+    assert json.dumps(WEATHER["function"]) in prompt
+    assert '"name": "time"' in prompt
+    stack.say("It rains.")
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    second = client.chat.completions.create(messages=messages, **arguments).choices[0]
+    assert (second.finish_reason, second.message.content, second.message.tool_calls) == (
+        "stop",
+        "It rains.",
+        None,
+    )
+    turns = f"<|assistant|>I look.\n{CALL}<|end|><|user|><tool_response>\nrain\n</tool_response><|end|>"
+    assert prompt_of(stack).endswith(f"{turns}<|assistant|>")
+
+
+def test_calls_stream_with_their_names_first(client: openai.OpenAI, stack: Stack) -> None:
+    stack.say(f"I look.\n{CALL}\n{CALL.replace('weather', 'time')}")
+    with client.chat.completions.stream(model="tiny", messages=[ASKED], tools=[WEATHER, TIME]) as stream:
+        deltas = [event.chunk.choices[0].delta for event in stream if event.type == "chunk"]
+        message = stream.get_final_completion().choices[0]
+    told = [call for delta in deltas for call in delta.tool_calls or []]
+    begun = [call for call in told if call.id]
+    assert [(call.index, call.function.name, call.function.arguments) for call in begun] == [
+        (0, "weather", ""),
+        (1, "time", ""),
+    ]
+    assert len(told) > 6
+    assert (message.finish_reason, message.message.content) == ("tool_calls", "I look.")
+    assert [call.function.arguments for call in message.message.tool_calls] == ['{"city": "Rome"}'] * 2
+    assert [call.id for call in message.message.tool_calls] == [call.id for call in begun]
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"tool_choice": "required"}, ['call_0: "\\n{\\"name\\": \\"weather\\"', "call_1", "call)*"]),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "time"}}},
+            ['call_0: "\\n{\\"name\\": \\"time\\"'],
+        ),
+        ({"response_format": {"type": "json_object"}}, ["start: calls | answer", "call_1", "answer: %json"]),
+    ],
+)
+def test_a_call_that_must_be_is_held_to_a_grammar(
+    stack: Stack, fields: dict[str, Any], parts: list[str]
+) -> None:
+    stack.say(CALL)
+    message = post(stack, tools=[WEATHER, TIME], **fields)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "weather"
+    grammar = stack.script.requests[0].grammar
+    assert grammar.param == "tools"
+    assert all(part in grammar.ebnf for part in parts)
+    assert "time" in prompt_of(stack)
+    assert ("call_1" in grammar.ebnf) == ("call_1" in parts)
+
+
+def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack) -> None:
+    for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [], "tool_choice": "auto"}):
+        stack.say(CALL)
+        choice = post(stack, **fields)["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        assert "weather" not in prompt_of(stack)
+        assert not stack.script.requests[0].HasField("grammar")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [TIME, TIME]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [TIME], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [TIME], "tool_choice": "required", "guided_json": {}}, "guided_json"),
+        ({"functions": [{"name": "time"}]}, "functions"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(
+    http: httpx.Client, stack: Stack, fields: dict[str, Any], param: str
+) -> None:
+    answer = http.post(CHAT, json={"messages": [ASKED], **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not stack.script.requests
+
+
+def test_arguments_in_the_history_must_be_an_object(http: httpx.Client, stack: Stack) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": "[1"}}
+    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = http.post(CHAT, json={"messages": messages})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "'c1'" in answer.text
+
+
+def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) -> None:
+    own.say("x")
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        ASKED,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "7"},
+    ]
+    post(own, messages=messages, tools=[WEATHER])
+    assert json.loads(prompt_of(own).partition("<|user|>")[0]) == [WEATHER]
+    assert prompt_of(own).endswith("<|user|>hi<|assistant|><tool_call>Rome#c1<|tool|>7c1<|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "reasoning", "content"),
+    [
+        ("<think>\nLet me see.\n</think>\n\nIt is 7.", {}, "Let me see.", "It is 7."),
+        (
+            "Let me see.\n</think>\nIt is 7.",
+            {"chat_template_kwargs": {"thinks": True}},
+            "Let me see.",
+            "It is 7.",
+        ),
+        ("Let me", {"chat_template_kwargs": {"thinks": True}}, "Let me", ""),
+        ("No <think> here.", {}, "", "No <think> here."),
+        ('{"a": "<think>"}', {"response_format": {"type": "json_object"}}, "", '{"a": "<think>"}'),
+        (f"<think>Hm.</think>{CALL}", {"tools": [WEATHER]}, "Hm.", ""),
+    ],
+)
+def test_what_the_model_thinks_comes_apart(
+    own: Stack, answer: str, fields: dict[str, Any], reasoning: str, content: str
+) -> None:
+    own.say(answer)
+    message = post(own, **fields)["choices"][0]["message"]
+    assert (message.get("reasoning_content", ""), message["content"] or "") == (reasoning, content)
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        chunks = client.chat.completions.create(
+            model="tiny", messages=[ASKED], stream=True, extra_body=fields
+        )
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.model_extra.get("reasoning_content") or "" for delta in deltas) == reasoning
+    assert "".join(delta.content or "" for delta in deltas) == content
+    assert any(delta.tool_calls for delta in deltas) == ("tools" in fields)
