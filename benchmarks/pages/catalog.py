@@ -74,6 +74,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-infinigen": claims.experiments("infinigen", "full_layers", "skew"),
     "claims-norms": claims.experiments("norms", "pooled"),
     "claims-normalized": claims.experiments("candidates", "normalize"),
+    "claims-clusters": claims.experiments("clusters20", "clusters40", "clusters80", "clusters160"),
+    "claims-chunks": claims.experiments("chunks64", "chunks256", "chunks1024"),
     "claims-points": claims.experiments("points64", "points100000", shows_recall=True),
     "step-times": step_times.table,
 }

@@ -1,4 +1,4 @@
-"""What the papers or an earlier page claim, asked again on both models: files `claims_MODEL_NAME.json`."""
+"""What the papers or an earlier page claim, asked again on both models: files `claims_MODEL_NAME_GPU.json`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
 
 
 def _asked(model: str, name: str) -> list[Asked]:
-    files = matching(f"claims_{model}_{name}")
+    files = matching(f"claims_{model}_{name}_*")
     if not files:
         return []
     source = report(files[0]).source
@@ -61,7 +61,7 @@ def _asked(model: str, name: str) -> list[Asked]:
     told += [f"{source.full_layers} layers whole"] if source.full_layers else []
     told += ["calibrated"] if source.calibration_sha256 and "outliers" not in name else []
     shown = "; ".join(part for part in told if part)
-    found = joined(files[0])
+    found = joined(f"claims_{model}_{name}_*")
     return [
         Asked(name, line, "" if line.policy == UNBUDGETED or not shown else f", {shown}")
         for line in found.lines()
@@ -94,4 +94,4 @@ def _recall(model: str) -> Callable[[Asked], str]:
 
 
 def _of(model: str, each: Asked) -> Joined:
-    return joined(f"claims_{model}_{each.name}")
+    return joined(f"claims_{model}_{each.name}_*")

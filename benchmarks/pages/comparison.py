@@ -71,7 +71,7 @@ def predictions(model: str) -> Callable[[], str]:
     """Perplexity, and the distance to dense attention, by length, policy and budget."""
 
     def table() -> str:
-        rows = [row for name in matching(f"fidelity_{model}_*") for row in fidelity(name).rows()]
+        rows = _rows(model)
         if not rows:
             return NOTHING
         columns: tuple[Column[Row], ...] = (
@@ -93,6 +93,17 @@ def predictions(model: str) -> Callable[[], str]:
         return tables.markdown(columns, rows)
 
     return table
+
+
+def _rows(model: str) -> list[Row]:
+    """Of several with the same length, policy and budget the one of most passages; by length, then by rank."""
+    best: dict[tuple[int, Line], Row] = {}
+    for name in matching(f"fidelity_{model}_*"):
+        for row in fidelity(name).rows():
+            key = row.length, Line(row.policy, row.budget)
+            if key not in best or best[key].n < row.n:
+                best[key] = row
+    return [row for key, row in sorted(best.items(), key=lambda item: (item[0][0], item[0][1].rank))]
 
 
 def argmax() -> str:

@@ -35,6 +35,12 @@ class Line:
     policy: str
     budget: float | None
 
+    @property
+    def rank(self) -> tuple[int, str, float]:
+        """To sort by: `full` and `oracle` first, the others by name, the large budgets before the small."""
+        first = {UNBUDGETED: 0, "oracle": 1}
+        return first.get(self.policy, 2), self.policy, -(self.budget or INFINITE_BUDGET)
+
 
 FULL = Line(UNBUDGETED, None)
 
@@ -52,16 +58,8 @@ class Joined:
         return sorted({Place(cell.task, cell.length, cell.protocol) for cell in self.cells})
 
     def lines(self) -> list[Line]:
-        """`full` and `oracle` first, the others by name, the large budgets before the small."""
-        first = {UNBUDGETED: 0, "oracle": 1}
-        return sorted(
-            {Line(cell.policy, cell.budget) for cell in self.cells},
-            key=lambda line: (
-                first.get(line.policy, 2),
-                line.policy,
-                -(line.budget or INFINITE_BUDGET),
-            ),
-        )
+        """By their rank."""
+        return sorted({Line(cell.policy, cell.budget) for cell in self.cells}, key=lambda line: line.rank)
 
     def score(self, place: Place, line: Line) -> float | None:
         """The mean score; None where nothing was asked."""
