@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _row("carrel bfloat16", "decode, every place", decoded, reference, margins),
     ]
     about = describe(options.device)
+    about["command"] = " ".join(["python -m benchmarks.argmax", *(argv or sys.argv[1:])])
     about |= {
         "model": options.model.name,
         "model_sha256": hash_files(model_files(options.model)),

@@ -26,13 +26,13 @@ class Asked:
 
 
 def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
-    """The lines of these experiments, `full` once, with scores by model and protocol, and what was recalled."""
+    """The lines of these experiments with scores by model and protocol, and what was recalled."""
 
     def table() -> str:
         asked = list(
             dict.fromkeys(each for name in names for model in MODELS for each in _asked(model, name))
         )
-        lines = [each for each in asked if each.line.policy != UNBUDGETED or each.name == asked[0].name]
+        lines = [each for each in asked if each.line.policy != UNBUDGETED]
         if not lines:
             return NOTHING
         columns: list[Column[Asked]] = [
@@ -94,4 +94,13 @@ def _recall(model: str) -> Callable[[Asked], str]:
 
 
 def _of(model: str, each: Asked) -> Joined:
-    return joined(f"claims_{model}_{each.name}_*")
+    """With `full`'s answers to the same questions, whatever run asked them."""
+    own = joined(f"claims_{model}_{each.name}_*")
+    places = set(own.places())
+    everywhere = joined(f"quality_{model}_*")
+    full = {
+        cell: found
+        for cell, found in everywhere.cells.items()
+        if cell.policy == UNBUDGETED and Place(cell.task, cell.length, cell.protocol) in places
+    }
+    return Joined({**full, **own.cells})

@@ -12,7 +12,7 @@ from benchmarks import tables
 from benchmarks.pages.joined import FULL, Joined, Line, Place, joined
 from benchmarks.pages.sources import content, fidelity, matching
 from benchmarks.tables import Column
-from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
+from carrel.evaluation.cells import UNBUDGETED, Cell, budget_name, length_name
 from carrel.evaluation.fidelity.report import Row
 from carrel.evaluation.scoring import Mean
 
@@ -20,14 +20,28 @@ MIB = 2**20
 NOTHING = "*No result of this kind is committed yet.*"
 
 
-def answers(model: str, tasks: Sequence[str], lengths: Sequence[int] = ()) -> Callable[[], str]:
-    """Answers by policy and budget, a column for each task, length and protocol; lengths: these only."""
+# Asked at every length; the other methods at one.
+CORE = ("full", "oracle", "bitkeys", "pqcache", "clusterkv", "quest", "snapkv", "streaming_llm")
+
+
+def answers(
+    model: str, tasks: Sequence[str], lengths: Sequence[int] = (), *, of_core: bool = True
+) -> Callable[[], str]:
+    """Answers by policy and budget, a column for each task, length and protocol; lengths: these only. of_core: of the
+    policies of most interest, or else of the others, beside `full`."""
+
+    def is_wanted(cell: Cell) -> bool:
+        is_core = cell.policy in CORE
+        return (
+            cell.task in tasks
+            and (not lengths or cell.length in lengths)
+            and (is_core == of_core or cell.policy == UNBUDGETED)
+        )
 
     def table() -> str:
-        found = joined(f"quality_{model}_*").only(
-            lambda cell: cell.task in tasks and (not lengths or cell.length in lengths)
-        )
-        if not found.cells:
+        asked = joined(f"quality_{model}_*").only(is_wanted)
+        found = asked.told()
+        if not [line for line in found.lines() if line != FULL]:
             return NOTHING
         places = sorted(found.places(), key=lambda at: (tasks.index(at.task), at.length, at.protocol))
         held = joined(f"bytes_{model}*")
@@ -35,11 +49,16 @@ def answers(model: str, tasks: Sequence[str], lengths: Sequence[int] = ()) -> Ca
             *line_columns(),
             *(score_column(found, place, len(tasks) > 1) for place in places),
             Column("against `full`", lambda line: difference(found, line, places)),
-            Column(
-                "of the best", lambda line: tables.number(found.mean(line, lambda each: each.best_recall), 2)
-            ),
+            Column("documents", found.num_documents),
         ]
-        if held.cells:
+        if any(outcome.best_recall is not None for outcomes in asked.cells.values() for outcome in outcomes):
+            columns.append(
+                Column(
+                    "of the best",
+                    lambda line: tables.number(asked.mean(line, lambda one: one.best_recall), 2),
+                )
+            )
+        if held.cells and of_core:
             columns += [
                 Column("GPU MiB", lambda line: _mib(held, line, "device_bytes", 1)),
                 Column("host MiB", lambda line: _mib(held, line, "host_bytes", 0)),
@@ -50,15 +69,17 @@ def answers(model: str, tasks: Sequence[str], lengths: Sequence[int] = ()) -> Ca
     return table
 
 
+# README's lines.
+BRIEF = (
+    *(FULL, Line("bitkeys", 0.1), Line("bitkeys", 0.05), Line("pqcache", 0.1), Line("pqcache", 0.05)),
+    *(Line("clusterkv", 0.1), Line("snapkv", 0.1)),
+)
+
+
 def needles_in_brief() -> str:
     """README's: the real model's needles under the policies of most interest."""
-    found = joined("quality_smollm2_*").only(
-        lambda cell: (
-            cell.task == "niah_single_2"
-            and cell.policy in ("full", "oracle", "bitkeys", "pqcache", "clusterkv", "quest", "snapkv")
-            and cell.budget in (None, 0.1, 0.05)
-        )
-    )
+    found = joined("quality_smollm2_*").told()
+    found = found.only(lambda cell: cell.task == "niah_single_2" and Line(cell.policy, cell.budget) in BRIEF)
     if not found.cells:
         return NOTHING
     places = found.places()

@@ -14,6 +14,8 @@ from carrel.evaluation.scoring import Mean, paired
 INFINITE_BUDGET = 2.0
 # Keeps documents of different places apart.
 MANY_DOCUMENTS = 1_000_000
+# Of a cell with fewer no score is shown.
+FEWEST_DOCUMENTS = 20
 
 
 @dataclass(frozen=True, order=True)
@@ -54,6 +56,10 @@ class Joined:
     def only(self, keep: Callable[[Cell], bool]) -> Joined:
         return Joined({cell: outcomes for cell, outcomes in self.cells.items() if keep(cell)})
 
+    def told(self) -> Joined:
+        """The cells with enough documents for a score."""
+        return Joined({cell: found for cell, found in self.cells.items() if len(found) >= FEWEST_DOCUMENTS})
+
     def places(self) -> list[Place]:
         return sorted({Place(cell.task, cell.length, cell.protocol) for cell in self.cells})
 
@@ -70,12 +76,18 @@ class Joined:
         """The mean difference to `full` on the same documents of these places, all together."""
         return paired(self._at(line, places), self._at(FULL, places))
 
+    def num_documents(self, line: Line) -> str:
+        """Of a cell, the fewest and the most."""
+        counts = [len(found) for cell, found in self.cells.items() if Line(cell.policy, cell.budget) == line]
+        low, high = min(counts, default=0), max(counts, default=0)
+        return str(low) if low == high else f"{low}-{high}"
+
     def mean(self, line: Line, value: Callable[[Outcome], float | None]) -> float | None:
         """Over all documents of a line where it is known."""
         known = [
             found
             for cell, outcomes in self.cells.items()
-            if (cell.policy, cell.budget) == (line.policy, line.budget)
+            if Line(cell.policy, cell.budget) == line
             for outcome in outcomes
             if (found := value(outcome)) is not None
         ]

@@ -20,7 +20,7 @@ STEP_AT = (32768, 24)
 def table() -> str:
     """A line for each policy that was asked, the least budget of each model and protocol."""
     asked = {
-        model: joined(f"quality_{model}_*").only(lambda cell, task=task: cell.task == task)
+        model: joined(f"quality_{model}_*").only(lambda cell, task=task: cell.task == task).told()
         for model, (_, task) in TASKS.items()
     }
     policies = sorted({line.policy for found in asked.values() for line in found.lines()} - {UNBUDGETED})
@@ -45,14 +45,16 @@ def _least(found: Joined, protocol: str) -> Callable[[str], str]:
         lines = [line for line in of_protocol.lines() if line.policy == policy]
         if not lines:
             return ""
-        least = None
+        shown = ""
         for line in lines:
             mean = of_protocol.against_full(line, of_protocol.places())
-            if mean is None or mean.value < -MARGIN:
+            if mean is None:
                 break
-            least = line
-        # Every budget that was asked, where none is enough, is too small.
-        return budget_name(least.budget) if least else f"above {budget_name(lines[0].budget)}"
+            if mean.value < -MARGIN:
+                # Every budget that was asked, where none is enough, is too small.
+                return shown or f"above {budget_name(line.budget)} ({mean.value:+.2f})"
+            shown = f"{budget_name(line.budget)} ({mean.value:+.3f})"
+        return shown
 
     return text
 

@@ -54,15 +54,6 @@ class Grid:
 
 def main() -> str:
     """One in sixteen facts, 100 questions a cell, under both protocols."""
-    return _main(("P1", "P2"))
-
-
-def small() -> str:
-    """README's: under P1 only."""
-    return _main(("P1",))
-
-
-def _main(protocols: Sequence[str]) -> str:
     # the last two cells of the first run were cut short and asked again on a CPU
     grid = Grid(results("quality_h200", "quality_8k_clusterkv_cpu"))
     lines = [
@@ -83,12 +74,8 @@ def _main(protocols: Sequence[str]) -> str:
         Column("attended", lambda line: budget_name(line[1]) or "all"),
     ]
     for length in (4096, 8192):
-        for protocol in protocols:
-            asked = (
-                f"{length_name(length)}, {protocol}"
-                if len(protocols) > 1
-                else f"right at {length_name(length)}"
-            )
+        for protocol in ("P1", "P2"):
+            asked = f"{length_name(length)}, {protocol}"
             columns.append(Column(asked, of(length, protocol, _with_interval)))
     columns += [
         Column("attention mass", of(8192, "P1", lambda result: tables.number(result.attention_mass, 3))),

@@ -24,8 +24,8 @@ def outcome(index: int, score: float) -> Outcome:
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sources, "RESULTS", tmp_path)
     joined.cache_clear()
-    right = {("full", None): 10, ("bitkeys", 0.1): 10, ("bitkeys", 0.05): 9, ("quest", 0.1): 7}
-    for part, indexes in (("a", range(5)), ("b", range(5, 10))):
+    right = {("full", None): 20, ("bitkeys", 0.1): 20, ("bitkeys", 0.05): 18, ("quest", 0.1): 14}
+    for part, indexes in (("a", range(10)), ("b", range(10, 20))):
         report = Report(SOURCE, {})
         for (policy, budget), num_right in right.items():
             for index in indexes:
@@ -41,13 +41,13 @@ def test_shards_are_joined_and_held_against_full(results: Path) -> None:
     assert [line.split(" | ")[:4] for line in lines[2:]] == [
         ["| `full`", "all", "1.00", "-"],
         ["| `bitkeys`", "n/10", "1.00", "+0.000 (+0.000 to +0.000)"],
-        ["| `bitkeys`", "n/20", "0.90", "-0.100 (-0.300 to +0.000)"],
-        ["| `quest`", "n/10", "0.70", "-0.300 (-0.600 to +0.000)"],
+        ["| `bitkeys`", "n/20", "0.90", "-0.100 (-0.250 to +0.000)"],
+        ["| `quest`", "n/10", "0.70", "-0.300 (-0.500 to -0.100)"],
     ]
     assert comparison.answers("nano", ("mixed",))() == comparison.NOTHING
 
 
 def test_the_least_budget_that_is_as_good_is_named(results: Path) -> None:
     lines = pick.table().splitlines()
-    assert lines[2].startswith("| `bitkeys` | n/10 |  |  |  |")
-    assert lines[3].startswith("| `quest` | above n/10 |")
+    assert lines[2].startswith("| `bitkeys` | n/10 (+0.000) |  |  |  |")
+    assert lines[3].startswith("| `quest` | above n/10 (-0.30) |")
