@@ -45,6 +45,17 @@ def invalid_requests() -> Iterator[None]:
         raise InvalidRequest(str(error), error.param, error.code) from error
 
 
+class NoEmbeddings(InvalidRequest):
+    """Asked of a model that generates text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server has no embeddings: its model generates text. Serve an embedding model beside it.",
+            "model",
+            "embeddings_not_supported",
+        )
+
+
 class Unauthorized(ServiceError):
     """No API key, or a wrong one."""
 

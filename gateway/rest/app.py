@@ -13,7 +13,7 @@ from starlette.routing import Route
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.rest.attention_endpoints import AttentionEndpoints
-from gateway.rest.documentation import documentation
+from gateway.rest.documentation import Operation, documentation
 from gateway.rest.endpoints import Endpoints
 from gateway.rest.errors import on_http_error, on_service_error
 from gateway.rest.feed import ClientGone
@@ -28,6 +28,7 @@ from gateway.rest.middleware import (
 )
 from gateway.rest.page import page_route
 from gateway.rest.responses.endpoints import ResponsesEndpoints
+from gateway.rest.server_endpoints import ServerEndpoints
 from gateway.rest.session_endpoints import SessionEndpoints
 from gateway.service import ChatService
 
@@ -35,16 +36,22 @@ from gateway.service import ChatService
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
-    """The OpenAI-compatible API over one service."""
-    endpoints = Endpoints(config, service)
-    operations = (
-        *endpoints.operations(),
+def operations_of(config: GatewayConfig, service: ChatService) -> tuple[Operation, ...]:
+    """All routes of the API."""
+    return (
+        *Endpoints(config, service).operations(),
         *MessagesEndpoints(config, service).operations(),
         *ResponsesEndpoints(config, service).operations(),
         *SessionEndpoints(service).operations(),
         *AttentionEndpoints(config, service).operations(),
+        *ServerEndpoints(config, service).operations(),
     )
+
+
+def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
+    """The OpenAI-compatible API over one service."""
+    operations = operations_of(config, service)
+    models = next(each.handler for each in operations if each.path == "/v1/models")
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,
@@ -59,7 +66,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     app = Starlette(
         routes=[
             # servers that redirect lead a client from here to the list
-            Route("/v1/models/", endpoints.models),
+            Route("/v1/models/", models),
             *(each.route for each in operations),
             *(() if config.disable_docs else (page_route(), *documentation(operations, config.root_path))),
         ],

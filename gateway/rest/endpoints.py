@@ -1,23 +1,28 @@
-"""The routes: each reads a body, calls the service and writes the answer."""
+"""Routes of text: each reads a body, calls the service and writes the answer."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from carrel.process.version import version
 from gateway.config import GatewayConfig
-from gateway.errors import InvalidRequest, WorkerUnavailable
+from gateway.errors import InvalidRequest
 from gateway.exchange import Generation
 from gateway.rest.answer import AnswerWriter, ChoiceFormat
+from gateway.rest.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    DetokenizedAnswer,
+    ModelAnswer,
+    ModelListAnswer,
+    TokenizedAnswer,
+)
 from gateway.rest.body import B, read_body
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.documentation import Operation
-from gateway.rest.errors import error_response
 from gateway.rest.formats import ChatFormat, CompletionFormat
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
@@ -40,19 +45,16 @@ class Endpoints:
         self._created = int(time.time())
 
     def operations(self) -> tuple[Operation, ...]:
-        """All routes of the API."""
         return (
-            Operation("GET", "/v1/models", self.models),
+            Operation("GET", "/v1/models", self.models, answer=ModelListAnswer),
             # a hub id holds a slash
-            Operation("GET", "/v1/models/{model_id:path}", self.model),
-            Operation("POST", "/v1/chat/completions", self.chat, ChatBody),
-            Operation("POST", "/v1/completions", self.completion, CompletionBody),
-            Operation("POST", "/tokenize", self.tokenize, TokenizeBody),
-            Operation("POST", "/detokenize", self.detokenize, DetokenizeBody),
-            Operation("GET", "/health", self.health),
-            Operation("GET", "/ready", self.ready),
-            Operation("GET", "/version", self.version),
-            Operation("GET", "/metrics", self.metrics),
+            Operation("GET", "/v1/models/{model_id:path}", self.model, answer=ModelAnswer),
+            Operation("POST", "/v1/chat/completions", self.chat, ChatBody, ChatAnswer, streams=True),
+            Operation(
+                "POST", "/v1/completions", self.completion, CompletionBody, CompletionAnswer, streams=True
+            ),
+            Operation("POST", "/tokenize", self.tokenize, TokenizeBody, TokenizedAnswer),
+            Operation("POST", "/detokenize", self.detokenize, DetokenizeBody, DetokenizedAnswer),
         )
 
     async def chat(self, request: Request) -> Response:
@@ -101,26 +103,6 @@ class Endpoints:
         return JSONResponse(
             {"prompt": await self._service.detokenize(tuple(body.tokens), request.state.caller)}
         )
-
-    async def health(self, request: Request) -> Response:
-        """Liveness: 200 while the worker answers."""
-        if await self._service.status.is_alive():
-            return JSONResponse({"status": "ok"})
-        return error_response(WorkerUnavailable())
-
-    async def ready(self, request: Request) -> Response:
-        """Readiness: 200 when a request would be served now."""
-        if (error := await self._service.status.why_not_ready()) is None:
-            return JSONResponse({"status": "ready"})
-        return error_response(error)
-
-    async def version(self, request: Request) -> Response:
-        """Carrel's version."""
-        return JSONResponse({"version": version()})
-
-    async def metrics(self, request: Request) -> Response:
-        """Prometheus text: the gateway's metrics, and the worker's counters."""
-        return Response(await self._service.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     async def _body(self, request: Request, kind: type[B]) -> B:
         return await read_body(request, kind, await self._service.max_body_bytes())

@@ -15,6 +15,7 @@ from gateway.errors import ServiceError
 
 STATUSES: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
+    errors.NoEmbeddings: 400,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.UnknownModel: 404,

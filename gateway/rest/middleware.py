@@ -14,8 +14,9 @@ from gateway.rest.errors import error_response, internal_error_response
 from gateway.rest.page import PATH as PAGE_PATH
 from gateway.service import public_id
 
-# exactly these paths are open; everything else, known or not, needs a key
-UNGUARDED_PATHS = frozenset({"/health", "/ready", PAGE_PATH})
+# exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
+# for a key themselves.
+UNGUARDED_PATHS = frozenset({"/health", "/ready", "/docs", PAGE_PATH})
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{kind}"
     for what in ("limit", "remaining", "reset")

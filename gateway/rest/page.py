@@ -1,4 +1,4 @@
-"""The page at `/`: one file, `gateway/page/index.html`, which needs nothing from elsewhere and loads nothing else."""
+"""Pages, each one file of `gateway/page/`, which need nothing from elsewhere and load nothing else: the one at `/`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PATH = "/"
 FILE = Path(__file__).resolve().parents[1] / "page" / "index.html"
 
 
-def page_route() -> Route:
-    """Shows the page to everybody: it holds nothing of anybody's, and asks for a key where the API wants one."""
-    text = FILE.read_text(encoding="utf-8")
+def page_route(path: str = PATH, file: Path = FILE) -> Route:
+    """Shows a page to everybody: it holds nothing of anybody's, and asks for a key where the API wants one."""
+    text = file.read_text(encoding="utf-8")
     headers = {
         "Content-Security-Policy": policy_of(text),
         "Referrer-Policy": "no-referrer",
@@ -28,7 +28,7 @@ def page_route() -> Route:
     async def show(request: Request) -> Response:
         return HTMLResponse(text, headers=headers)
 
-    return Route(PATH, show)
+    return Route(path, show)
 
 
 def policy_of(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from carrel.process.request_limits import (
     MAX_CACHE_SALT_CHARS,
@@ -59,6 +59,19 @@ OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,64}$")]
 OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")]
 
 
+BUDGET = {
+    "description": "tokens attended: a share of the context up to 1, else a number of tokens",
+    "anyOf": [
+        {
+            "type": "number",
+            "exclusiveMinimum": RANGES["budget_share"].gt,
+            "maximum": RANGES["budget_share"].le,
+        },
+        {"type": "integer", "minimum": MIN_BUDGET_TOKENS},
+    ],
+}
+
+
 class CarrelBody(Body):
     # an extension that only our clients write
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -68,10 +81,7 @@ class CarrelBody(Body):
         Annotated[
             int | float,
             AfterValidator(_check_budget),
-            Field(
-                gt=0,
-                description="tokens attended: a share of the context up to 1, else a whole number of tokens from 2 up",
-            ),
+            WithJsonSchema(BUDGET),
         ]
         | None
     ) = None
@@ -296,6 +306,10 @@ class SessionDroppedAnswer(Body):
     id: str
     object: Literal["session.deleted"] = "session.deleted"
     deleted: Literal[True] = True
+
+
+class EmbeddingsBody(Body):
+    """Of a route that is refused."""
 
 
 class TokenizeBody(Body):

@@ -16,6 +16,7 @@ INTERNAL = "Internal error; the server's log has the cause."
 
 CODES: dict[type[ServiceError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NoEmbeddings: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,

@@ -15,17 +15,13 @@ from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
-from gateway.rest.attention_endpoints import AttentionEndpoints
-from gateway.rest.endpoints import Endpoints
+from gateway.rest.app import operations_of
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import (
     CarrelBody,
-    GenerationBody,
-    SessionBody,
     SessionChangedAnswer,
     StreamOptions,
 )
-from gateway.rest.session_endpoints import SessionEndpoints
 from gpu_worker.policies.registry import registry
 from gpu_worker.v1.gpu_worker_pb2 import StatsResponse
 
@@ -60,10 +56,10 @@ def test_the_cli_page_names_every_command() -> None:
 
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    config = GatewayConfig(model="m", worker="w")
-    endpoints = (Endpoints(config, Mock()), SessionEndpoints(Mock()), AttentionEndpoints(config, Mock()))
-    routes = [operation.path for each in endpoints for operation in each.operations()]
-    bodies = (CarrelBody, GenerationBody, StreamOptions, SessionBody, SessionChangedAnswer)
+    operations = operations_of(GatewayConfig(model="m", worker="w"), Mock())
+    routes = [operation.path for operation in operations]
+    asked = [operation.body for operation in operations if operation.body is not None]
+    bodies = (*asked, CarrelBody, StreamOptions, SessionChangedAnswer)
     fields = [*CARREL_FIELDS, *TIMING_FIELDS, *(name for body in bodies for name in body.model_fields)]
     rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]
     wanted = [*(re.sub("{.*}", "ID", path) for path in routes), *fields, *rows]

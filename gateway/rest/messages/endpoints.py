@@ -30,7 +30,7 @@ class MessagesEndpoints:
 
     def operations(self) -> tuple[Operation, ...]:
         return (
-            Operation("POST", "/v1/messages", self.create, MessagesBody, MessageAnswer),
+            Operation("POST", "/v1/messages", self.create, MessagesBody, MessageAnswer, streams=True),
             Operation("POST", "/v1/messages/count_tokens", self.count, CountBody, CountAnswer),
         )
 

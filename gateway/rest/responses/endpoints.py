@@ -37,7 +37,7 @@ class ResponsesEndpoints:
 
     def operations(self) -> tuple[Operation, ...]:
         return (
-            Operation("POST", "/v1/responses", self.create, ResponsesBody, ResponseAnswer),
+            Operation("POST", "/v1/responses", self.create, ResponsesBody, ResponseAnswer, streams=True),
             Operation("GET", ONE, self.get, answer=ResponseAnswer),
             Operation("DELETE", ONE, self.drop, answer=ResponseDroppedAnswer),
         )

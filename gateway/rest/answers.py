@@ -1,0 +1,211 @@
+"""Answers as the API document has them. Chats and completions are written by `AnswerWriter`; a test compares."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.rest.schemas import Body
+
+Finish = Literal["stop", "length", "tool_calls"]
+TokenIdList = Annotated[list[int] | None, Field(description="with return_token_ids")]
+
+
+class ErrorTold(Body):
+    message: str
+    type: str
+    param: str | None
+    code: str | int
+
+
+class ErrorAnswer(Body):
+    """Of every route but `/v1/messages`, whose errors are Anthropic's."""
+
+    error: ErrorTold
+
+
+class CachedTokens(Body):
+    cached_tokens: int
+
+
+class Timings(Body):
+    """Milliseconds."""
+
+    ttft_ms: float
+    queue_ms: float
+    prefill_ms: float
+    index_wait_ms: float
+    decode_ms: float
+
+
+class CarrelUsage(Body):
+    """What it cost, and what was attended; docs/api.md says more."""
+
+    policy: str
+    budget_tokens: int
+    context_tokens: int
+    cached_tokens: int
+    offloaded_tokens: int
+    attended_tokens: float
+    window_tokens: float
+    hit_rate: float
+    bytes_moved: int
+    timings: Timings
+
+
+class UsageAnswer(Body):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    carrel: CarrelUsage | None = None
+
+
+class TopToken(Body):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(TopToken):
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(Body):
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class ChatMessage(Body):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatChoice(Body):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    token_ids: TokenIdList = None
+    prompt_token_ids: TokenIdList = None
+
+
+class ChatAnswer(Body):
+    """A stream has `chat.completion.chunk` instead, with `delta` for `message`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer | None
+
+
+class CompletionLogprobs(Body):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Body):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    token_ids: TokenIdList = None
+    prompt_token_ids: TokenIdList = None
+
+
+class CompletionAnswer(Body):
+    """A stream has pieces of it."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageAnswer | None
+
+
+class ModelPolicies(Body):
+    policies: Annotated[list[str], Field(description="that requests may name")]
+    policy: Annotated[str, Field(description="of requests that name none")]
+    budget: Annotated[float | None, Field(description="of requests that name none")]
+
+
+class ModelAnswer(Body):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int
+    carrel: ModelPolicies
+
+
+class ModelListAnswer(Body):
+    object: Literal["list"] = "list"
+    data: list[ModelAnswer]
+
+
+class TokenizedAnswer(Body):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizedAnswer(Body):
+    prompt: str
+
+
+class StatusAnswer(Body):
+    status: Literal["ok", "ready"]
+
+
+class VersionAnswer(Body):
+    version: str
+
+
+class ServerLimits(Body):
+    """Of requests at the gateway."""
+
+    max_concurrent: int
+    max_concurrent_per_key: int | None
+    max_body_bytes: int
+    request_timeout_seconds: float
+
+
+class ServerInfoAnswer(Body):
+    version: str
+    model: str
+    model_type: str
+    names: Annotated[list[str], Field(description="that it is served by")]
+    device: str
+    dtype: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    slot_capacity_tokens: int
+    transport: str
+    policies: list[str]
+    default_policy: str
+    default_budget: float | None
+    limits: ServerLimits
+
+
+class LoadAnswer(Body):
+    """Requests and tokens of now."""
+
+    requests: Annotated[int, Field(description="at the gateway")]
+    running: Annotated[int, Field(description="in the worker, those whose prompts are computed included")]
+    waiting: int
+    prefilling: int
+    prefilling_tokens_left: int
+    waiting_tokens: int
+    slot_used_tokens: float
+    slot_capacity_tokens: int

@@ -1,0 +1,117 @@
+"""What the API says of itself is so: answers are as their types say, and the page that shows it needs nobody."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from gateway_stack import Stack
+from pydantic import BaseModel
+from waiting import PATIENCE
+
+from gateway.rest import answers
+from gateway.rest.messages.schemas import CountAnswer, MessageAnswer
+from gateway.rest.responses.schemas import ResponseAnswer
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+COMPLETION = {"prompt": "the", "echo": True, "return_token_ids": True}
+MESSAGE = {**CHAT, "max_tokens": 9}
+
+ANSWERS = [
+    ("POST", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1}, answers.ChatAnswer),
+    ("POST", "/v1/completions", {**COMPLETION, "logprobs": 1}, answers.CompletionAnswer),
+    ("GET", "/v1/models", None, answers.ModelListAnswer),
+    ("GET", "/v1/models/tiny", None, answers.ModelAnswer),
+    ("POST", "/tokenize", {"prompt": "the"}, answers.TokenizedAnswer),
+    ("POST", "/detokenize", {"tokens": [5]}, answers.DetokenizedAnswer),
+    ("GET", "/health", None, answers.StatusAnswer),
+    ("GET", "/ready", None, answers.StatusAnswer),
+    ("GET", "/version", None, answers.VersionAnswer),
+    ("GET", "/server_info", None, answers.ServerInfoAnswer),
+    ("GET", "/load", None, answers.LoadAnswer),
+    ("POST", "/v1/messages", MESSAGE, MessageAnswer),
+    ("POST", "/v1/messages/count_tokens", CHAT, CountAnswer),
+    ("POST", "/v1/responses", {"input": "hello"}, ResponseAnswer),
+    ("POST", "/v1/embeddings", {"input": "hello"}, answers.ErrorAnswer),
+    ("POST", "/v1/completions", {}, answers.ErrorAnswer),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "kind"),
+    ANSWERS,
+    ids=[f"{path} {kind.__name__}" for _, path, _, kind in ANSWERS],
+)
+def test_an_answer_is_as_its_type_says(
+    http: httpx.Client,
+    stack: Stack,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    kind: type[BaseModel],
+) -> None:
+    stack.say("the fox")
+    reply = http.request(method, path, json=body)
+    kind.model_validate_json(reply.content)
+    document = http.get("/openapi.json").json()
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    check(reply.json(), schema, document, kind.__name__)
+    described = document["paths"][path.replace("tiny", "{model_id}")][method.lower()]["responses"]
+    place = described["200" if reply.status_code == 200 else "4XX"]
+    assert place["content"]["application/json"]["schema"] == schema
+
+
+def check(value: Any, schema: dict[str, Any], document: dict[str, Any], where: str) -> None:
+    """Nothing is in an answer that the document does not name."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema and isinstance(value, dict | list):
+        of_kind = "object" if isinstance(value, dict) else "array"
+        schema = next(each for each in schema["anyOf"] if "$ref" in each or each.get("type") == of_kind)
+        return check(value, schema, document, where)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), where
+        for name, each in value.items():
+            check(each, schema["properties"][name], document, f"{where}.{name}")
+    if isinstance(value, list):
+        for each in value:
+            check(each, schema["items"], document, where)
+    return None
+
+
+def test_the_document_tells_the_bodies_and_how_to_send_a_key(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    paths, schemas = document["paths"], document["components"]["schemas"]
+    chat = paths["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChatBody")
+    assert {"type": "number", "minimum": 0, "maximum": 2} in schemas["ChatBody"]["properties"]["temperature"][
+        "anyOf"
+    ]
+    assert "text/event-stream" in chat["responses"]["200"]["content"]
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+    budget = schemas["CarrelBody"]["properties"]["budget"]["anyOf"][0]["anyOf"]
+    assert budget == [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "integer", "minimum": 2},
+    ]
+    assert document["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert document["security"]
+    assert [path for path, item in paths.items() for each in item.values() if each.get("security") == []] == [
+        "/health",
+        "/ready",
+    ]
+    names = [each["operationId"] for item in paths.values() for each in item.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_needs_no_key(locked_stack: Stack) -> None:
+    page = httpx.get(f"{locked_stack.url}/docs", timeout=PATIENCE)
+    assert page.status_code == 200
+    assert not re.findall(r"(?:src|href)=\"(?!openapi\.json\")", page.text)
+    assert "://" not in page.text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert httpx.get(f"{locked_stack.url}/openapi.json", timeout=PATIENCE).status_code == 401
