@@ -53,10 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     reference, margins = _transformers(options, texts, torch.float32)
     rivals = {"transformers bfloat16": _transformers(options, texts, torch.bfloat16)[0]}
     prefilled, decoded = _carrel(options, texts)
-    last = reference[:, -1:]
+    ends = slice(-prefilled.shape[1], None)
+    last = reference[:, ends], margins[:, ends]
     rows = [
-        *(_row(name, "prefill", found[:, -1:], last, margins[:, -1:]) for name, found in rivals.items()),
-        _row("carrel bfloat16", "prefill", prefilled, last, margins[:, -1:]),
+        *(_row(name, "prefill", found[:, ends], *last) for name, found in rivals.items()),
+        _row("carrel bfloat16", "prefill", prefilled, *last),
         *(_row(name, "prefill, every place", found, reference, margins) for name, found in rivals.items()),
         _row("carrel bfloat16", "decode, every place", decoded, reference, margins),
     ]
@@ -84,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--short", type=int, nargs=2, default=(16, 512), metavar=("FROM", "TO"))
     parser.add_argument("--long", type=int, nargs=2, default=(1024, 8000), metavar=("FROM", "TO"))
     parser.add_argument(
-        "--forced", type=int, default=32, metavar="N", help="last tokens of a long text, compared too"
+        "--forced", type=int, default=32, metavar="N", help="last tokens of a text, which Carrel decodes"
+    )
+    parser.add_argument(
+        "--prefills", type=int, default=8, metavar="N", help="prompts of a text, each a token shorter"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
@@ -139,10 +143,8 @@ def load_dense(model: Path, dtype: torch.dtype) -> Any:
 
 
 def _carrel(options: argparse.Namespace, texts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Best tokens after whole prompts, [P, 1], and after each of the last `forced` places, of steps, [P, forced + 1].
-
-    The first of the latter comes from the prefill of what is not forced.
-    """
+    """Best tokens after the last places, each prefilled for itself, [P, prefills], and after the last of steps,
+    [P, forced + 1], of which the first comes from the prefill of what is not forced."""
     store = LocalStore(ARENA_BYTES)
     config = WorkerConfig(
         model=str(options.model),
@@ -159,7 +161,8 @@ def _carrel(options: argparse.Namespace, texts: Sequence[tuple[int, ...]]) -> tu
     engine = build_engine(config, lambda stage, done, total: None)
     try:
         driver = _Driver(engine)
-        whole = [driver.submit(text, 0) for text in texts]
+        cuts = range(options.prefills - 1, -1, -1)
+        whole = [[driver.submit(text[: len(text) - cut], 0) for cut in cuts] for text in texts]
         driver.run()
         heads = [driver.submit(text[: -options.forced], 0) for text in texts]
         driver.run()
@@ -171,9 +174,8 @@ def _carrel(options: argparse.Namespace, texts: Sequence[tuple[int, ...]]) -> tu
             [step[len(text) - options.forced + k + 1] for k in range(options.forced)]
             for text, step in zip(texts, steps, strict=True)
         ]
-        return torch.tensor([[driver.tokens[name]] for name in whole]), torch.cat(
-            [first, torch.tensor(later)], 1
-        )
+        prefilled = torch.tensor([[driver.tokens[name] for name in of_text] for of_text in whole])
+        return prefilled, torch.cat([first, torch.tensor(later)], dim=1)
     finally:
         engine.close()
         store.close()
