@@ -59,6 +59,7 @@ def _asked(model: str, name: str) -> list[Asked]:
     source = report(files[0]).source
     told = [source.policy_options or ""]
     told += [f"{source.full_layers} layers whole"] if source.full_layers else []
+    told += [f"by {source.granularity}"] if source.granularity else []
     told += ["calibrated"] if source.calibration_sha256 and "outliers" not in name else []
     shown = "; ".join(part for part in told if part)
     found = joined(f"claims_{model}_{name}_*")
