@@ -14,8 +14,6 @@ def read_tools(body: ChatBody) -> Tools | None:
     if body.functions:
         raise InvalidRequest("functions are not supported: give them as tools.", "functions")
     tools = tuple(_read_tool(tool.function) for tool in body.tools or ())
-    if len({tool.name for tool in tools}) < len(tools):
-        raise InvalidRequest("Two tools have the same name.", "tools")
     named: str | None = None
     choice = ToolChoice.AUTO
     match body.tool_choice:
@@ -25,10 +23,17 @@ def read_tools(body: ChatBody) -> Tools | None:
             choice = ToolChoice.REQUIRED
         case NamedTool(function=function):
             choice, named = ToolChoice.REQUIRED, function.name
-    if choice is ToolChoice.REQUIRED and not any(named in (None, tool.name) for tool in tools):
-        missing = "tools is empty" if named is None else f"no tool has the name {named[:64]!r}"
+    return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
+
+
+def checked(asked: Tools) -> Tools | None:
+    """None for no tools at all. Raises InvalidRequest for two of one name, and where the one to call is not there."""
+    if len({tool.name for tool in asked.tools}) < len(asked.tools):
+        raise InvalidRequest("Two tools have the same name.", "tools")
+    if asked.choice is ToolChoice.REQUIRED and not asked.callable:
+        missing = "tools is empty" if asked.named is None else f"no tool has the name {asked.named[:64]!r}"
         raise InvalidRequest(f"tool_choice asks for a call, but {missing}.", "tool_choice")
-    return Tools(tools, choice, named, body.parallel_tool_calls is not False) if tools else None
+    return asked if asked.tools else None
 
 
 def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:

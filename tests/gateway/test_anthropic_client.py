@@ -77,7 +77,9 @@ def test_why_a_message_ended(claude: anthropic.Anthropic, stack: Stack, is_strea
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"name": "x", "input_schema": {"type": "object"}}]}, "tools"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, "messages"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ({"messages": []}, "messages"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -212,3 +213,59 @@ def test_what_the_model_thinks_comes_apart(
     assert "".join(delta.model_extra.get("reasoning_content") or "" for delta in deltas) == reasoning
     assert "".join(delta.content or "" for delta in deltas) == content
     assert any(delta.tool_calls for delta in deltas) == ("tools" in fields)
+
+
+def test_a_loop_of_two_turns_with_the_anthropic_package(stack: Stack) -> None:
+    claude = anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0, timeout=PATIENCE)
+    tools = [
+        {"name": "weather", "description": "now", "input_schema": PARAMETERS},
+        {"name": "time", "input_schema": {"type": "object"}},
+    ]
+    arguments: dict[str, Any] = {"model": "tiny", "max_tokens": 400, "tools": tools}
+    stack.say(f"I look.\n{CALL}")
+    first = claude.messages.create(messages=[ASKED], **arguments)
+    said, call = first.content
+    assert (first.stop_reason, said.text, call.name, call.input) == (
+        "tool_use",
+        "I look.",
+        "weather",
+        {"city": "Rome"},
+    )
+    assert json.dumps(PARAMETERS) in prompt_of(stack)
+    counted = claude.messages.count_tokens(model="tiny", messages=[ASKED], tools=tools)
+    assert counted.input_tokens == len(stack.script.requests[0].prompt_token_ids)
+    with claude.messages.stream(messages=[ASKED], **arguments) as stream:
+        kinds = [event.type for event in stream if "block_st" in event.type]
+        streamed = stream.get_final_message()
+    assert kinds == ["content_block_start", "content_block_stop"] * 2
+    assert [block.model_dump(exclude={"id"}) for block in streamed.content] == [
+        block.model_dump(exclude={"id"}) for block in first.content
+    ]
+    stack.say("It rains.")
+    answer = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
+    messages = [
+        ASKED,
+        {"role": "assistant", "content": [block.model_dump() for block in first.content]},
+        {"role": "user", "content": [answer, {"type": "text", "text": "so?"}]},
+    ]
+    second = claude.messages.create(messages=messages, **arguments)
+    assert (second.stop_reason, second.content[0].text) == ("end_turn", "It rains.")
+    turns = f"<|assistant|>I look.\n{CALL}<|end|><|user|><tool_response>\nrain\n</tool_response>"
+    assert turns in prompt_of(stack)
+    assert prompt_of(stack).endswith("<|user|>so?<|end|><|assistant|>")
+    stack.say(CALL)
+    forced = {"type": "tool", "name": "weather"}
+    claude.messages.create(messages=[ASKED], tool_choice=forced, **arguments)
+    assert stack.script.requests[0].HasField("grammar")
+
+
+def test_thoughts_are_blocks_of_a_message(own: Stack) -> None:
+    claude = anthropic.Anthropic(base_url=own.url, api_key="none", max_retries=0, timeout=PATIENCE)
+    own.say("<think>\nso\n</think>\nyes")
+    arguments: dict[str, Any] = {"model": "tiny", "max_tokens": 400, "messages": [ASKED]}
+    whole = claude.messages.create(**arguments)
+    with claude.messages.stream(**arguments) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        thought, said = message.content
+        assert (thought.type, thought.thinking.strip(), said.text.strip()) == ("thinking", "so", "yes")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, GenerationOptions, Message
+from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
 from gateway.rest.converters import read_carrel
-from gateway.rest.messages.schemas import Block, CountBody, MessagesBody
+from gateway.rest.messages.schemas import CountBody, MessagesBody, ToolChoiceBody
+from gateway.rest.messages.turns import read_turns
+from gateway.rest.tools import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # What would change the answer, with the value that changes nothing beside null.
@@ -19,17 +20,7 @@ UNSUPPORTED: Mapping[str, Any] = {
     "mcp_servers": [],
     "output_config": None,
     "output_format": None,
-    "tools": [],
 }
-
-
-def read_messages(body: CountBody) -> tuple[Message, ...]:
-    """Text, that of blocks and of turns of one role in a row with line breaks between, the system's first. Raises
-    InvalidRequest for anything but text."""
-    system = [] if body.system is None else [Message("system", _text(body.system))]
-    turns = groupby(body.messages, lambda turn: turn.role)
-    joined = [Message(role, "\n".join(_text(turn.content) for turn in of_role)) for role, of_role in turns]
-    return (*system, *joined)
 
 
 def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | None = None) -> ChatRequest:
@@ -37,11 +28,13 @@ def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | N
     _check_fields(body)
     continues = bool(body.messages) and body.messages[-1].role == "assistant"
     return ChatRequest(
-        read_messages(body),
+        read_turns(body),
         options,
         request_id=request_id,
         adds_generation_prompt=not continues,
         continues_final=continues,
+        tools=_read_tools(body),
+        tells_reasoning=True,
     )
 
 
@@ -74,19 +67,24 @@ def _check_fields(body: CountBody) -> None:
         if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
             raise InvalidRequest(f"{name} is not supported: leave it out.", name)
     match fields.get("thinking"):
-        case None | {"type": "disabled"}:
+        case None | {"type": "disabled" | "adaptive"}:
             pass
         case _:
-            raise InvalidRequest("thinking is not supported: leave it out, or disable it.", "thinking")
+            raise InvalidRequest(
+                "thinking is only 'disabled' or 'adaptive': no budget of it can be held.", "thinking"
+            )
 
 
-def _text(content: str | list[Block]) -> str:
-    match content:
-        case str():
-            return content
-        case blocks:
-            if any(block.type != "text" or block.text is None for block in blocks):
-                raise InvalidRequest(
-                    "Only blocks of type 'text' are supported: this model reads text.", "messages"
-                )
-            return "\n".join(block.text or "" for block in blocks)
+def _read_tools(body: CountBody) -> Tools | None:
+    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
+    tools = tuple(
+        Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in body.tools or ()
+    )
+    asked = body.tool_choice or ToolChoiceBody(type="auto")
+    if asked.type == "none":
+        return None
+    if asked.type == "tool" and asked.name is None:
+        raise InvalidRequest("tool_choice of type tool needs a name.", "tool_choice")
+    named = asked.name if asked.type == "tool" else None
+    choice = ToolChoice.AUTO if asked.type == "auto" else ToolChoice.REQUIRED
+    return checked(Tools(tools, choice, named, not asked.disable_parallel_tool_use))

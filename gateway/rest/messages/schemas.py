@@ -7,15 +7,37 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
-from gateway.rest.schemas import Body, CarrelBody, Texts, Timeout, within
+from gateway.rest.schemas import MAX_TOOLS, Body, CarrelBody, FunctionName, Texts, Timeout, within
 
 
 class Block(Body):
+    """Of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
+
     type: str
     text: str | None = None
+    thinking: str | None = None
+    id: Annotated[str | None, Field(description="of a call")] = None
+    name: FunctionName | None = None
+    input: Annotated[dict[str, Any] | None, Field(description="of a call")] = None
+    tool_use_id: Annotated[str | None, Field(description="the call that this answers")] = None
+    content: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
 
 
 Content = str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class ToolDefinition(Body):
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoiceBody(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Annotated[str | None, Field(description="of the tool, with the type tool")] = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Turn(Body):
@@ -31,6 +53,8 @@ class CountBody(Body):
     model: str | None = None
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: Content | None = None
+    tools: Annotated[list[ToolDefinition] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
+    tool_choice: ToolChoiceBody | None = None
 
 
 class MessagesBody(CountBody):
@@ -53,6 +77,19 @@ class TextBlock(Body):
     text: str
 
 
+class ThinkingBlock(Body):
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: Annotated[str, Field(description="empty")] = ""
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class MessageUsage(Body):
     input_tokens: Annotated[int, Field(description="of the prompt, without those that were cached")]
     output_tokens: int
@@ -66,8 +103,8 @@ class MessageAnswer(Body):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: MessageUsage
 

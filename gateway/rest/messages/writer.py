@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.responses import Response
@@ -31,12 +32,22 @@ class MessageWriter:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._is_begun = False
-        self._has_text = False
+        # what the block that is open holds: thinking, text, or a call by its place; None: none is
+        self._open: str | int | None = None
+        self._num_blocks = 0
         self._reason: dict[str, Any] = {}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         choice = answer.choices[0]
-        content = [{"type": "text", "text": choice.text}] if choice.text else []
+        content: list[dict[str, Any]] = []
+        if choice.reasoning:
+            content.append({"type": "thinking", "thinking": "".join(choice.reasoning), "signature": ""})
+        if choice.text:
+            content.append({"type": "text", "text": choice.text})
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call.arguments)}
+            for call in choice.calls
+        ]
         usage = _usage(answer.usage) if answer.usage is not None else _prompt_usage(0, 0)
         return {**self._message(usage), "content": content, **_reason(choice.finish_reason, choice.stop)}
 
@@ -53,20 +64,24 @@ class MessageWriter:
         match event:
             case Prefilling(prompt_tokens=prompt, cached_tokens=cached):
                 return self._begin(_prompt_usage(prompt, cached))
+            case ReasoningDelta(text=text) if text:
+                begun = self._begin_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                return [*begun, self._block("delta", delta={"type": "thinking_delta", "thinking": text})]
             case TextDelta(text=text) if text:
-                return [
-                    *self._begin(_prompt_usage(0, 0)),
-                    *self._begin_block(),
-                    _block("delta", delta={"type": "text_delta", "text": text}),
-                ]
+                begun = self._begin_block("text", {"type": "text", "text": ""})
+                return [*begun, self._block("delta", delta={"type": "text_delta", "text": text})]
+            case ToolCallDelta(place=place, arguments=arguments):
+                call: dict[str, Any] = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+                begun = self._begin_block(place, call)
+                delta = {"type": "input_json_delta", "partial_json": arguments}
+                return [*begun, *([self._block("delta", delta=delta)] if arguments else [])]
             case ChoiceFinished(finish_reason=reason, stop=stop):
                 self._reason = _reason(reason, stop)
-                return [*self._begin(_prompt_usage(0, 0)), *([_block("stop")] if self._has_text else [])]
+                return [*self._begin(_prompt_usage(0, 0)), *self._end_block()]
             case Completed(usage=usage):
-                delta = {"type": "message_delta", "delta": self._reason, "usage": _usage(usage)}
-                return [delta, {"type": "message_stop"}]
-            case TextDelta() | ReasoningDelta() | ToolCallDelta():
-                # calls and reasoning come to chats that ask for them: none does here
+                ended = {"type": "message_delta", "delta": self._reason, "usage": _usage(usage)}
+                return [ended, {"type": "message_stop"}]
+            case TextDelta() | ReasoningDelta():
                 return []
 
     def _begin(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
@@ -75,11 +90,24 @@ class MessageWriter:
         self._is_begun = True
         return [{"type": "message_start", "message": self._message(usage)}]
 
-    def _begin_block(self) -> list[dict[str, Any]]:
-        if self._has_text:
+    def _begin_block(self, what: str | int, block: dict[str, Any]) -> list[dict[str, Any]]:
+        """Nothing where it is open already."""
+        if self._open == what:
             return []
-        self._has_text = True
-        return [_block("start", content_block={"type": "text", "text": ""})]
+        ended = self._end_block()
+        self._open = what
+        begun = self._block("start", content_block=block)
+        return [*self._begin(_prompt_usage(0, 0)), *ended, begun]
+
+    def _end_block(self) -> list[dict[str, Any]]:
+        if self._open is None:
+            return []
+        ended = self._block("stop")
+        self._open, self._num_blocks = None, self._num_blocks + 1
+        return [ended]
+
+    def _block(self, what: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{what}", "index": self._num_blocks, **fields}
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -94,13 +122,21 @@ class MessageWriter:
         }
 
 
-def _block(what: str, **fields: Any) -> dict[str, Any]:
-    return {"type": f"content_block_{what}", "index": 0, **fields}
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def _reason(finish_reason: str | None, stop: str | None) -> dict[str, Any]:
-    ended = "end_turn" if stop is None else "stop_sequence"
-    return {"stop_reason": ended if finish_reason == "stop" else "max_tokens", "stop_sequence": stop}
+    ended = "stop_sequence" if stop is not None else REASONS.get(finish_reason or "")
+    return {"stop_reason": ended, "stop_sequence": stop}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Of a call; one that was cut off has none."""
+    try:
+        arguments: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return arguments
 
 
 def _prompt_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
