@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from gpu_worker.kernels.rms_norm import rms_norm
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.head import project_logits
 from gpu_worker.models.layer import DecoderLayer, frozen
 from gpu_worker.models.rope import rope_table
 
@@ -78,7 +79,7 @@ class Decoder(torch.nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
         _, normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
-        return F.linear(normed, self.head_weight).float()
+        return project_logits(normed, self.head_weight)
 
     def _layer(self, layer: int) -> DecoderLayer:
         return cast(DecoderLayer, self.layers[layer])
