@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_worker.state.batch import GroupShape
 
 # Slots or selected tokens of all layers and heads that are looked at together: their indices are int64 for a moment.
-MAX_ELEMENTS = 1 << 21
+MAX_ELEMENTS = 1 << 20
 
 One = TypeVar("One")
 

@@ -56,6 +56,8 @@ class AttentionViews:
         self._caches = caches
         self._num_kv_heads = num_kv_heads
         self._clock = clock
+        # Of the host, for all looks so far.
+        self.spent_seconds = 0.0
         self._next = 0.0
         self._order: deque[Sequence] = deque()
         self._pending: deque[_Look] = deque()
@@ -66,13 +68,17 @@ class AttentionViews:
         if not watched and not self._pending:
             return
         begun = self._clock()
+        has_come = bool(self._pending) and self._pending[0].copied.is_reached
+        is_due = bool(watched) and begun >= self._next and len(self._pending) < MAX_PENDING
         while self._pending and self._pending[0].copied.is_reached:
             self._tell(self._pending.popleft())
-        if watched and begun >= self._next and len(self._pending) < MAX_PENDING:
+        if is_due:
             self._look(self._whose_turn(watched), batch)
-            # Its time and the rest that it earns.
+            self._next = begun + INTERVAL_SECONDS
+        if has_come or is_due:
             now = self._clock()
-            self._next = max(begun + INTERVAL_SECONDS, now + REST * (now - begun))
+            self.spent_seconds += now - begun
+            self._next = max(self._next, now) + REST * (now - begun)
 
     def _whose_turn(self, watched: list[Sequence]) -> Sequence:
         self._order = deque(one for one in self._order if one in watched)

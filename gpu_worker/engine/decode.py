@@ -65,7 +65,7 @@ class DecodeStep:
         self._device = pool.rows.device
         self._captures_graphs = captures_graphs and self._device.type == "cuda"
         self.graphs = StepGraphs(self._device)
-        self._views = AttentionViews(caches, decoder.config.num_kv_heads)
+        self.views = AttentionViews(caches, decoder.config.num_kv_heads)
         # Sees every step that ran, for measuring.
         self.watch: Callable[[StepResult], None] = lambda result: None
 
@@ -102,7 +102,7 @@ class DecodeStep:
         sequences = batch.sequences
         for sequence in sequences:
             sequence.num_tokens += 1
-        self._views.after_step(batch)
+        self.views.after_step(batch)
         logits = batch.without_padding(logits)
         kept = each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):

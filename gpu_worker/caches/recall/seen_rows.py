@@ -12,6 +12,8 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.batch import GroupShape
 
 ROOM_BYTES = 16 << 20
+# Of a lane's part in numbers: kernels are compiled for addresses that are multiples of 16 bytes.
+ALIGNMENT = 64
 
 
 class SeenRows:
@@ -24,7 +26,8 @@ class SeenRows:
         self._num_heads = shape.num_kv_heads
         self._num_lanes = shape.max_num_seqs
         most = shape.num_layers * shape.num_kv_heads * shape.max_model_len
-        self._per_lane = min(most, ROOM_BYTES // 4 // shape.max_num_seqs)
+        room = min(most + ALIGNMENT, ROOM_BYTES // 4 // shape.max_num_seqs)
+        self._per_lane = room // ALIGNMENT * ALIGNMENT
         with torch.inference_mode(False):
             self._rows = torch.empty(self._num_lanes * self._per_lane, dtype=torch.int32, device=shape.device)
 
