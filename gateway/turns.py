@@ -30,7 +30,10 @@ class Turn:
     @property
     def num_bytes(self) -> int:
         """About what it takes, its answer's text twice."""
-        return TURN_BYTES + sum(4 * len(message.content) for message in (*self.messages, self.messages[-1]))
+        messages = (*self.messages, self.messages[-1])
+        num_chars = sum(len(message.content) + len(message.reasoning or "") for message in messages)
+        calls = [call for message in messages for call in message.tool_calls]
+        return TURN_BYTES * (1 + len(calls)) + 4 * (num_chars + sum(len(call.arguments) for call in calls))
 
 
 class Turns:

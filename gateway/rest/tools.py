@@ -43,13 +43,19 @@ def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:
         for call in message.tool_calls or ()
     )
     for call in calls:
-        try:
-            is_object = type(json.loads(call.arguments)) is dict
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            raise InvalidRequest(f"The arguments of call {call.id[:64]!r} are no JSON object.", "messages")
+        check_arguments(call.id, call.arguments, "messages")
     return calls
+
+
+def check_arguments(call_id: str, arguments: str, param: str) -> str:
+    """The arguments of a call. Raises InvalidRequest where they are no JSON object."""
+    try:
+        is_object = type(json.loads(arguments)) is dict
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise InvalidRequest(f"The arguments of call {call_id[:64]!r} are no JSON object.", param)
+    return arguments
 
 
 def _read_tool(function: FunctionBody) -> Tool:

@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+import pydantic
 import pytest
 from fake_worker import Script
 from gateway_stack import Stack, running_stack, write_tokenizer
@@ -269,3 +270,47 @@ def test_thoughts_are_blocks_of_a_message(own: Stack) -> None:
     for message in (whole, streamed):
         thought, said = message.content
         assert (thought.type, thought.thinking.strip(), said.text.strip()) == ("thinking", "so", "yes")
+
+
+def test_a_loop_of_two_turns_over_responses(client: openai.OpenAI, stack: Stack) -> None:
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in (WEATHER, TIME)]
+    arguments: dict[str, Any] = {"model": "tiny", "tools": tools}
+    script = stack.say(f"I look.\n{CALL}")
+    first = client.responses.create(input="hi", **arguments)
+    said, call = first.output
+    assert (first.output_text, call.type, call.name) == ("I look.", "function_call", "weather")
+    assert (json.loads(call.arguments), call.status) == ({"city": "Rome"}, "completed")
+    assert json.dumps(WEATHER["function"]) in prompt_of(stack)
+    events = list(client.responses.create(input="hi", stream=True, **arguments))
+    kinds = [event.type.removeprefix("response.") for event in events if "delta" not in event.type]
+    assert kinds[6:] == [
+        "output_item.done", "output_item.added", "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(pieces)) == {"city": "Rome"}
+    assert [item.type for item in events[-1].response.output] == ["message", "function_call"]
+    answer = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    asked = [{"role": "user", "content": "hi"}, said.model_dump(), call.model_dump(), answer]
+    prompts = []
+    # what was kept, and the same sent again
+    for fields in ({"input": [answer], "previous_response_id": first.id}, {"input": asked}):
+        stack.say("It rains.")
+        assert client.responses.create(**fields, **arguments).output_text == "It rains."
+        prompts.append(prompt_of(stack))
+    assert prompts[0] == prompts[1]
+    assert f"<|assistant|>I look.\n{CALL}<|end|><|user|><tool_response>\nrain\n</tool_response>" in prompts[0]
+    assert not script.requests[0].HasField("grammar")
+    for fields in ({"tool_choice": {"type": "function", "name": "weather"}}, {"tool_choice": "required"}):
+        stack.say(CALL)
+        client.responses.create(input="hi", **fields, **arguments)
+        assert stack.script.requests[0].HasField("grammar")
+
+
+def test_a_response_parses_into_a_model(client: openai.OpenAI, stack: Stack) -> None:
+    class Place(pydantic.BaseModel):
+        city: str
+
+    script = stack.say('{"city": "Rome"}')
+    parsed = client.responses.parse(model="tiny", input="hi", text_format=Place)
+    assert parsed.output_parsed == Place(city="Rome")
+    assert json.loads(script.requests[0].grammar.json_schema)["required"] == ["city"]

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, GenerationOptions, Message
+from gateway.exchange import ChatRequest, GenerationOptions, Message, Tool, ToolChoice, Tools
 from gateway.rest.converters import read_carrel
-from gateway.rest.responses.schemas import Item, ResponsesBody
+from gateway.rest.responses.input import read_input
+from gateway.rest.responses.schemas import NamedFunction, ResponsesBody, TextFormat
+from gateway.rest.structure import ANY_OBJECT, json_grammar
+from gateway.rest.tools import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 LOGPROBS = "message.output_text.logprobs"
@@ -18,15 +21,7 @@ UNSUPPORTED: Mapping[str, Any] = {
     "context_management": None,
     "conversation": None,
     "prompt": None,
-    "tools": [],
 }
-
-
-def read_input(body: ResponsesBody) -> tuple[Message, ...]:
-    """The new messages. Raises InvalidRequest for anything but text."""
-    if isinstance(body.input, str):
-        return (Message("user", body.input),)
-    return tuple(_read_item(item) for item in body.input)
 
 
 def read_response_request(
@@ -54,12 +49,15 @@ def read_response_request(
         prefix_salt=caller,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
+        grammar=_read_format(body),
     )
     read_carrel(body.carrel, draft)
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
-    messages = (*instructions, *before, *read_input(body))
+    messages = (*instructions, *before, *read_input(body.input))
     options = GenerationOptions(body.model, timeout_s=body.timeout_seconds, draft=draft)
-    return ChatRequest(messages, options, request_id=request_id)
+    return ChatRequest(
+        messages, options, request_id=request_id, tools=_read_tools(body), tells_reasoning=True
+    )
 
 
 def _check_fields(body: ResponsesBody) -> None:
@@ -67,25 +65,44 @@ def _check_fields(body: ResponsesBody) -> None:
     for name, value in fields.items():
         if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
             raise InvalidRequest(f"{name} is not supported: leave it out.", name)
-    if fields.get("tool_choice") not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice is not supported: this route calls no tools.", "tool_choice")
     if body.truncation == "auto":
         raise InvalidRequest("truncation 'auto' is not supported: send a shorter input.", "truncation")
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise InvalidRequest("Of text.format only the type 'text' is supported.", "text.format")
     for name in body.include or ():
         if name != LOGPROBS:
             raise InvalidRequest(f"include has {name[:64]!r}: only {LOGPROBS!r} is supported.", "include")
 
 
-def _read_item(item: Item) -> Message:
-    if item.type != "message" or item.role is None or item.content is None:
-        raise InvalidRequest("Only items of type 'message' with role and content are supported.", "input")
-    match item.content:
-        case str():
-            return Message(item.role, item.content)
-        case parts:
-            known = ("input_text", "output_text", "text")
-            if any(part.type not in known or part.text is None for part in parts):
-                raise InvalidRequest("Only parts of text are supported: this model reads text.", "input")
-            return Message(item.role, "".join(part.text or "" for part in parts))
+def _read_tools(body: ResponsesBody) -> Tools | None:
+    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
+    any_object: dict[str, Any] = {"type": "object"}
+    tools = tuple(
+        Tool(
+            tool.name,
+            tool.description,
+            any_object if tool.parameters is None else tool.parameters,
+            bool(tool.strict),
+        )
+        for tool in body.tools or ()
+    )
+    choice, named = ToolChoice.AUTO, None
+    match body.tool_choice:
+        case "none":
+            return None
+        case "required":
+            choice = ToolChoice.REQUIRED
+        case NamedFunction(name=name):
+            choice, named = ToolChoice.REQUIRED, name
+    return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
+
+
+def _read_format(body: ResponsesBody) -> pb.Grammar | None:
+    """What the text must be; None: anything. Raises InvalidRequest."""
+    param = "text.format"
+    match body.text.format if body.text is not None else None:
+        case None | TextFormat(type="text"):
+            return None
+        case TextFormat(type="json_object"):
+            return json_grammar(ANY_OBJECT, param)
+        case TextFormat(type="json_schema", json_schema=schema) if schema is not None:
+            return json_grammar(schema, param)
+    raise InvalidRequest("text.format is text, json_object, or json_schema with a schema.", param)

@@ -16,7 +16,8 @@ from gateway.exchange import Message
 from gateway.rest.body import read_body
 from gateway.rest.documentation import Operation
 from gateway.rest.reply import reply
-from gateway.rest.responses.converters import read_input, read_response_request
+from gateway.rest.responses.converters import read_response_request
+from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import ResponseAnswer, ResponseDroppedAnswer, ResponsesBody
 from gateway.rest.responses.writer import ResponseWriter
 from gateway.service import ChatService
@@ -55,9 +56,9 @@ class ResponsesEndpoints:
             session_id = self._turns.get(caller, body.previous_response_id).session_id
         asked = read_response_request(body, before, session_id, request.state.request_id, caller)
 
-        def done(response: dict[str, Any], text: str) -> None:
+        def done(response: dict[str, Any], message: Message) -> None:
             if is_kept:
-                said = (*read_input(body), Message("assistant", text))
+                said = (*read_input(body.input), message)
                 turn = Turn(response_id, body.previous_response_id, session_id, said, response)
                 self._turns.add(caller, turn)
 
@@ -84,6 +85,7 @@ class ResponsesEndpoints:
 
 def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:
     """What of the object is known before it is answered."""
+    told = body.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
     return {
         "id": response_id,
         "object": "response",
@@ -93,16 +95,22 @@ def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "model": model,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
+        "text": {"format": _format(body)},
+        "tool_choice": told.get("tool_choice", "auto"),
+        "tools": told.get("tools", []),
         "top_logprobs": body.top_logprobs,
         "top_p": body.top_p,
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:
+    asked = body.text.format if body.text is not None else None
+    told = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+    return told

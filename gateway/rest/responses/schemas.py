@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_CACHE_SALT_CHARS
-from gateway.rest.schemas import Body, CarrelBody, Texts, Timeout, within
+from gateway.rest.schemas import MAX_TOOLS, Body, CarrelBody, FunctionName, JsonSchema, Texts, Timeout, within
 
 
 class Part(Body):
@@ -15,16 +15,35 @@ class Part(Body):
     text: str | None = None
 
 
-class Item(Body):
-    """A message; another kind of item is refused."""
+class InputItem(Body):
+    """A message, a call (function_call) or the answer to one (function_call_output)."""
 
     type: str = "message"
     role: str | None = None
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    call_id: str | None = None
+    name: FunctionName | None = None
+    arguments: str | None = None
+    output: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
 
 
 class TextFormat(Body):
-    type: str
+    type: Annotated[str, Field(description="text, json_object or json_schema")]
+    name: str | None = None
+    json_schema: Annotated[JsonSchema | None, Field(alias="schema")] = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: str
 
 
 class TextOptions(Body):
@@ -37,7 +56,7 @@ class ResponsesBody(Body):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    input: str | Annotated[list[Item], Field(fail_fast=True)]
+    input: str | Annotated[list[InputItem], Field(fail_fast=True)]
     instructions: Annotated[
         str | None, Field(description="before the conversation, of this request only")
     ] = None
@@ -54,6 +73,9 @@ class ResponsesBody(Body):
     include: Texts | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str] | None, Field(description="comes back with the answer")] = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -76,6 +98,23 @@ class OutputMessage(Body):
     role: Literal["assistant"] = "assistant"
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[OutputText]
+
+
+class OutputThought(Body):
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    summary: list[Any]
+    content: list[Any]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputCall(Body):
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 class CachedTokens(Body):
@@ -106,14 +145,14 @@ class ResponseAnswer(Body):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputThought | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, None]
     store: bool
     temperature: float | None
     text: TextOptions
-    tool_choice: Literal["auto", "none"]
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction
     tools: list[Any]
     top_logprobs: int | None
     top_p: float | None

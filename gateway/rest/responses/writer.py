@@ -13,20 +13,17 @@ from gateway.exchange import (
     ChoiceFinished,
     Completed,
     Event,
+    Message,
     Prefilling,
     ReasoningDelta,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, ChoiceText, usage_json
+from gateway.rest.answer import Answer, usage_json
 from gateway.rest.errors import error_body, internal_error_body
-from gateway.rest.formats import chat_logprobs
+from gateway.rest.responses.items import CallItem, Item, MessageItem, ReasoningItem
 from gateway.rest.sse import named_frame
-
-# of a stream's events: where in the output the text is
-PLACE = {"output_index": 0, "content_index": 0}
 
 
 class ResponseWriter:
@@ -34,19 +31,30 @@ class ResponseWriter:
 
     end = b""
 
-    def __init__(self, head: dict[str, Any], done: Callable[[dict[str, Any], str], None]) -> None:
-        """head: what of the object is known before. done: is given the whole object, and its text, before the client
-        is."""
+    def __init__(self, head: dict[str, Any], done: Callable[[dict[str, Any], Message], None]) -> None:
+        """head: what of the object is known before. done: is given the whole object, and the answer as a message,
+        before the client is."""
         self._head = head
         self._done = done
-        self._item_id = head["id"].replace("resp_", "msg_")
-        self._choice = ChoiceText(0)
         self._numbers = count()
         self._is_begun = False
-        self._has_item = False
+        self._items: list[Item] = []
+        # of the item that grows, the last; and a call's place
+        self._open: str | int | None = None
+        self._finish_reason: str | None = None
+        self._text: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[CallItem] = []
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        self._choice = answer.choices[0]
+        choice = answer.choices[0]
+        if choice.reasoning:
+            self._events(ReasoningDelta(0, "".join(choice.reasoning)))
+        if choice.text or choice.logprobs:
+            self._events(TextDelta(0, choice.text, tuple(choice.logprobs)))
+        for place, call in enumerate(choice.calls):
+            self._events(ToolCallDelta(0, place, call.id, call.name, call.arguments))
+        self._events(ChoiceFinished(0, choice.finish_reason or "length"))
         return self._finish(answer.usage)
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
@@ -67,22 +75,30 @@ class ResponseWriter:
         match event:
             case Prefilling():
                 return self._begin()
-            case TextDelta(text=text, logprobs=logprobs):
-                self._choice.pieces.append(text)
-                self._choice.logprobs.extend(logprobs)
-                if not text and not logprobs:
-                    return self._begin()
-                delta = self._of_text("delta", delta=text, logprobs=_logprobs(logprobs))
-                return [*self._begin(), *self._begin_item(), delta]
+            case ReasoningDelta(text=text):
+                self._thoughts.append(text)
+                thought, begun = self._item("thought", ReasoningItem)
+                return [*begun, thought.add(text)]
+            case TextDelta(text=text, logprobs=logprobs) if text or logprobs:
+                self._text.append(text)
+                message, begun = self._item("text", MessageItem)
+                return [*begun, message.add(text, logprobs)]
+            case ToolCallDelta(place=place, arguments=arguments):
+                call, begun = self._item(
+                    place, lambda item_id, at: CallItem(item_id, at, event.id, event.name)
+                )
+                if call not in self._calls:
+                    self._calls.append(call)
+                return [*begun, *([call.add(arguments)] if arguments else [])]
             case ChoiceFinished(finish_reason=reason):
-                self._choice.finish_reason = reason
-                return [*self._begin(), *self._begin_item(), *self._end_item()]
+                self._finish_reason = reason
+                begun = [] if self._items else self._item("text", MessageItem)[1]
+                return [*self._begin(), *begun, *self._end_item()]
             case Completed(usage=usage):
                 response = self._finish(usage)
                 return [{"type": f"response.{response['status']}", "response": response}]
-            case ReasoningDelta() | ToolCallDelta():
-                # calls and reasoning come to chats that ask for them: none does here
-                return []
+            case TextDelta():
+                return self._begin()
 
     def _begin(self) -> list[dict[str, Any]]:
         if self._is_begun:
@@ -91,53 +107,45 @@ class ResponseWriter:
         response = self._object("in_progress", [], None)
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
-    def _begin_item(self) -> list[dict[str, Any]]:
-        if self._has_item:
-            return []
-        self._has_item = True
-        item = self._item("in_progress", [])
-        return [
-            {"type": "response.output_item.added", "output_index": 0, "item": item},
-            self._of_part("added", part=_part("", [])),
-        ]
+    def _item(self, what: str | int, make: Callable[[str, int], Any]) -> tuple[Any, list[dict[str, Any]]]:
+        """The item that grows, a new one where another did; and the events of that."""
+        if self._open == what:
+            return self._items[-1], []
+        ended = self._end_item()
+        place = len(self._items)
+        item = make(f"item_{place}_{self._head['id'].removeprefix('resp_')}", place)
+        self._items.append(item)
+        self._open = what
+        added = {
+            "type": "response.output_item.added",
+            "output_index": place,
+            "item": item.whole("in_progress"),
+        }
+        return item, [*self._begin(), *ended, added, *item.begin()]
 
     def _end_item(self) -> list[dict[str, Any]]:
-        text, logprobs = self._choice.text, _logprobs(self._choice.logprobs)
-        part = _part(text, logprobs)
-        return [
-            self._of_text("done", text=text, logprobs=logprobs),
-            self._of_part("done", part=part),
-            {
-                "type": "response.output_item.done",
-                "output_index": 0,
-                "item": self._item(self._status, [part]),
-            },
-        ]
-
-    def _of_text(self, what: str, **fields: Any) -> dict[str, Any]:
-        return {"type": f"response.output_text.{what}", "item_id": self._item_id, **PLACE, **fields}
-
-    def _of_part(self, what: str, **fields: Any) -> dict[str, Any]:
-        return {"type": f"response.content_part.{what}", "item_id": self._item_id, **PLACE, **fields}
+        if self._open is None:
+            return []
+        item, self._open, status = self._items[-1], None, self._status
+        done = {
+            "type": "response.output_item.done",
+            "output_index": item.place,
+            "item": item.whole(status),
+        }
+        return [*item.end(status), done]
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._choice.finish_reason == "length" else "completed"
+        return "incomplete" if self._finish_reason == "length" else "completed"
 
     def _finish(self, usage: Usage | None) -> dict[str, Any]:
-        part = _part(self._choice.text, _logprobs(self._choice.logprobs))
-        response = self._object(self._status, [self._item(self._status, [part])], usage)
-        self._done(response, self._choice.text)
+        last = len(self._items) - 1
+        output = [item.whole(self._status if item.place == last else "completed") for item in self._items]
+        response = self._object(self._status, output, usage)
+        calls = tuple(item.call for item in self._calls)
+        thoughts = "".join(self._thoughts) or None
+        self._done(response, Message("assistant", "".join(self._text), calls, reasoning=thoughts))
         return response
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self._item_id,
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
 
     def _object(self, status: str, output: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -148,15 +156,6 @@ class ResponseWriter:
             "output": output,
             "usage": None if usage is None else _usage(usage),
         }
-
-
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _logprobs(tokens: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
-    return content
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
