@@ -13,7 +13,7 @@ from benchmarks.pages.joined import FULL, Joined, Line, Place, joined
 from benchmarks.pages.sources import content, fidelity, matching
 from benchmarks.tables import Column
 from carrel.evaluation.cells import UNBUDGETED, Cell, budget_name, length_name
-from carrel.evaluation.fidelity.report import Row
+from carrel.evaluation.fidelity.report import WORKER_OPTIONS, Row
 from carrel.evaluation.scoring import Mean
 
 MIB = 2**20
@@ -89,15 +89,16 @@ def needles_in_brief() -> str:
 
 
 def predictions(model: str) -> Callable[[], str]:
-    """Perplexity, and the distance to dense attention, by length, policy and budget."""
+    """Perplexity, and the distance to dense attention, by length, policy, budget and what the worker was told."""
 
     def table() -> str:
-        rows = _rows(model)
-        if not rows:
+        found = _rows(model)
+        if not found:
             return NOTHING
+        names = {id(row): f"`{row.policy}`{told}" for row, told in found}
         columns: tuple[Column[Row], ...] = (
             Column("length", lambda row: length_name(row.length)),
-            Column("policy", lambda row: f"`{row.policy}`", False),
+            Column("policy", lambda row: names[id(row)], False),
             Column("budget", lambda row: budget_name(row.budget) or "all"),
             Column("passages", lambda row: str(row.n)),
             Column("perplexity", lambda row: f"{row.perplexity:.3f}"),
@@ -111,20 +112,25 @@ def predictions(model: str) -> Callable[[], str]:
             Column("of the best", lambda row: tables.number(row.best_recall, 2)),
             Column("output error", lambda row: tables.number(row.output_error, 3)),
         )
-        return tables.markdown(columns, rows)
+        return tables.markdown(columns, [row for row, _ in found])
 
     return table
 
 
-def _rows(model: str) -> list[Row]:
-    """Of several with the same length, policy and budget the one of most passages; by length, then by rank."""
-    best: dict[tuple[int, Line], Row] = {}
+def _rows(model: str) -> list[tuple[Row, str]]:
+    """With what the worker was told beyond its defaults; of several that are the same in that, in length, policy and
+    budget the one of most passages. By length, then by rank."""
+    best: dict[tuple[int, Line, str], Row] = {}
     for name in matching(f"fidelity_{model}_*"):
-        for row in fidelity(name).rows():
-            key = row.length, Line(row.policy, row.budget)
+        each = fidelity(name)
+        given = "; ".join(str(each.about[option]) for option in WORKER_OPTIONS if option in each.about)
+        for row in each.rows():
+            told = f", {given}" if given and row.policy != UNBUDGETED else ""
+            key = row.length, Line(row.policy, row.budget), told
             if key not in best or best[key].n < row.n:
                 best[key] = row
-    return [row for key, row in sorted(best.items(), key=lambda item: (item[0][0], item[0][1].rank))]
+    ordered = sorted(best.items(), key=lambda item: (item[0][0], item[0][1].rank, item[0][2]))
+    return [(row, told) for (_, _, told), row in ordered]
 
 
 def argmax() -> str:

@@ -13,7 +13,7 @@ from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.cells import UNBUDGETED
 from carrel.evaluation.fidelity.passages import Passages
 from carrel.evaluation.fidelity.process import Job, measure
-from carrel.evaluation.fidelity.report import FidelityReport
+from carrel.evaluation.fidelity.report import WORKER_OPTIONS, FidelityReport
 from carrel.evaluation.suite import Library, Suite
 from carrel.process.options import OptionError
 
@@ -64,5 +64,6 @@ def run_fidelity(arguments: argparse.Namespace, texts: Mapping[str, str], notes:
         "seed": arguments.seed,
         "num_forced": arguments.forced,
         "num_generated": arguments.generate,
+        **{name: given for name in WORKER_OPTIONS if (given := getattr(arguments, name)) is not None},
     }
     return FidelityReport(about, tuple(found))

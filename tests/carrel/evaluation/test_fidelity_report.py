@@ -41,6 +41,8 @@ def test_perplexity_is_held_against_full_on_the_same_passages(tmp_path: Path) ->
     assert parts[0].merged(parts[1]).rows() == report.rows()
     with pytest.raises(EvaluationError, match="of another run: seed"):
         report.merged(FidelityReport({"seed": 2}, ()))
+    with pytest.raises(EvaluationError, match="of another run: policy_options"):
+        report.merged(FidelityReport({"policy_options": "quest:page_size=8"}, ()))
     path.write_text('{"format": 1}')
     with pytest.raises(EvaluationError, match="no report of --fidelity"):
         read_fidelity(path)
