@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, mixed_requests, random_prompt, request
-from offload_rig import attached
+from offload_rig import attached, count_calls
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import InvalidLogits, StoreUnavailable
@@ -170,6 +170,19 @@ def test_prompts_that_begin_alike_share_slabs_and_answer_as_alone(transport: str
         again = rig.run(replace(first, request_id="again"))[0]
         assert again.usage.cached_tokens == 144
         assert again.tokens == rig.records["first"].tokens
+
+
+def test_a_second_turn_of_bitkeys_has_nothing_trained_and_answers_as_alone() -> None:
+    first = request("first", "bitkeys", 0.25, prompt=random_prompt(150, 8), max_tokens=40)
+    with arena_rig(reuses_prefixes=True) as (_, rig):
+        builds = count_calls(rig.client, "build_index")
+        turn = (*first.prompt_token_ids, *rig.run(first)[0].tokens, *random_prompt(9, 9))
+        second = rig.run(request("second", "bitkeys", 0.25, prompt=turn, max_tokens=20))[0]
+        assert second.usage.cached_tokens == 144
+        assert builds == []
+    with arena_rig() as (_, rig):
+        alone = rig.run(request("second", "bitkeys", 0.25, prompt=turn, max_tokens=20))[0]
+        assert second.tokens == alone.tokens
 
 
 @pytest.mark.parametrize(

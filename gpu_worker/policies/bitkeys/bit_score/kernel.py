@@ -23,13 +23,16 @@ from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.policies.bitkeys.bit_score.programs import round_queries, weigh_codes
 from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES
 
-# Programs of a head that share its samples.
-SHARES = 4
+# Programs of a head that share its samples, where heads are few and where they are many; four an SM of an H200 are few.
+MOST_SHARES, LEAST_SHARES = 4, 2
+FEW_ROUNDING = 528
 # Positions of a program at a time; and rows of products, 16 for each of its warps.
 TILE = 256
 LEAST_ROWS = 64
-# Eight for each of the 132 SMs of an H200; more than enough for smaller devices.
-PROGRAMS = 1056
+# Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
+PROGRAMS = 924
+# A launch begins while the one before it ends.
+CHAINED = False
 # What a program does before its first tile, in tiles.
 SETUP_TILES = 1
 
@@ -65,15 +68,16 @@ def weigh(
     num_positions: int,
     target: Tensor,
 ) -> None:
-    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int16 [B * H_kv, M], twice the
-    weights' levels or one more, 0 where there is no candidate, in the tiles that have one; M of whole tiles."""
+    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int16 [B * H_kv, M], 16 times the
+    weights' levels and up to 15 more, 0 where there is no candidate, in the tiles that have one; M of whole tiles."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
     group, rows = num_heads // num_kv_heads, batch * num_kv_heads
     seats, begin, end = (each.contiguous() for each in spans)
+    shares = MOST_SHARES if rows * MOST_SHARES <= FEW_ROUNDING else LEAST_SHARES
     rounded = torch.empty(rows, group, head_dim, dtype=torch.int8, device=query.device)
     # Of every query head: what a step of its products is worth, what is added to them, and the shares' totals.
-    worths = torch.empty(rows, group, 2 + SHARES, dtype=torch.float32, device=query.device)
+    worths = torch.empty(rows, group, 2 + shares, dtype=torch.float32, device=query.device)
     # A dot of bytes needs 32 of them, and products come in eights.
     heads, width = triton.next_power_of_2(group), triton.next_power_of_2(num_bytes)
     strides = (*codes.stride()[:2], *scales.stride()[:2])
@@ -81,15 +85,16 @@ def weigh(
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "NUM_BYTES": num_bytes,
-        "SHARES": SHARES,
+        "SHARES": shares,
         "IS_PLAIN": is_interpreted(),
+        "IS_CHAINED": CHAINED and not is_interpreted(),
         "num_warps": 4,
     }
-    round_queries[(rows, SHARES)](
+    round_queries[(rows, shares)](
         query.contiguous(), rotation, codes, scales, sinks, seats, begin, end, rounded, worths,
         num_kv_heads, num_positions, sinks.shape[2], scale * LOG2_E, *strides, *sinks.stride()[:2],
         **sizes, WIDTH=max(16, heads), BYTES=max(32, width), DIMS=max(16, triton.next_power_of_2(head_dim)),
-        SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // SHARES,
+        SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // shares,
     )  # fmt: skip
     peers = _peers(group)
     token_rows = max(LEAST_ROWS, TILE // peers)
@@ -101,6 +106,7 @@ def weigh(
         codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions,
         tile * chunk_tiles, target.shape[-1], length, *strides, **sizes, HEADS=heads, SPAN=span, PEERS=peers,
         ROWS=token_rows, IS_LEVELS=target.dtype == torch.int16, IS_WHOLE=length % tile == 0 and span == num_bytes,
+        launch_pdl=CHAINED,
     )  # fmt: skip
 
 

@@ -20,12 +20,12 @@ LOG2_E = math.log2(math.e)
 LARGEST = 127
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# A level is a weight's float32 less its low bits: 512 an octave from 2^-28 on, in fourteen bits. The least has one of
-# the seven high bits.
-LEVEL_SHIFT = 14
+# A level is a weight's float32 less its low bits: 64 an octave from 2^-28 on, in eleven bits. The least has one of the
+# seven high bits.
+LEVEL_SHIFT = 17
 LEVEL_BASE = (127 - 28) << 23 - LEVEL_SHIFT
-MIN_LEVEL = 1 << 7
-MAX_LEVEL = (1 << 14) - 1
+MIN_LEVEL = 1 << 4
+MAX_LEVEL = (1 << 11) - 1
 
 
 def bit_score(

@@ -1,7 +1,7 @@
 """Selection by keys at two bits a coordinate in Triton: three launches, of which one reads the codes.
 
-1. `round_queries` and `weigh_codes` of `bit_score`: the level of every token's weight, fourteen bits in an int16, so
-   that a byte of it is seven bits, and one operation compares four tokens.
+1. `round_queries` and `weigh_codes` of `bit_score`: the level of every token's weight, eleven bits in an int16, so
+   that no byte of it needs more than seven, and one operation compares four tokens.
 2. `take_levels`, a program a chunk of a head: the level of the count-th best by bisection, first of the high bits of
    the whole head, which stay in registers, then of the low bits where the high ones are that level's; then what is
    taken of the chunk, in order. All chunks of a head search once more, and so know what the others take: that saves two
@@ -19,18 +19,19 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.kernels.top_k.kernel import top_k
+from gpu_worker.policies.bitkeys.bit_score import kernel as scoring
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score, weigh
 from gpu_worker.policies.bitkeys.bit_score.reference import levels
 from gpu_worker.policies.bitkeys.bit_select.programs import take_levels
 
 # Of four tokens each: what the registers of an SM hold of a head.
 MAX_WORDS = 32768
-# One for each of 512 threads and each of four parts; whole tiles of `weigh`.
+# One for each of 512 threads and four parts; whole tiles of `weigh`.
 LEAST_WORDS = 2048
-# What 512 threads hold, in registers for two programs an SM.
-FEW_WORDS = 8192
-# Words of a thread that are taken from at a time.
-STEP_WORDS = 4
+# What 256 threads hold, in registers for two programs an SM.
+FEW_WORDS = 16384
+# Units of 16 positions that a thread takes from at a time.
+STEP_UNITS = 2
 # SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 132
 
@@ -58,15 +59,16 @@ def bit_select(
     if num_words > MAX_WORDS:
         weights = bit_score(query, rotation, codes, scales, sinks, seats, begin, end, scale, num_positions)
         return top_k(levels(weights), counts, width)
-    doubles = torch.empty(rows, 4 * num_words, dtype=torch.int16, device=query.device)
-    weigh(query, rotation, codes, scales, sinks, (seats, begin, end), scale, num_positions, doubles)
+    found = torch.empty(rows, 4 * num_words, dtype=torch.int16, device=query.device)
+    weigh(query, rotation, codes, scales, sinks, (seats, begin, end), scale, num_positions, found)
     taken = torch.empty(batch, num_kv_heads, width, dtype=torch.int64, device=query.device)
-    num_warps = 16 if num_words <= FEW_WORDS else 32
-    step = min(num_words, 32 * num_warps * STEP_WORDS)
-    chunks = min(triton.cdiv(num_positions, 4 * step), max(1, PROGRAMS // rows))
+    num_warps = 8 if num_words <= FEW_WORDS else 16
+    step = min(num_words // 4, 32 * num_warps * STEP_UNITS)
+    chunks = min(triton.cdiv(num_positions, 16 * step), max(1, PROGRAMS // rows))
     take_levels[(rows, chunks)](
-        begin.contiguous(), end.contiguous(), counts.contiguous(), doubles.view(torch.int64), taken,
+        begin.contiguous(), end.contiguous(), counts.contiguous(), found, found.view(torch.int64), taken,
         num_kv_heads, num_positions, width,
-        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(), num_warps=num_warps, maxnreg=64,
+        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(), IS_CHAINED=scoring.CHAINED and not is_interpreted(),
+        launch_pdl=scoring.CHAINED, num_warps=num_warps, maxnreg=128,
     )  # fmt: skip
     return taken

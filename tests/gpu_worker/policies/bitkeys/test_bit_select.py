@@ -46,7 +46,7 @@ def test_long_heads_are_taken_from_in_chunks_or_sorted_out_by_scores(
 ) -> None:
     monkeypatch.setattr(kernel, "MAX_WORDS", most_words)
     monkeypatch.setattr(kernel, "PROGRAMS", 12)
-    monkeypatch.setattr(kernel, "STEP_WORDS", 1)
+    monkeypatch.setattr(kernel, "STEP_UNITS", 1)
     monkeypatch.setattr(kernel, "FEW_WORDS", most_words)
     check(problem(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
 
