@@ -36,22 +36,26 @@ class Dialect:
         self._opener_id = tokenizer.special_id(self._calls.opener) if self._calls.is_special else None
 
     def prepare(self, request: ChatRequest) -> ChatRequest:
-        """The request with the grammar of its tools, and for the template that there is. Raises InvalidRequest."""
-        if request.tools is not None:
-            request = self._with_grammar(request, request.tools)
+        """The request with the grammar of its tools, for the template that there is, and telling reasoning where there
+        may be any. Raises InvalidRequest."""
+        has_grammar = request.options.draft.HasField("grammar")
+        if (tools := request.tools) is not None:
+            grammar = self._grammar(request, tools)
+            request = request if grammar is None else _with_grammar(request, grammar)
+            has_grammar |= tools.choice is ToolChoice.REQUIRED
         if not self._takes_tools:
-            tools = () if request.tools is None else request.tools.tools
-            request = replace(request, messages=as_text(request.messages, tools, self._calls))
-        return request
+            written = as_text(request.messages, () if tools is None else tools.tools, self._calls)
+            request = replace(request, messages=written)
+        # what is held to a grammar from its beginning has no room to think
+        return replace(request, tells_reasoning=request.tells_reasoning and self._thinks and not has_grammar)
 
     def shows_special_tokens(self, request: ChatRequest) -> bool:
         """Whether what tells calls from text is a special token, which texts leave out otherwise."""
         return request.tools is not None and self._calls.is_special
 
     def parts(self, request: ChatRequest, prompt: TokenIds) -> AnswerParts | None:
-        """What parts the answer to a prompt; None: it is text."""
-        has_grammar = request.options.draft.HasField("grammar")
-        thinks = request.tells_reasoning and self._thinks and not has_grammar
+        """What parts the answer to the prompt of a prepared request; None: it is text."""
+        thinks = request.tells_reasoning
         if request.tools is None and not thinks:
             return None
         end = self._tokenizer.decode(prompt[-NUM_LAST_TOKENS:]).rstrip()
@@ -61,24 +65,29 @@ class Dialect:
             None if request.tools is None else lambda index: CallsReader(index, self._calls, is_parallel),
         )
 
-    def _with_grammar(self, request: ChatRequest, tools: Tools) -> ChatRequest:
-        asked = request.options.draft.grammar
-        is_asked = request.options.draft.HasField("grammar")
-        answer: str | None = None
+    def _grammar(self, request: ChatRequest, tools: Tools) -> str | None:
+        """None: the answer is not held to any of its tools."""
+        asked = request.options.draft.grammar if request.options.draft.HasField("grammar") else None
+        if asked is None:
+            is_free = tools.choice is ToolChoice.AUTO
+            if is_free and not any(tool.strict for tool in tools.callable):
+                return None
+            return self._calls.grammar(tools, None, self._opener_id, is_free)
         if tools.choice is ToolChoice.REQUIRED:
-            if is_asked:
-                raise InvalidRequest(
-                    f"tool_choice makes the answer a call, and {asked.param} something else: give one.",
-                    asked.param,
-                )
-        elif is_asked:
-            if asked.WhichOneof("kind") != "json_schema":
-                raise InvalidRequest(f"Beside tools {asked.param} must be a JSON schema.", asked.param)
-            answer = asked.json_schema
-        else:
-            return request
-        grammar = pb.Grammar(ebnf=self._calls.grammar(tools, answer, self._opener_id), param="tools")
-        draft = pb.GenerateRequest()
-        draft.CopyFrom(request.options.draft)
-        draft.grammar.CopyFrom(grammar)
-        return replace(request, options=replace(request.options, draft=draft))
+            raise InvalidRequest(
+                f"tool_choice makes the answer a call, and {asked.param} something else: give one.",
+                asked.param,
+            )
+        if asked.WhichOneof("kind") != "json_schema":
+            raise InvalidRequest(f"Beside tools {asked.param} must be a JSON schema.", asked.param)
+        try:
+            return self._calls.grammar(tools, asked.json_schema, self._opener_id)
+        except ValueError as error:
+            raise InvalidRequest(f"{asked.param} is no JSON: {error}.", asked.param) from error
+
+
+def _with_grammar(request: ChatRequest, ebnf: str) -> ChatRequest:
+    draft = pb.GenerateRequest()
+    draft.CopyFrom(request.options.draft)
+    draft.grammar.CopyFrom(pb.Grammar(ebnf=ebnf, param="tools"))
+    return replace(request, options=replace(request.options, draft=draft))

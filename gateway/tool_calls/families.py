@@ -13,6 +13,7 @@ from carrel.process.request_limits import JSON_WHITE_SPACE
 from gateway.exchange import Tool, Tools
 
 HERMES = "hermes"
+ANY_OBJECT = {"type": "object"}
 
 
 def _call_id() -> str:
@@ -40,23 +41,37 @@ class CallFormat:
     hints: tuple[str, ...] = ()
     new_id: Callable[[], str] = _call_id
 
-    def grammar(self, tools: Tools, answer: str | None, opener_id: int | None) -> str:
-        """In Lark's format: calls of these tools, or, if it is not None, an answer of this JSON schema. opener_id: the
-        special token of the opener, where the vocabulary has one."""
-        opener = _quoted(self.opener) if opener_id is None else f"<[{opener_id}]>"
-        # Mistral's opener comes once, Hermes' before each call
-        before_list, before_call = ("", opener) if self.closer else (opener, "")
-        more = f"({_quoted(self.between)} call)*" if tools.is_parallel else ""
-        rules = [
-            "start: calls" + ("" if answer is None else " | answer"),
-            f"calls: {before_list} {_quoted(self.list_begin)} call {more} {_quoted(self.list_end)}",
-            f"call: {before_call} ({' | '.join(f'call_{at}' for at in range(len(tools.callable)))}) "
-            f"{_quoted(self.closer)}",
-            *(f"call_{at}: {self._one(tool)}" for at, tool in enumerate(tools.callable)),
-        ]
+    def grammar(self, tools: Tools, answer: str | None, opener_id: int | None, is_free: bool = False) -> str:
+        """In Lark's format: calls of these tools. With `answer`, a JSON schema: or JSON of it. `is_free`: or any text,
+        in which what begins a call is one. opener_id: the special token of the opener, where the vocabulary has one."""
+        rules = [*self._rules(tools, opener_id), *self._starts(tools, opener_id, answer, is_free)]
         return "\n".join(
-            rules if answer is None else [*rules, f"answer: %json {_schema(json.loads(answer))}"]
+            [*rules, *(f"call_{at}: {self._one(tool, is_free)}" for at, tool in enumerate(tools.callable))]
         )
+
+    def _rules(self, tools: Tools, opener_id: int | None) -> list[str]:
+        opener = _quoted(self.opener) if opener_id is None else f"<[{opener_id}]>"
+        one = " | ".join(f"call_{at}" for at in range(len(tools.callable)))
+        call = f"call: ({one}) {_quoted(self.closer)}"
+        if self.closer:
+            more = f"({_quoted(self.between)} opener call)*" if tools.is_parallel else ""
+            return [f"opener: {opener}", call, f"calls: opener call {more}"]
+        more = f"({_quoted(self.between)} call)*" if tools.is_parallel else ""
+        listed = f"listed: {_quoted(self.list_begin)} call {more} {_quoted(self.list_end)}"
+        return [call, listed, f"calls: {opener} listed"]
+
+    def _starts(self, tools: Tools, opener_id: int | None, answer: str | None, is_free: bool) -> list[str]:
+        if answer is not None:
+            return ["start: calls | answer", f"answer: %json {_schema(json.loads(answer))}"]
+        if not is_free:
+            return ["start: calls"]
+        if not self.opener:
+            return ["start: calls | TEXT", r"TEXT: /(\s*[^\s{](.|\n)*)?/"]
+        text, many = r"TEXT: /(.|\n)*/", "*" if tools.is_parallel and self.closer else "?"
+        part = "call" if self.closer else "listed"
+        if opener_id is not None:
+            return [f"start: TEXT (<[{opener_id}]> {part} TEXT){many}", text]
+        return [f"start: (begun {part}){many} TEXT", f"begun[lazy]: TEXT {_quoted(self.opener)}", text]
 
     def written(self, name: str, arguments: object) -> str:
         """A call, as it stands in an answer."""
@@ -64,10 +79,11 @@ class CallFormat:
         edge = "\n" if self.closer else ""
         return f"{self.opener}{edge}{call}{edge}{self.closer}"
 
-    def _one(self, tool: Tool) -> str:
+    def _one(self, tool: Tool, is_free: bool) -> str:
         edge = "\n" if self.closer else ""
         head = f'{edge}{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
-        return f"{_quoted(head)} %json {_schema(tool.parameters)} {_quoted('}' + edge)}"
+        schema = tool.parameters if tool.strict or not is_free else ANY_OBJECT
+        return f"{_quoted(head)} %json {_schema(schema)} {_quoted('}' + edge)}"
 
 
 def _quoted(text: str) -> str:

@@ -23,6 +23,7 @@ from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
+NANO = ROOT / "models" / "carrel-nano"
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,14 @@ class Serving:
 
 
 @contextmanager
-def serving(*arguments: str, arena: str = "1GiB") -> Iterator[Serving]:
-    """`carrel serve` with the bundled model until the block ends; killed with all its children if it will not stop."""
+def serving(*arguments: str, arena: str = "1GiB", model: Path = NANO) -> Iterator[Serving]:
+    """`carrel serve` with the bundled model, or another, until the block ends; killed with all its children if it will
+    not stop."""
     base = Path(tempfile.mkdtemp(prefix="ce-", dir="/tmp"))
     port, grpc_port = free_ports(2)
     log = base / "log"
     command = [
-        *(sys.executable, "-m", "carrel", "serve", str(ROOT / "models" / "carrel-nano")),
+        *(sys.executable, "-m", "carrel", "serve", str(model)),
         *("--port", str(port), "--grpc-port", str(grpc_port), "--trainers", "1"),
         *("--arena-bytes", arena, "--slot-memory", "1GiB", "--hot-cache", "0.25", *arguments),
     ]

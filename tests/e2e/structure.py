@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -38,3 +38,27 @@ def check_structure(server: Serving) -> None:
                 stream=is_stream,
                 extra_body={"guided_json": {"type": "thing"}},
             )
+
+
+def check_tools(server: Serving) -> None:
+    """A loop of two turns: a call that must be, and what the model says to its answer."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    messages: list[Any] = [{"role": "user", "content": "Which films are there?"}]
+    tool = openai.pydantic_function_tool(Film, name="find")
+    arguments: dict[str, Any] = {
+        "model": "carrel-nano",
+        "tools": [tool],
+        "temperature": 1,
+        "seed": 5,
+        "max_tokens": 300,
+    }
+    choice = client.chat.completions.parse(
+        messages=messages, tool_choice="required", parallel_tool_calls=False, **arguments
+    ).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "find")
+    assert isinstance(call.function.parsed_arguments, Film)
+    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "There is none."}]
+    again = client.chat.completions.create(messages=messages, **{**arguments, "max_tokens": 8})
+    assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    assert again.usage.prompt_tokens > 100

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from questions import Question, ask
 from serving import Serving, serving
-from structure import check_structure
+from structure import check_structure, check_tools
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2
@@ -212,6 +212,7 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         check_structure(server)
+        check_tools(server)
         children = server.descendants()
         # Ray's, too, of which some would try for a minute to tell of its end
         assert len(children) > 3

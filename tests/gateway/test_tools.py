@@ -24,6 +24,7 @@ WEATHER = {
     "function": {"name": "weather", "description": "now", "parameters": PARAMETERS},
 }
 TIME = {"type": "function", "function": {"name": "time"}}
+STRICT = {"type": "function", "function": {"name": "time", "strict": True}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 # writes tools, calls and thoughts itself, and begins an answer within a thought if it is asked to
 OWN = (
@@ -119,13 +120,14 @@ def test_calls_stream_with_their_names_first(client: openai.OpenAI, stack: Stack
             ['call_0: "\\n{\\"name\\": \\"time\\"'],
         ),
         ({"response_format": {"type": "json_object"}}, ["start: calls | answer", "call_1", "answer: %json"]),
+        ({"tools": [WEATHER, STRICT]}, ["begun[lazy]", "call_1"]),
     ],
 )
 def test_a_call_that_must_be_is_held_to_a_grammar(
     stack: Stack, fields: dict[str, Any], parts: list[str]
 ) -> None:
     stack.say(CALL)
-    message = post(stack, tools=[WEATHER, TIME], **fields)["choices"][0]["message"]
+    message = post(stack, **{"tools": [WEATHER, TIME], **fields})["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "weather"
     grammar = stack.script.requests[0].grammar
     assert grammar.param == "tools"
@@ -197,7 +199,7 @@ def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) 
         ("Let me", {"chat_template_kwargs": {"thinks": True}}, "Let me", ""),
         ("No <think> here.", {}, "", "No <think> here."),
         ('{"a": "<think>"}', {"response_format": {"type": "json_object"}}, "", '{"a": "<think>"}'),
-        (f"<think>Hm.</think>{CALL}", {"tools": [WEATHER]}, "Hm.", ""),
+        (f"<think>Hm.</think>{CALL}", {"tools": [WEATHER, STRICT]}, "Hm.", ""),
     ],
 )
 def test_what_the_model_thinks_comes_apart(

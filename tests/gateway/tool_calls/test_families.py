@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -97,6 +98,28 @@ def test_beside_an_answer_of_a_schema_both_may_be_and_a_special_opener_is_that_t
     assert found == {'"yes"', '"no"', "<tool"}
     marked = answer(grammars, FAMILIES["mistral"].grammar(Tools(TOOLS), None, opener_id=3), 0)
     assert marked.startswith("<|assistant|>[{")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beside_any_text_what_begins_a_call_of_a_strict_tool_is_one(grammars: Grammars, family: str) -> None:
+    strict = Tools((replace(TOOLS[0], strict=True), TOOLS[1]))
+    opener_id = 3 if FAMILIES[family].is_special else None
+    constraint = grammars.compile(
+        Grammar(GrammarKind.EBNF, FAMILIES[family].grammar(strict, None, opener_id, is_free=True), "tools")
+    ).result()
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    text = {"hermes": "So <tool_call>", "mistral": "So <|assistant|>[", "llama3_json": ""}[family]
+    for token in tokenizer.encode(text, add_special_tokens=False).ids:
+        constraint.take(token)
+    begun = {"hermes": "\n{", "mistral": "{", "llama3_json": "{"}[family] + '"name": "'
+    bits = np.unpackbits(constraint.allowed(VOCAB_SIZE, {END}).view(np.uint8), bitorder="little")
+    assert bits[END] == (family == "llama3_json")
+    for token in tokenizer.encode(begun, add_special_tokens=False).ids:
+        constraint.take(token)
+    bits = np.unpackbits(constraint.allowed(VOCAB_SIZE, {END}).view(np.uint8), bitorder="little")
+    names = [tokenizer.decode([token]) for token in np.flatnonzero(bits).tolist()]
+    assert names
+    assert all("weather".startswith(name) or "time".startswith(name) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Two hundred random schemas, at temperature 1: every answer is JSON of its schema, whatever the model knows."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
+import openai
+import pytest
+from random_schemas import random_schema
+from serving import NANO, ROOT, Serving, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+NUM_SCHEMAS, AT_ONCE = 200, 8
+MODELS = {"carrel-nano": NANO, "smollm2": ROOT / "models" / "smollm2.gguf"}
+# those that the checker knows as JSON schemas have them: of a time it refuses the offset
+CHECKED = jsonschema.FormatChecker(("date", "uuid", "ipv4", "email"))
+
+
+def ask(server: Serving, seed: int) -> tuple[str, str, int]:
+    """Why the answer ended, it, and its tokens; an odd seed's is the arguments of a call."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=1200)
+    schema = random_schema(seed)
+    arguments = {
+        "model": client.models.list().data[0].id,
+        "messages": [{"role": "user", "content": f"Give an example of {json.dumps(schema)}."}],
+        "temperature": 1,
+        "seed": seed,
+        "max_tokens": 1500,
+    }
+    if seed % 2 and schema["type"] == "object":
+        tool = {"type": "function", "function": {"name": "give", "parameters": schema}}
+        reply = client.chat.completions.create(
+            **arguments, tools=[tool], tool_choice="required", parallel_tool_calls=False
+        )
+        (call,) = reply.choices[0].message.tool_calls
+        return reply.choices[0].finish_reason, call.function.arguments, reply.usage.completion_tokens
+    named = {"name": "example", "schema": schema}
+    reply = client.chat.completions.create(
+        **arguments, response_format={"type": "json_schema", "json_schema": named}
+    )
+    return reply.choices[0].finish_reason, reply.choices[0].message.content, reply.usage.completion_tokens
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_answer_is_of_its_schema(model: str) -> None:
+    if not MODELS[model].exists():
+        pytest.skip(f"{MODELS[model]} is fetched by make serve MODEL=smollm2")
+    with serving(model=MODELS[model]) as server, ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda seed: ask(server, seed), range(NUM_SCHEMAS)))
+    for seed, (reason, text, _) in enumerate(answers):
+        assert reason in ("stop", "tool_calls"), (seed, text)
+        jsonschema.validate(json.loads(text), random_schema(seed), format_checker=CHECKED)
+    # for who runs it with -s
+    print(f"{model}: {len(answers)} answers of {sum(count for _, _, count in answers)} tokens")
