@@ -53,8 +53,8 @@ serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundle
 test: $(READY)  ## run the tests, in one process more than there are cores
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
-faults: $(READY)  ## the tests of faults that take minutes
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_faults.py $(ARGS)
+faults: $(READY)  ## faults on purpose, the tests that take minutes: a hundred seeds, and who hangs
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_faults.py tests/gpu_worker/engine/test_history.py $(ARGS)
 
 # No part of CI: it fetches some hundred megabytes, into a venv of its own, whose packages must not decide ours.
 CLIENTS := build/clients

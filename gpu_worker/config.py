@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from carrel.process.faults import Kind, Point, faults_text, read_faults
 from carrel.process.logs import LogOptions
 from carrel.process.options import (
     REQUIRED,
@@ -227,6 +228,12 @@ class WorkerOptions:
         ge=0,
         le=86400,
     )
+    faults: str = option(
+        "",
+        "faults on purpose, to try what they cost: POINT:KIND:RATE[:SECONDS] with commas between, and seed=N",
+        parse=faults_text,
+        metavar="FAULTS",
+    )
     shutdown_timeout_s: float = option(
         30.0,
         "seconds that running requests get to finish",
@@ -275,6 +282,11 @@ class WorkerConfig(WorkerOptions, LogOptions):
             raise ConfigError(
                 f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
                 f"{LEAST_HANG_TIMEOUT_S:g} or more, or 0 for never"
+            )
+        if read_faults(self.faults).can_flip and self.transport != "shm":
+            raise ConfigError(
+                f"--faults {Point.ARENA_READ}:{Kind.FLIP}: only with --transport shm, by which this process maps what "
+                "the store reads"
             )
         if self.transport == "grpc" and self.index_device == "gpu":
             raise ConfigError(

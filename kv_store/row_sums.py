@@ -20,6 +20,7 @@ class RowSums:
 
     def __init__(self, arena: npt.NDArray[np.uint8], geometry: SlabGeometry) -> None:
         rows = geometry.rows(arena)
+        self._tokens_per_slab = geometry.tokens_per_slab
         self._rows = rows.view(np.uint32)
         self._sums = np.zeros(rows.shape[:3], np.uint32)
         draw = np.random.default_rng(_SEED).integers(0, 1 << 31, self._rows.shape[3], np.uint32)
@@ -29,6 +30,16 @@ class RowSums:
         """Of all rows of these slabs as they are now; those of rows that are not sealed yet mean nothing."""
         for slab in slab_ids:
             np.einsum("htw,w->ht", self._rows[slab], self._weights, out=self._sums[slab])
+
+    def corrupt(self, slab_ids: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int32]:
+        """Those of these slabs of which one of the first `num_tokens` tokens, all sealed, is not what it was."""
+        per_slab, found = self._tokens_per_slab, []
+        for place, slab in enumerate(slab_ids):
+            count = min(per_slab, num_tokens - place * per_slab)
+            sums = np.einsum("htw,w->ht", self._rows[slab, :, :count], self._weights)
+            if (sums != self._sums[slab, :, :count]).any():
+                found.append(slab)
+        return np.array(found, np.int32)
 
     def differing(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
@@ -28,6 +29,8 @@ from gpu_worker.state.slot_pool import BlockTables, SlotPool
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain, model_root
 from kv_store.client import StoreClient
+
+MakeDecode = Callable[[Decoder, CacheSet, Offloader, SlotPool, bool], DecodeStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,16 @@ class EngineOptions:
 
 
 def assemble(
-    model: LoadedModel, client: StoreClient, options: EngineOptions, make_prefill: MakePrefill | None = None
+    model: LoadedModel,
+    client: StoreClient,
+    options: EngineOptions,
+    make_prefill: MakePrefill | None = None,
+    make_decode: MakeDecode = DecodeStep,
 ) -> Engine:
     """An engine over a loaded model and an attached store, which it owns from then on.
 
     make_prefill: computes prompts; None: what suits the device. A benchmark of decoding fills caches at random instead.
+    make_decode: takes what DecodeStep does.
     """
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
@@ -127,9 +135,9 @@ def assemble(
         pool=pool,
         caches=caches,
         offloader=offloader,
-        decode=DecodeStep(decoder, caches, offloader, pool, options.captures_graphs),
+        decode=make_decode(decoder, caches, offloader, pool, options.captures_graphs),
         prefill_chunk=options.prefill_chunk,
-        make_prefill=make_prefill or _usual_prefill(decoder, options),
+        make_prefill=make_prefill or usual_prefill(decoder, options),
         prefixes=prefixes,
         itl_seconds=options.itl_seconds,
         stretch=options.stretch,
@@ -138,7 +146,7 @@ def assemble(
     )
 
 
-def _usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
+def usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
     """On a GPU short prompts' passes are captured."""
     if decoder.device.type != "cuda" or not options.captures_graphs:
         return Prefill

@@ -11,12 +11,14 @@ from typing import cast
 
 import torch
 
+from carrel.process.faults import Faults, read_faults
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
-from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape
+from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
 from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.earlier_pool import EarlierPool
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
@@ -41,6 +43,7 @@ MAX_GATHER_ROWS = 1 << 15
 STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
+NO_FAULTS = Faults()
 # Requests at once, by default.
 CPU_SEQS, GPU_SEQS = 8, 32
 
@@ -48,6 +51,9 @@ CPU_SEQS, GPU_SEQS = 8, 32
 def build_engine(config: WorkerConfig, report: Report) -> Engine:
     """Load the model, attach to the store, allocate the memory. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))
+    faults = read_faults(config.faults)
+    if faults:
+        logger.warning("faults on purpose (--faults): %s", faults)
     if device.type == "cuda":
         log_compiled()
     calibration = read_calibration(config.calibration) if config.calibration else None
@@ -88,9 +94,17 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model)
+    client = connect_store(config, model, faults)
     report("attach to the KV store", 1, 1)
-    return assemble(model, client, options)
+    if not faults:
+        return assemble(model, client, options)
+    return assemble(
+        model,
+        client,
+        options,
+        faulty_prefill(faults, usual_prefill(model.decoder, options)),
+        faulty_decode(faults),
+    )
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
@@ -118,12 +132,12 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
     return policies
 
 
-def connect_store(config: WorkerConfig, model: LoadedModel) -> StoreClient:
+def connect_store(config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
     sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
     layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
-        return StoreClient.connect(
+        return faulty_connect(faults)(
             config.store,
             layout,
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 
@@ -86,10 +87,11 @@ def attach(
     timeout_seconds: float,
     call_seconds: float,
     token: str,
+    interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
 ) -> Attachment:
     """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
     StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, call_seconds, token)
+    rpc = StoreRpc(target, call_seconds, token, interceptors)
     try:
         with refusing_odd_fields():
             request = pb.AttachRequest(

@@ -6,8 +6,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 
@@ -70,17 +71,20 @@ class StoreClient:
         timeout_seconds: float = 10.0,
         call_seconds: float | None = None,
         token: str = "",
-    ) -> StoreClient:
+        interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+    ) -> Self:
         """Attach to the store at `target` ("unix:PATH" or "HOST:PORT"), waiting up to the timeout for it.
 
         call_seconds: what each call may take from then on, beside the time that rows take to move, and `reattach` too;
-        None: as long. token: the store's, where it asks for one. Raises InvalidStoreRequest when the store holds
-        another layout, StoreFull, HandoffRefused, TokenRefused.
+        None: as long. token: the store's, where it asks for one. interceptors: of its calls. Raises InvalidStoreRequest
+        when the store holds another layout, StoreFull, HandoffRefused, TokenRefused.
         """
         kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
 
         def connect(seconds: float) -> Attachment:
-            return attach(target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, token)
+            return attach(
+                target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, token, interceptors
+            )
 
         return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
 

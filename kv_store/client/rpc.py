@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -97,7 +97,13 @@ class StoreRpc:
     nobody waits twice, until it answers a `beat`.
     """
 
-    def __init__(self, target: str, timeout_seconds: float, token: str = "") -> None:
+    def __init__(
+        self,
+        target: str,
+        timeout_seconds: float,
+        token: str = "",
+        interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+    ) -> None:
         """timeout_seconds: the deadline of a call, beside the time that its rows take."""
         self.target = target
         self._metadata = token_metadata(token)
@@ -105,7 +111,8 @@ class StoreRpc:
         self._is_silent = False
         self._answered_at = time.monotonic()
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        self.stub = kv_store_pb2_grpc.KVStoreStub(self._channel)
+        calls = grpc.intercept_channel(self._channel, *interceptors) if interceptors else self._channel
+        self.stub = kv_store_pb2_grpc.KVStoreStub(calls)
 
     @property
     def silent_seconds(self) -> float:

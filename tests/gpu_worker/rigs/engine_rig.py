@@ -10,8 +10,9 @@ import torch
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.assemble import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, MakeDecode, assemble
 from gpu_worker.engine.auto_policy import FEW_TOKENS
+from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.engine.prefills import MakePrefill
@@ -251,6 +252,7 @@ class Rig:
         itl_seconds: float = ONE_QUANTUM,
         stretch: float = 4.0,
         max_joining: int | None = None,
+        make_decode: MakeDecode = DecodeStep,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
         least has one quantum."""
@@ -272,7 +274,7 @@ class Rig:
             max_full_tokens=max_full_tokens,
         )
         self.client = client or self.store
-        self.engine: Engine = assemble(self.model, self.client, options, make_prefill)  # type: ignore[arg-type]
+        self.engine: Engine = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
         self.records: dict[str, Record] = {}
 
     def submit(self, *requests: GenerationRequest) -> None:

@@ -34,10 +34,11 @@ def attached(
     transport: str = "zero_copy",
     num_slabs: int = 256,
     timeout_seconds: float = 5.0,
+    connect: Callable[..., StoreClient] = StoreClient.connect,
     **options: Any,
 ) -> Iterator[tuple[LocalStore, StoreClient]]:
     with LocalStore(num_slabs * SLAB_BYTES, slab_bytes=SLAB_BYTES, **options) as store:
-        client = StoreClient.connect(
+        client = connect(
             store.target,
             layout,
             worker_id="w",
