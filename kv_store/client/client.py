@@ -303,14 +303,7 @@ class StoreClient:
             data = attached.rpc.read_stream(
                 attached.rpc.stub.TopK, request, head_bytes + heads * most_rows * row_bytes
             )
-        if len(data) < head_bytes or (len(data) - head_bytes) % row_bytes:
-            raise StoreError(
-                f"the store's reply to TopK has {len(data)} bytes, and {head_bytes} of positions"
-            )
-        flat = np.frombuffer(data, "<i4", head_bytes // 4).astype(np.int64)
-        ends = np.cumsum([heads * count for count in counts])[:-1]
-        positions = [part.reshape(heads, -1) for part in np.split(flat, ends)]
-        return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)
+        return wire.top_k_from_bytes(data, [heads * count for count in counts], heads, row_bytes)
 
     def end(
         self,

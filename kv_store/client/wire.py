@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import Message
 
 from carrel.process.version import Edition, edition_of
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
+from kv_store.client.errors import InvalidStoreRequest, StoreError, refusing_odd_fields
 from kv_store.client.indexes import ArrayRef, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.rows import RowsWanted, TopKWanted
@@ -218,3 +219,16 @@ def top_k(
             for item in wanted
         ]
         return pb.TopKRequest(epoch=epoch, worker_id=worker_id, layer=layer, scale=scale, items=items)
+
+
+def top_k_from_bytes(
+    data: bytes, sizes: Sequence[int], num_heads: int, row_bytes: int
+) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]:
+    """The reply to TopK: positions int64 [num_heads, n] of items with so many each in all heads, and rows uint8
+    [m, row_bytes]. Raises StoreError."""
+    head_bytes = 4 * sum(sizes)
+    if len(data) < head_bytes or (len(data) - head_bytes) % row_bytes:
+        raise StoreError(f"the store's reply to TopK has {len(data)} bytes, and {head_bytes} of positions")
+    flat = np.frombuffer(data, "<i4", head_bytes // 4).astype(np.int64)
+    positions = [part.reshape(num_heads, -1) for part in np.split(flat, np.cumsum(sizes)[:-1])]
+    return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from serving import Serving, serving
 from test_end_to_end import KV_HEADS, LAYERS
-from test_recovery import actor_of, answer, is_left, num_cached, readiness, until
+from test_recovery import QUESTION, actor_of, answer, is_left, num_cached, readiness, until
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, StoreClient
@@ -33,7 +33,7 @@ def flip_everywhere(server: Serving, slab_bytes: int) -> None:
 
 def test_who_hangs_for_ever_is_started_again_and_flipped_bits_cost_time_only() -> None:
     options = ("--no-warmup", "--hang-timeout", "5", "--lease-seconds", "3", "--slab-bytes", "256KiB")
-    with serving(*options) as server:
+    with serving(*options, "--log-level", "info") as server:
         before = answer(server)
         assert answer(server) == before
         assert num_cached(server, "pqcache") > 0
@@ -49,3 +49,9 @@ def test_who_hangs_for_ever_is_started_again_and_flipped_bits_cost_time_only() -
             until(lambda: readiness(server) == 200, server)
             assert answer(server) == before
             assert f"{name} did not answer for" in server.log.read_text()
+
+        log = server.log.read_text()
+        # each line that a request leaves, and nothing of what it said
+        assert "chat " in log
+        assert not [line for line in QUESTION.text.splitlines() if len(line) > 20 and line in log]
+        assert QUESTION.text[-40:] not in log
