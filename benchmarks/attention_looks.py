@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from dataclasses import replace
 
@@ -36,10 +37,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of a block")
     parser.add_argument("--arena-gib", type=int, default=2)
     options = parser.parse_args()
-    with LocalStore(options.arena_gib << 30) as store:
+    with LocalStore(options.arena_gib << 30) as store, tempfile.TemporaryDirectory() as folder:
         config = WorkerConfig(
             model=options.model,
-            listen="unix:unused.sock",
+            listen=f"unix:{folder}/unused.sock",
             store=store.target,
             device=options.device,
             max_model_len=options.context + 2 * (options.blocks + 1) * options.steps + 64,
