@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from gpu_worker.policies.base import Policy
@@ -119,6 +119,8 @@ def with_options(policy: PolicyT, texts: Mapping[str, str], *, of_request: bool 
 
     Raises ValueError, which lists the fields that there are.
     """
+    if not texts:
+        return policy
     known = {
         name: each for name, each in hyper_parameters(policy).items() if each.of_request or not of_request
     }
@@ -134,7 +136,7 @@ def with_options(policy: PolicyT, texts: Mapping[str, str], *, of_request: bool 
             raise ValueError(f"{policy.name}: {error}") from error
     changed: Any = policy
     try:
-        return replace(changed, **values) if values else policy
+        return cast(PolicyT, replace(changed, **values))
     except ValueError as error:
         raise ValueError(f"{policy.name}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -24,12 +25,18 @@ class Question:
     num_tokens: int
 
 
-def ask(num_tokens: int, seed: int) -> Question:
-    """A chat prompt of about `num_tokens` tokens over the bundled document, with four facts, one of them asked."""
+@cache
+def read_book() -> tuple[documents.Codec, documents.TokenizedBook]:
+    """Tokenized once: all questions are asked of it."""
     codec = documents.Codec(Tokenizer.from_file(str(ROOT / "models" / "carrel-nano" / "tokenizer.json")))
     source = ROOT / "examples" / "documents" / "voyage-of-the-beagle.txt"
     token_ids = np.array(codec.encode(source.read_text(encoding="utf-8")), dtype=np.uint16)
-    book = documents.index_book(codec, "beagle", token_ids)
+    return codec, documents.index_book(codec, "beagle", token_ids)
+
+
+def ask(num_tokens: int, seed: int) -> Question:
+    """A chat prompt of about `num_tokens` tokens over the bundled document, with four facts, one of them asked."""
+    codec, book = read_book()
     rng = Random(seed)
     drawn = facts.draw_set(["number"] * 4, rng, pools("eval"), near_miss=0.0)
     prompt = documents.prompt(codec, book, drawn, 1, num_tokens, rng)

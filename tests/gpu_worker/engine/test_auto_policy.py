@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import Rig, pool_of, request
+from engine_rig import Rig, pool_of, request, tokens_alone
 
 from gpu_worker.engine.auto_policy import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
 from gpu_worker.policies.base import CacheShape
@@ -46,7 +46,7 @@ def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:
     assert records[1].usage.budget_tokens == 36
     for one, record, policy in zip((short, long), records, ("full", "pqcache"), strict=True):
         alone = request("alone", policy, 0.3, prompt=120, max_tokens=one.sampling.max_tokens)
-        assert Rig().tokens(alone) == record.tokens
+        assert tokens_alone(alone) == record.tokens
     rig.check_empty()
 
 
@@ -60,7 +60,7 @@ def test_a_short_request_selects_where_slots_are_few() -> None:
     first, second, third = (rig.records[name] for name in ("first", "second", "third"))
     assert [one.usage.policy for one in (first, second, third)] == ["full", "pqcache", "pqcache"]
     # Its plan is the chosen policy's in every part.
-    assert second.tokens == Rig().tokens(request("alone", "pqcache", 0.1, prompt=300, max_tokens=40))
+    assert second.tokens == tokens_alone(request("alone", "pqcache", 0.1, prompt=300, max_tokens=40))
     later = rig.run(request("later", "auto", 0.1, prompt=300, max_tokens=9))[0]
     assert later.usage.policy == "full"
     rig.check_empty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_rig import Rig, request
+from engine_rig import Rig, request, tokens_alone
 
 from gpu_worker.engine.prefill import Prefill
 from gpu_worker.errors import WorkerError
@@ -74,7 +74,7 @@ def test_choices_that_begin_at_the_firsts_token_answer_as_alone_and_take_its_pro
         one = request(f"choice {number}", policy, budget, prompt=PROMPT, max_tokens=8)
         return replace(one, sampling=replace(one.sampling, temperature=1.0, seed=10 + number))
 
-    alone = [Rig().tokens(choice(number)) for number in range(3)]
+    alone = [tokens_alone(choice(number)) for number in range(3)]
     meter = Meter()
     rig = Rig(make_prefill=meter.make, reuses_prefixes=True, tokens_per_slab=64)
     rig.submit(choice(0))

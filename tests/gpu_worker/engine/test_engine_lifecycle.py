@@ -19,6 +19,7 @@ from engine_rig import (
     random_prompt,
     request,
     small_policies,
+    tokens_alone,
 )
 from naive_decoder import greedy
 
@@ -105,7 +106,7 @@ def test_a_request_that_only_waits_holds_nothing() -> None:
 
 @pytest.mark.parametrize("policy", ALL)
 def test_stop_tokens_end_the_answer_unless_ignored(policy: str) -> None:
-    plain = Rig().tokens(request("plain", policy, 0.5, max_tokens=30))
+    plain = tokens_alone(request("plain", policy, 0.5, max_tokens=30))
     stop = plain[6]
     first = plain.index(stop)
     model = make_model(eos_token_ids=(stop,))
@@ -126,7 +127,7 @@ def test_stop_tokens_end_the_answer_unless_ignored(policy: str) -> None:
 
 
 def test_a_stop_at_the_very_first_token_leaves_nothing() -> None:
-    first = Rig().tokens(request("plain", max_tokens=1))[0]
+    first = tokens_alone(request("plain", max_tokens=1))[0]
     rig = Rig()
     for policy in ALL:
         record = rig.run(request(policy, policy, 0.5, stop=(first,)))[0]
@@ -167,7 +168,7 @@ def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
 def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Status, policy: str) -> None:
     rig = Rig(max_num_seqs=2, prefill_chunk=20)
     other = request("other", "oracle", 0.3, prompt=50, max_tokens=40)
-    expected = Rig().tokens(other)
+    expected = tokens_alone(other)
     rig.submit(other)
     rig.step_to("other", Status.DECODE, 3)
     if stage is Status.WAITING:
@@ -211,7 +212,7 @@ def test_others_decode_while_an_index_is_trained() -> None:
     assert rig.engine.has_work
     rig.store.finish_builds()
     rig.drain()
-    assert rig.records["slow"].tokens == Rig().tokens(request("slow", "pqcache", 0.3, max_tokens=10))
+    assert rig.records["slow"].tokens == tokens_alone(request("slow", "pqcache", 0.3, max_tokens=10))
     assert rig.records["slow"].usage.index_wait_ms > 0
 
 
@@ -260,7 +261,7 @@ def test_a_wide_window_takes_from_the_hot_cache_before_a_request_is_refused() ->
     # 2 sinks, 40 of window, the new token, 8 selected: 51 slots, more than half of which are not the hot cache's.
     narrow = request("narrow", "clusterkv", 10, max_tokens=50)
     rig = Rig(slot_bytes=pool_of(1))
-    assert rig.tokens(narrow) == Rig().tokens(narrow)
+    assert rig.tokens(narrow) == tokens_alone(narrow)
     rig.check_empty()
 
 
@@ -299,7 +300,7 @@ def test_an_engine_without_a_block_for_every_head_is_refused() -> None:
 
 
 def test_requests_wait_for_slots_and_get_fewer_when_fewer_are_free() -> None:
-    expected = Rig().tokens(request("second", "pqcache", 0.1, prompt=300, max_tokens=30))
+    expected = tokens_alone(request("second", "pqcache", 0.1, prompt=300, max_tokens=30))
     rig = Rig(slot_bytes=pool_of(8))
     rig.submit(
         request("first", prompt=300, max_tokens=84),
@@ -409,7 +410,7 @@ GOOD = [request(f"good {p}", p, 0.3, prompt=tame_prompt(80, 3), max_tokens=25) f
 
 @pytest.fixture(scope="module")
 def good_tokens() -> list[list[int]]:
-    return [Rig().tokens(one) for one in GOOD]
+    return [tokens_alone(one) for one in GOOD]
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -452,17 +453,17 @@ def test_requests_of_one_batch_may_all_be_invalid() -> None:
 def test_a_seed_gives_the_same_answer_beside_others() -> None:
     sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
     one = GenerationRequest("one", random_prompt(60), sampling, "pqcache", Budget(share=0.5))
-    expected = Rig().tokens(one)
+    expected = tokens_alone(one)
     rig = Rig()
     rig.submit(*[request(p, p, 0.4, max_tokens=30) for p in ALL])
     rig.step(20)
     assert rig.tokens(one) == expected
-    assert expected != Rig().tokens(request("one", "pqcache", 0.5, prompt=60, max_tokens=20))
+    assert expected != tokens_alone(request("one", "pqcache", 0.5, prompt=60, max_tokens=20))
 
 
 def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = request("full", "full", max_tokens=30)
-    alone = Rig().tokens(dense)
+    alone = tokens_alone(dense)
     rig = Rig(hot_cache=HotCacheSize(tokens=1), trains_indexes=True)
     rig.submit(
         request("kept", "streaming_llm", 30, max_tokens=30),
@@ -538,10 +539,10 @@ def test_a_window_that_cannot_be_clustered_for_want_of_memory_ends_its_own_reque
     }
     # The first to begin is the first whose window is full.
     requests = [
-        request("own", "clusterkv", 40, max_tokens=100),
-        request("same", "clusterkv", 30, prompt=150, max_tokens=100),
-        request("other", "pqcache", 30, max_tokens=100),
-        request("dense", max_tokens=100),
+        request("own", "clusterkv", 40, max_tokens=60),
+        request("same", "clusterkv", 30, prompt=150, max_tokens=60),
+        request("other", "pqcache", 30, max_tokens=60),
+        request("dense", max_tokens=60),
     ]
     alone = {one.request_id: Rig(trains_indexes=trains_indexes).tokens(one) for one in requests}
     rig = Rig(policies=policies, trains_indexes=trains_indexes)
@@ -579,7 +580,7 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
         assert isinstance(rig.records[name].error, CapacityError)
         assert "does not fit beside what is there" in str(rig.records[name].error)
     rig.check_empty()
-    assert rig.tokens(request("next", "pqcache", 0.3)) == Rig().tokens(request("next", "pqcache", 0.3))
+    assert rig.tokens(request("next", "pqcache", 0.3)) == tokens_alone(request("next", "pqcache", 0.3))
     rig.check_empty()
 
 
@@ -587,7 +588,7 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
 def test_a_short_prompt_overtakes_a_long_one_and_neither_notices(policy: str) -> None:
     long = request("long", policy, 0.3, prompt=1000, max_tokens=6)
     short = request("short", policy, 0.3, prompt=50, max_tokens=6)
-    alone = [Rig().tokens(one) for one in (long, short)]
+    alone = [tokens_alone(one) for one in (long, short)]
     rig = Rig(stretch=1e6)
     rig.submit(long)
     rig.step_to("long", Status.PREFILL)

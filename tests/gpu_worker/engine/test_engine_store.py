@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request
+from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request, tokens_alone
 from naive_decoder import greedy
 from strict_store import StrictStore
 
@@ -48,7 +48,7 @@ def test_a_lost_store_ends_those_that_offload_and_nobody_else(
     rig.store.failure = None
     rig.store.holds_builds = False
     again = rig.run(request("again", policy, 0.3, max_tokens=10))[0]
-    assert again.tokens == Rig().tokens(request("again", policy, 0.3, max_tokens=10))
+    assert again.tokens == tokens_alone(request("again", policy, 0.3, max_tokens=10))
     assert rig.engine.stats().store_reachable
     rig.check_empty()
 
@@ -92,8 +92,8 @@ def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() ->
     rig.submit(third)
     rig.drain()
     assert rig.store.num_attached == 2
-    assert rig.records["second"].tokens == Rig().tokens(second)
-    assert rig.records["third"].tokens == Rig().tokens(third)
+    assert rig.records["second"].tokens == tokens_alone(second)
+    assert rig.records["third"].tokens == tokens_alone(third)
     rig.check_empty()
 
 
@@ -120,7 +120,7 @@ def test_a_full_store_is_waited_for_while_another_request_will_free_room() -> No
     assert (rig.engine.stats().running, rig.engine.stats().waiting) == (1, 1)
     assert not rig.records["waits"].events
     rig.drain()
-    assert rig.records["waits"].tokens == Rig().tokens(request("w", "clusterkv", 0.3, max_tokens=6))
+    assert rig.records["waits"].tokens == tokens_alone(request("w", "clusterkv", 0.3, max_tokens=6))
     assert len(rig.records["behind"].tokens) == 6
     rig.check_empty()
 
@@ -163,7 +163,7 @@ def test_a_window_that_cannot_be_trained_ends_its_request_only() -> None:
     rig.drain()
     assert isinstance(rig.records["one"].error, CapacityError)
     assert len(rig.records["one"].tokens) == 41
-    assert rig.records["two"].tokens == Rig().tokens(request("two", "pqcache", 0.3, max_tokens=80))
+    assert rig.records["two"].tokens == tokens_alone(request("two", "pqcache", 0.3, max_tokens=80))
     rig.check_empty()
 
 
@@ -187,7 +187,7 @@ def test_a_request_that_comes_after_a_restart_has_lost_nothing() -> None:
     restart(rig.store)
     one = request("one", "pqcache", 0.3)
     record = rig.run(one)[0]
-    assert record.tokens == Rig().tokens(one)
+    assert record.tokens == tokens_alone(one)
     assert isinstance(rig.records["running"].error, StoreUnavailable)
     assert rig.engine.stats().store_reachable
     rig.check_empty()

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import NUM_KV_HEADS, Rig, make_model, mixed_requests, random_prompt, request, small_policies
+from engine_rig import (
+    NUM_KV_HEADS,
+    Rig,
+    make_model,
+    mixed_requests,
+    random_prompt,
+    request,
+    small_policies,
+    tokens_alone,
+)
 from naive_decoder import first_best, greedy
 from torch import Tensor
 
@@ -25,7 +34,7 @@ def dense() -> list[int]:
 
 def test_the_model_is_lively_enough_to_tell_tokens_apart(dense: list[int]) -> None:
     assert len(set(dense)) > 10
-    narrow = Rig().tokens(request("narrow", "pqcache", 0.1, max_tokens=50))
+    narrow = tokens_alone(request("narrow", "pqcache", 0.1, max_tokens=50))
     assert narrow != dense
 
 
@@ -42,7 +51,7 @@ def test_the_oracle_attends_sinks_window_and_the_exact_best() -> None:
         return [*range(4), *first_best(weights[4:end], 13, 4), *range(end, len(keys))]
 
     expected = greedy(make_model(), random_prompt(120), 50, attended)[0]
-    assert Rig().tokens(request("one", "oracle", 30, max_tokens=50)) == expected
+    assert tokens_alone(request("one", "oracle", 30, max_tokens=50)) == expected
 
 
 @pytest.mark.parametrize("hot_cache", [HotCacheSize(), LEAST])
@@ -99,7 +108,7 @@ def test_clusterkv_attends_whole_clusters_also_of_decoded_windows(hot_cache: Hot
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
-    return {one.request_id: Rig().tokens(one) for one in mixed_requests()}
+    return {one.request_id: tokens_alone(one) for one in mixed_requests()}
 
 
 @pytest.mark.parametrize("full_layers", [0, 1])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_rig import LAYOUT, Rig, every_small_policy, pool_of, random_prompt, request
+from engine_rig import LAYOUT, Rig, every_small_policy, pool_of, random_prompt, request, tokens_alone
 from offload_rig import SLAB_BYTES, attached, count_calls
 from waiting import PATIENCE
 
@@ -37,7 +37,7 @@ def test_the_youngest_gives_way_where_the_arena_is_full_and_goes_on_with_the_sam
     # Both hold two slabs of four; "old" is the first that needs a third.
     old = request("old", policy, 0.3, prompt=120, max_tokens=70)
     young = request("young", policy, 0.3, prompt=100, max_tokens=90)
-    alone = [Rig().tokens(one) for one in (old, young)]
+    alone = [tokens_alone(one) for one in (old, young)]
     rig = Rig(capacity_tokens=256)
     rig.submit(old, young)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
@@ -61,7 +61,7 @@ def test_the_youngest_gives_way_where_the_arena_is_full_and_goes_on_with_the_sam
 def test_the_lowest_priority_gives_way_before_the_youngest() -> None:
     low = first(request("low", "pqcache", 0.3, prompt=120, max_tokens=30), 5)
     usual = request("usual", "pqcache", 0.3, prompt=100, max_tokens=60)
-    alone = [Rig().tokens(one) for one in (low, usual)]
+    alone = [tokens_alone(one) for one in (low, usual)]
     rig = Rig(capacity_tokens=256)
     rig.submit(low, usual)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
@@ -91,7 +91,7 @@ def test_draws_and_penalties_go_on_where_they_were() -> None:
     young = request("young", "pqcache", 0.3, prompt=100, max_tokens=90)
     sampling = replace(young.sampling, temperature=1.0, seed=3, frequency_penalty=0.4, min_tokens=80)
     young = replace(young, sampling=sampling)
-    expected = Rig().tokens(young)
+    expected = tokens_alone(young)
     rig = Rig(capacity_tokens=256)
     rig.run(old, young)
     assert rig.engine.stats().preemptions_total == 1
@@ -101,7 +101,7 @@ def test_draws_and_penalties_go_on_where_they_were() -> None:
 def test_tokens_that_go_through_decode_steps_do_so_again() -> None:
     old = request("old", "clusterkv", 0.3, prompt=120, max_tokens=70)
     young = request("young", "clusterkv", 30, prompt=110, max_tokens=70, num_prefill=80)
-    expected = Rig().tokens(young)
+    expected = tokens_alone(young)
     rig = Rig(capacity_tokens=256)
     rig.run(old, young)
     assert rig.engine.stats().preemptions_total == 1
@@ -111,7 +111,7 @@ def test_tokens_that_go_through_decode_steps_do_so_again() -> None:
 def test_rows_of_its_prompt_that_are_still_known_are_not_computed_again() -> None:
     old = request("old", "pqcache", 0.3, prompt=random_prompt(120, 1), max_tokens=70)
     young = request("young", "pqcache", 0.3, prompt=random_prompt(100, 2), max_tokens=90)
-    expected = Rig().tokens(young)
+    expected = tokens_alone(young)
     rig = Rig(capacity_tokens=256, reuses_prefixes=True)
     rig.submit(old, young)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
@@ -140,7 +140,7 @@ def test_who_waits_again_can_be_aborted() -> None:
 
 def test_one_that_alone_fills_the_arena_in_mid_answer_has_reached_its_length() -> None:
     one = request("one", "pqcache", 0.3, prompt=120, max_tokens=200)
-    expected = Rig().tokens(one)
+    expected = tokens_alone(one)
     rig = Rig(capacity_tokens=192)
     record = rig.run(one)[0]
     assert record.complete.finish_reason is FinishReason.LENGTH
@@ -190,7 +190,7 @@ def test_a_more_important_request_gets_slots_from_a_less_important_one(policy: s
 def test_a_prompt_that_gives_way_begins_anew_and_its_progress_is_not_told_twice() -> None:
     low = request("low", prompt=300, max_tokens=5)
     high = first(request("high", prompt=60, max_tokens=5))
-    expected = Rig().tokens(low)
+    expected = tokens_alone(low)
     rig = Rig(max_num_seqs=1)
     rig.submit(low)
     rig.step(4)
@@ -259,7 +259,7 @@ def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport
     names = ["pqcache", "clusterkv"]
     requests = [
         request(f"r{number}", names[number % 2], 30, prompt=random_prompt(120, number), max_tokens=30)
-        for number in range(6)
+        for number in range(4)
     ]
     with attached(LAYOUT, transport, num_slabs=512) as (_, client):
         rig = Rig(client=client, **options)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request
+from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request, tokens_alone
 from offload_rig import make_sequence
 from test_prefill import NoCache, SlowMark, SlowOffloader
 from torch import Tensor
@@ -227,7 +227,7 @@ def test_who_selects_or_has_a_known_prefix_is_computed_layer_by_layer() -> None:
         for seed, name in enumerate(("first", "later"))
     )
     selecting = request("selecting", "pqcache", 0.25, prompt=90)
-    expected = [Rig().tokens(one) for one in (first, later, selecting)]
+    expected = [tokens_alone(one) for one in (first, later, selecting)]
     rig = short_rig(reuses_prefixes=True)
     made = made_by(rig)
     assert [rig.tokens(one) for one in (first, later, selecting)] == expected
@@ -239,7 +239,7 @@ def test_who_selects_or_has_a_known_prefix_is_computed_layer_by_layer() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_one_that_is_aborted_leaves_the_others_alone(is_early: bool) -> None:
-    expected = {one.request_id: Rig().tokens(one) for one in whole()}
+    expected = {one.request_id: tokens_alone(one) for one in whole()}
     rig = short_rig()
     rig.submit(*whole())
     if not is_early:
@@ -255,7 +255,7 @@ def test_one_that_is_aborted_leaves_the_others_alone(is_early: bool) -> None:
 
 
 def test_one_that_does_not_fit_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {one.request_id: Rig().tokens(one) for one in whole()}
+    expected = {one.request_id: tokens_alone(one) for one in whole()}
     store: Callable[..., None] = DenseCache.store_layers
 
     def failing(cache: DenseCache, sequence: Sequence, layers: range, rows: Tensor) -> None:
@@ -285,7 +285,7 @@ def test_a_pass_that_does_not_fit_ends_who_shares_it(monkeypatch: pytest.MonkeyP
         rig.step()
     assert all(isinstance(rig.records[one.request_id].error, CapacityError) for one in whole())
     rig.check_empty()
-    assert rig.tokens(request("next")) == Rig().tokens(request("next"))
+    assert rig.tokens(request("next")) == tokens_alone(request("next"))
 
 
 @pytest.mark.gpu

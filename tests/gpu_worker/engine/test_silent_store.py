@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import Rig, make_model, random_prompt, request
+from engine_rig import Rig, make_model, random_prompt, request, tokens_alone
 from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
@@ -56,7 +56,7 @@ def test_a_silent_store_is_waited_for_by_those_that_need_it_only(stage: Status) 
     rig.engine.tend()
     assert rig.engine.stats().store_reachable
     rig.drain()
-    assert rig.records["recalls"].tokens == Rig().tokens(RECALLS)
+    assert rig.records["recalls"].tokens == tokens_alone(RECALLS)
     # Nothing of it was lost: the attachment is the same.
     assert rig.store.num_attached == 1
     rig.check_empty()
@@ -80,7 +80,7 @@ def test_who_waits_too_long_ends_and_is_released_once_the_store_answers(stage: S
     rig.check_empty()
     rig.store.holds_builds = False
     again = request("again", "pqcache", 0.3)
-    assert rig.run(again)[0].tokens == Rig().tokens(again)
+    assert rig.run(again)[0].tokens == tokens_alone(again)
     assert rig.store.num_attached == 1
 
 
@@ -95,7 +95,7 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
     if is_lease_lost:
         rig.store.lost = StoreUnreachable("silent for a lease")
     rig.step_until(lambda: rig.records["recalls"].is_over)
-    assert rig.records["recalls"].tokens == Rig().tokens(RECALLS)
+    assert rig.records["recalls"].tokens == tokens_alone(RECALLS)
     # The store trains what leaves this one's window.
     rig.step(100)
     assert len(rig.records["clusters"].tokens) < 80
@@ -106,7 +106,7 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
     if is_lease_lost:
         assert isinstance(rig.records["clusters"].error, StoreUnavailable)
     else:
-        assert rig.records["clusters"].tokens == Rig().tokens(clusters)
+        assert rig.records["clusters"].tokens == tokens_alone(clusters)
     rig.check_empty()
 
 
@@ -137,7 +137,7 @@ def test_a_store_that_begins_a_sequence_and_does_not_say_so_is_asked_again() -> 
         return begun
 
     rig.store.begin = once_silent  # type: ignore[method-assign,assignment]
-    assert rig.run(RECALLS)[0].tokens == Rig().tokens(RECALLS)
+    assert rig.run(RECALLS)[0].tokens == tokens_alone(RECALLS)
     rig.check_empty()
 
 
@@ -165,7 +165,7 @@ def test_others_decode_while_tokens_that_leave_a_window_are_trained() -> None:
     rig.store.finish_builds()
     rig.store.holds_builds = False
     rig.drain()
-    assert rig.records["leaves"].tokens == Rig().tokens(leaves)
+    assert rig.records["leaves"].tokens == tokens_alone(leaves)
     rig.check_empty()
 
 
@@ -179,5 +179,5 @@ def test_an_abort_while_a_window_is_trained_leaves_nothing() -> None:
     rig.store.held_builds.clear()
     rig.store.holds_builds = False
     again = request("leaves", "clusterkv", 0.3, max_tokens=80)
-    assert rig.run(again)[0].tokens == Rig().tokens(again)
+    assert rig.run(again)[0].tokens == tokens_alone(again)
     rig.check_empty()

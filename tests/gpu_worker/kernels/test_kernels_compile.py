@@ -202,76 +202,24 @@ for dtype in bfloat16, float32:
 """
 
 
-# Scripts, and the programs that each compiles; the short ones share a process, which takes a while to begin.
+# Scripts, and the programs that each compiles; some share a process, which takes a while to begin.
 SCRIPTS = {
-    "attention_top_k": (
-        ATTENTION + TOP_K,
-        {
-            "attend_split",
-            "join_splits",
-            "column_maxima",
-            "prune",
-            "finish",
-            "select_in_tile",
-            "count_digit",
-            "tally",
-            "write_best",
-        },
+    "attention_rows": (
+        ATTENTION + TOP_K + ROWS + ACTIVATIONS,
+        "attend_split join_splits column_maxima prune finish select_in_tile count_digit tally write_best "
+        "resolve_head copy_rows copy_pairs store_rows find_rows list_misses copy_misses find_offsets "
+        "_rms_norm _rope _silu_mul",
     ),
     "scores": (
         SCORES + PAIRS + BITS,
-        {
-            "_tables",
-            "_chunk_totals",
-            "_weights",
-            "_assign",
-            "_products",
-            "_starts",
-            "_places",
-            "_page_bound",
-            "score_split",
-            "weigh",
-            "mark_chunk",
-            "write_taken",
-            "_append",
-            "code_vectors",
-            "code_tokens",
-            "round_queries",
-            "weigh_codes",
-            "take_levels",
-        },
+        "_tables _chunk_totals _weights _assign _products _starts _places _append "
+        "_page_bound score_split weigh mark_chunk write_taken "
+        "code_vectors code_tokens round_queries weigh_codes take_levels",
     ),
-    "means": (
-        KMEANS + PROTOTYPES,
-        {
-            "assign_tile",
-            "move_one",
-            "score_chunk",
-            "sum_chunk",
-            "sum_bucket",
-            "add_votes",
-            "spread_means",
-        },
-    ),
-    "merging": (
-        SOFT_MATCHING + OBSERVED,
-        {"match_chunk", "choose_edges", "merge_chunk", "split_log_sums", "join_log_sums", "sum_weights"},
-    ),
-    "rows": (
-        ROWS + ACTIVATIONS,
-        {
-            "resolve_head",
-            "copy_rows",
-            "copy_pairs",
-            "store_rows",
-            "find_rows",
-            "list_misses",
-            "copy_misses",
-            "find_offsets",
-            "_rms_norm",
-            "_rope",
-            "_silu_mul",
-        },
+    "means_merging": (
+        KMEANS + PROTOTYPES + SOFT_MATCHING + OBSERVED,
+        "assign_tile move_one score_chunk sum_chunk sum_bucket add_votes spread_means "
+        "match_chunk choose_edges merge_chunk split_log_sums join_log_sums sum_weights",
     ),
 }
 
@@ -281,9 +229,10 @@ SCRIPTS = {
 def test_programs_compile(name: str, tmp_path: Path) -> None:
     script, programs = SCRIPTS[name]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "DISABLE_LLVM_OPT": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", HEAD + script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # What the wrappers launch came out as machine code.
-    assert {path.stem for path in tmp_path.rglob("*.cubin")} == programs
+    assert {path.stem for path in tmp_path.rglob("*.cubin") if path.stat().st_size} == {*programs.split()}

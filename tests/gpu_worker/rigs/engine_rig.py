@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from strict_store import StrictStore
@@ -337,3 +338,13 @@ class Rig:
         assert not self.engine.indexing
         assert not self.engine.prefills
         assert not self.engine.offloader.num_sequences
+
+
+def tokens_alone(one: GenerationRequest, *, full_layers: int = 0) -> list[int]:
+    """Of a request in an engine that has nothing else to do, with all that it needs."""
+    return [*_tokens_alone(replace(one, request_id="alone"), full_layers)]
+
+
+@cache
+def _tokens_alone(one: GenerationRequest, full_layers: int) -> tuple[int, ...]:
+    return tuple(Rig(full_layers=full_layers).tokens(one))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rig import Rig, every_small_policy, make_model, random_prompt, request
+from engine_rig import Rig, every_small_policy, make_model, random_prompt, request, tokens_alone
 from offload_rig import make_sequence
 
 from gpu_worker.models import load_model
@@ -100,7 +100,7 @@ def test_who_has_another_key_shares_nothing() -> None:
 
 def test_a_question_after_the_context_may_share_the_context() -> None:
     prompt = DOCUMENT + random_prompt(40, seed=3)
-    cold = Rig().tokens(asked("cold", "pqcache", prompt, num_prefill=300))
+    cold = tokens_alone(asked("cold", "pqcache", prompt, num_prefill=300))
     rig = reusing()
     rig.run(asked("first", "pqcache", DOCUMENT + random_prompt(9, seed=4), num_prefill=300))
     warm = rig.run(asked("second", "pqcache", prompt, num_prefill=300))[0]
@@ -168,9 +168,9 @@ def test_a_model_of_the_hub_is_known_by_its_content_wherever_its_cache_lies(tmp_
 
 @pytest.mark.parametrize("policy", RECALL)
 def test_what_was_generated_is_computed_anew_in_the_next_turn(policy: str) -> None:
-    """Its rows are those of steps that attended a part of the context: other ones than a cold run's."""
+    """Its rows, which fill a slab, are those of steps that attended a part of the context: not a cold run's."""
     rig = reusing()
-    first = request("first", policy, 0.25, prompt=DOCUMENT[:128], max_tokens=150)
+    first = request("first", policy, 0.25, prompt=DOCUMENT[:128], max_tokens=70)
     answer = rig.tokens(first)
     turn = (*DOCUMENT[:128], *answer, *random_prompt(30, seed=5))
     second = asked("second", policy, turn)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prompt, request
+from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prompt, request, tokens_alone
 from offload_rig import count_calls
 from waiting import PATIENCE
 
@@ -141,7 +141,7 @@ def test_copies_give_way_to_who_needs_the_room() -> None:
     rig.step_to("copied", Status.PREFILL)
     rig.submit(needs)
     rig.drain()
-    assert rig.records["needs"].tokens == Rig().tokens(needs)
+    assert rig.records["needs"].tokens == tokens_alone(needs)
     # It was reading a prefix meanwhile, and read on.
     assert rig.records["copied"].usage.cached_tokens == 64
     assert rig.records["copied"].tokens == cold(copied)
@@ -264,7 +264,7 @@ def test_the_real_store_takes_the_room_of_copies_and_leaves_them_their_prefix() 
         rig.step_to("copied", Status.PREFILL)
         rig.submit(needs)
         rig.drain()
-        assert rig.records["needs"].tokens == Rig().tokens(needs)
+        assert rig.records["needs"].tokens == tokens_alone(needs)
         assert rig.records["copied"].usage.cached_tokens == 64
         assert rig.records["copied"].tokens == cold(copied)
         assert client.stats().num_sequences == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from engine_rig import Rig, request
+from engine_rig import Rig, request, tokens_alone
 from offload_rig import FULL, attached, make_sequence
 from test_offload import make_offloader, prefill
 from waiting import PATIENCE, wait_until
@@ -29,7 +29,7 @@ def test_an_idle_engine_sees_the_store_go_and_attaches_to_the_next_one() -> None
     assert rig.engine.stats().store_reachable
     assert rig.store.num_attached == 2
     one = request("one", "pqcache", 0.3)
-    assert rig.run(one)[0].tokens == Rig().tokens(one)
+    assert rig.run(one)[0].tokens == tokens_alone(one)
     assert rig.store.num_attached == 2
     rig.check_empty()
 
@@ -60,7 +60,7 @@ def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
     rig.engine.tend()
     assert rig.engine.stats().store_reachable
     rig.drain()
-    assert rig.records["one"].tokens == Rig().tokens(one)
+    assert rig.records["one"].tokens == tokens_alone(one)
     assert rig.store.num_attached == 1
 
 
