@@ -95,7 +95,7 @@ class Choice:
                         if (told := self._progress.take(self.index, computed, cached)) is not None:
                             yield told
                     case "prompt":
-                        for echoed in self._echo.take(event.prompt):
+                        async for echoed in self._echo.take(event.prompt):
                             yield self._told(echoed)
                     case "token" if self._echo.is_all:
                         self._phases.take_token()

@@ -20,6 +20,9 @@ from gateway.exchange import Echo, GenerationOptions, TokenIds
 from gateway.prompts import check_text
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
+# log probabilities that one answer tells of prompts: some megabytes of JSON
+MAX_PROMPT_SCORES = 1 << 18
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,9 +76,23 @@ class Plan:
     async def prompts(self, max_model_len: int) -> tuple[TokenIds, ...]:
         """Raises InvalidRequest."""
         if (kept := self.options.truncate_to) is None:
-            return await self.encode(max_model_len)
-        # what is left out need not fit
-        return tuple(prompt[-kept:] for prompt in await self.encode(sys.maxsize))
+            prompts = await self.encode(max_model_len)
+        else:
+            # what is left out need not fit
+            prompts = tuple(prompt[-kept:] for prompt in await self.encode(sys.maxsize))
+        self._check_scores(sum(map(len, prompts)) * self.options.n)
+        return prompts
+
+    def _check_scores(self, num_tokens: int) -> None:
+        sampling = self.options.draft.sampling
+        num_scores = num_tokens * (1 + sampling.prompt_logprobs)
+        if sampling.HasField("prompt_logprobs") and num_scores > MAX_PROMPT_SCORES:
+            raise InvalidRequest(
+                f"echo with logprobs would tell {num_scores} of them: at most {MAX_PROMPT_SCORES}, with the prompts' "
+                "tokens, once for each choice, and the alternatives to each. Ask for fewer alternatives, or shorter "
+                "prompts.",
+                "logprobs",
+            )
 
     def request(
         self, request: pb.GenerateRequest, seed_offset: int, prompt: TokenIds, max_model_len: int

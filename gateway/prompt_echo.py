@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 from gateway.exchange import Echo, TextDelta, TokenLogprob
 from gateway.token_texts import TokenTexts, read_logprobs
@@ -28,10 +29,12 @@ class PromptEcho:
         first: tuple[TokenLogprob, ...] = ()
         if self._request.sampling.HasField("prompt_logprobs"):
             token_id = self._request.prompt_token_ids[0]
-            first = (TokenLogprob(self._texts.text(token_id), self._texts.bytes(token_id), None),)
+            first = (TokenLogprob(*self._texts.told(token_id), None),)
         yield TextDelta(self._index, echo.text, first)
 
-    def take(self, prompt: pb.PromptTokens) -> Iterator[TextDelta]:
-        """The next of its tokens."""
-        yield from self.begin()
-        yield TextDelta(self._index, "", read_logprobs(self._texts, prompt.tokens))
+    async def take(self, prompt: pb.PromptTokens) -> AsyncIterator[TextDelta]:
+        """The next of its tokens, a thousand of them: read beside the event loop."""
+        for begun in self.begin():
+            yield begun
+        told = await asyncio.to_thread(read_logprobs, self._texts, prompt.tokens)
+        yield TextDelta(self._index, "", told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -16,6 +17,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+# tokens whose texts are known without asking the vocabulary, some 200 bytes each
+MAX_REMEMBERED = 1 << 16
 # some decoders strip a space at the start of a text: a token is read behind this one
 _ANCHOR = "a"
 
@@ -24,7 +27,7 @@ def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenL
     """The worker's tokens, with their texts."""
 
     def read(token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(texts.text(token_id), texts.bytes(token_id), logprob, top)
+        return TokenLogprob(*texts.told(token_id), logprob, top)
 
     return tuple(
         read(token.token_id, token.logprob, tuple(read(each.token_id, each.logprob) for each in token.top))
@@ -33,12 +36,17 @@ def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenL
 
 
 class TokenTexts:
-    """Of one vocabulary. Nothing changes after construction."""
+    """Of one vocabulary; any thread may ask."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
+        # alternatives are the same few again and again
+        self.told = lru_cache(MAX_REMEMBERED)(self._told)
         self._anchor = backend.encode(_ANCHOR, add_special_tokens=False).ids[-1:]
         self._lead = self._decode(self._anchor)
+
+    def _told(self, token_id: int) -> tuple[str, bytes]:
+        return self.text(token_id), self.bytes(token_id)
 
     def text(self, token_id: int) -> str:
         """As it is within a text, a space at its start included; special tokens by their names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,30 +38,33 @@ class Turn:
 
 
 class Turns:
-    """In memory. A caller finds only its own; the ones that were used longest ago go first, of the caller that has too
-    much, or of all."""
+    """In memory, for any thread. A caller finds only its own; the ones that were used longest ago go first, of the
+    caller that has too much, or of all."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_caller_bytes: int = MAX_CALLER_BYTES) -> None:
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
         self._turns: OrderedDict[tuple[bytes, str], Turn] = OrderedDict()
         self._num_bytes: dict[bytes, int] = {}
+        self._lock = threading.Lock()
 
     def add(self, caller: bytes, turn: Turn) -> None:
         """Keep it; one that is larger than a caller may have is not kept."""
-        self._turns[caller, turn.id] = turn
-        self._num_bytes[caller] = self._num_bytes.get(caller, 0) + turn.num_bytes
-        while self._num_bytes.get(caller, 0) > self._max_caller_bytes:
-            self._drop(next(key for key in self._turns if key[0] == caller))
-        while sum(self._num_bytes.values()) > self._max_bytes:
-            self._drop(next(iter(self._turns)))
+        with self._lock:
+            self._turns[caller, turn.id] = turn
+            self._num_bytes[caller] = self._num_bytes.get(caller, 0) + turn.num_bytes
+            while self._num_bytes.get(caller, 0) > self._max_caller_bytes:
+                self._drop(next(key for key in self._turns if key[0] == caller))
+            while sum(self._num_bytes.values()) > self._max_bytes:
+                self._drop(next(iter(self._turns)))
 
     def get(self, caller: bytes, turn_id: str) -> Turn:
         """Raises UnknownResponse."""
-        if (turn := self._turns.get((caller, turn_id))) is None:
-            raise UnknownResponse(turn_id)
-        self._turns.move_to_end((caller, turn_id))
-        return turn
+        with self._lock:
+            if (turn := self._turns.get((caller, turn_id))) is None:
+                raise UnknownResponse(turn_id)
+            self._turns.move_to_end((caller, turn_id))
+            return turn
 
     def messages(self, caller: bytes, turn_id: str) -> tuple[Message, ...]:
         """All that was said up to and with this turn. Raises UnknownResponse where one of them is gone."""
@@ -70,9 +74,11 @@ class Turns:
     def remove(self, caller: bytes, turn_id: str) -> bool:
         """Forget it; whether nothing else of its session is left. Raises UnknownResponse."""
         turn = self.get(caller, turn_id)
-        self._drop((caller, turn_id))
-        own = (other for (whose, _), other in self._turns.items() if whose == caller)
-        return not any(other.session_id == turn.session_id for other in own)
+        with self._lock:
+            if (caller, turn_id) in self._turns:
+                self._drop((caller, turn_id))
+            own = (other for (whose, _), other in self._turns.items() if whose == caller)
+            return not any(other.session_id == turn.session_id for other in own)
 
     def _chain(self, caller: bytes, turn_id: str | None) -> Iterator[Turn]:
         while turn_id is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -16,12 +17,15 @@ from gateway.rest.sse import EventStream, StreamWriter
 
 # the service's own deadline comes first and can still be told
 STREAM_GRACE_S = 10.0
+# of an answer that takes longer to write than an event loop should be held up
+MANY_LOGPROBS = 4096
 
 
 class ReplyWriter(StreamWriter[Event], Protocol):
     """One request's."""
 
-    def whole(self, answer: Answer) -> dict[str, Any]: ...
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Any thread may ask."""
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         """Of an answer that `error` cut off. May raise the error."""
@@ -35,6 +39,9 @@ async def reply(
         answer = await while_connected(request.receive, collect(generation.events))
         if answer.error is not None:
             return writer.unfinished(answer, answer.error)
+        if sum(len(choice.logprobs) for choice in answer.choices) > MANY_LOGPROBS:
+            # others' streams go on meanwhile
+            return JSONResponse(await asyncio.to_thread(writer.whole, answer))
         return JSONResponse(writer.whole(answer))
     feed = Feed(generation.events)
     try:

@@ -12,6 +12,7 @@ import grpc
 import openai
 import psutil
 import pytest
+from doors import check_doors
 from questions import Question, ask
 from serving import Serving, serving
 from structure import check_structure, check_tools
@@ -213,6 +214,7 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
             send(server, ORACLE)
         check_structure(server)
         check_tools(server)
+        check_doors(server)
         children = server.descendants()
         # Ray's, too, of which some would try for a minute to tell of its end
         assert len(children) > 3

@@ -276,6 +276,19 @@ def test_an_echo_alone(client: openai.OpenAI, stack: Stack) -> None:
     assert not any(request.sampling.HasField("prompt_logprobs") for request in script.requests)
 
 
+def test_what_an_echo_tells_is_bounded(
+    client: openai.OpenAI, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.plan.MAX_PROMPT_SCORES", 12)
+    monkeypatch.setattr("gateway.rest.reply.MANY_LOGPROBS", 2)
+    stack.say("dog")
+    asked = {"model": "tiny", "prompt": [[10, 11], [12, 13]], "echo": True, "max_tokens": 1}
+    assert len(client.completions.create(**asked, logprobs=2).choices[1].logprobs.tokens) == 3
+    with pytest.raises(openai.BadRequestError, match="16 of them: at most 12") as caught:
+        client.completions.create(**asked, logprobs=3)
+    assert caught.value.param == "logprobs"
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_tokens_are_told_by_their_ids_and_counted_as_they_come(
     client: openai.OpenAI, stack: Stack, is_chat: bool
