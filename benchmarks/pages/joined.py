@@ -15,7 +15,7 @@ INFINITE_BUDGET = 2.0
 # Keeps documents of different places apart.
 MANY_DOCUMENTS = 1_000_000
 # Of a cell with fewer no score is shown.
-FEWEST_DOCUMENTS = 20
+FEWEST_DOCUMENTS = 10
 
 
 @dataclass(frozen=True, order=True)
