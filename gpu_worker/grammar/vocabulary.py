@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,31 @@ class VocabularyError(ValueError):
     """A model whose tokens' bytes cannot be found; the text says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Tokens:
     """What llguidance reads of a tokenizer."""
 
-    tokens: list[bytes]
-    special_token_ids: list[int]
-    eos_token_id: int
-    bos_token_id: int | None = None
+    bos_token_id = None
 
-    def __call__(self, text: object) -> list[int]:
-        """Token ids of a text, which it would need for tokens that are forced: nobody asks for them."""
-        return []
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_id = eos_token_id
+        special = set(special_token_ids)
+        # of tokens with the same bytes the first
+        self._ids = {text: at for at, text in reversed(list(enumerate(tokens))) if text and at not in special}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Token ids of a text that the grammar forces, of which it allows the first: always the longest, as the
+        model's own merges nearly always give."""
+        rest, found = text.encode() if isinstance(text, str) else text, list[int]()
+        while rest:
+            begun = (rest[:length] for length in range(min(self._longest, len(rest)), 0, -1))
+            if (token := next((each for each in begun if each in self._ids), None)) is None:
+                break
+            found.append(self._ids[token])
+            rest = rest[len(token) :]
+        return found
 
 
 def read_vocabulary(library: Any, source: Path, eos_token_ids: Sequence[int]) -> Any:

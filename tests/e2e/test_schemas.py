@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jsonschema
 import openai
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 NUM_SCHEMAS, AT_ONCE = 200, 8
 MODELS = {"carrel-nano": NANO, "smollm2": ROOT / "models" / "smollm2.gguf"}
 # those that the checker knows as JSON schemas have them: of a time it refuses the offset
-CHECKED = jsonschema.FormatChecker(("date", "uuid", "ipv4", "email"))
+CHECKED = jsonschema.FormatChecker(("date", "uuid", "ipv4"))
 
 
 def ask(server: Serving, seed: int) -> tuple[str, str, int]:
@@ -44,14 +45,23 @@ def ask(server: Serving, seed: int) -> tuple[str, str, int]:
     return reply.choices[0].finish_reason, reply.choices[0].message.content, reply.usage.completion_tokens
 
 
+def is_of(schema: dict[str, Any], text: str) -> bool:
+    return jsonschema.Draft202012Validator(schema, format_checker=CHECKED).is_valid(json.loads(text))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_answer_is_of_its_schema(model: str) -> None:
     if not MODELS[model].exists():
         pytest.skip(f"{MODELS[model]} is fetched by make serve MODEL=smollm2")
     with serving(model=MODELS[model]) as server, ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda seed: ask(server, seed), range(NUM_SCHEMAS)))
-    for seed, (reason, text, _) in enumerate(answers):
-        assert reason in ("stop", "tool_calls"), (seed, text)
-        jsonschema.validate(json.loads(text), random_schema(seed), format_checker=CHECKED)
+    wrong = [
+        (seed, reason, text)
+        for seed, (reason, text, _) in enumerate(answers)
+        if reason not in ("stop", "tool_calls") or not is_of(random_schema(seed), text)
+    ]
     # for who runs it with -s
-    print(f"{model}: {len(answers)} answers of {sum(count for _, _, count in answers)} tokens")
+    print(
+        f"{model}: {len(answers)} answers, {len(wrong)} wrong, {sum(count for _, _, count in answers)} tokens"
+    )
+    assert not wrong

@@ -39,6 +39,18 @@ def test_a_gguf_file_has_the_tokens_of_the_directory_that_it_was_made_of(tmp_pat
     for token_id in range(of_file.vocab_size):
         assert of_file.is_special_token(token_id) == of_directory.is_special_token(token_id)
         assert of_file.decode_bytes([token_id]) == of_directory.decode_bytes([token_id])
+    # where bytes are forced, both allow the one token that the text begins with, or a shorter one
+    text = '{"the title": [true, false]}'
+    schema = {"properties": {"the title": {"const": [True, False]}}, "required": ["the title"]}
+    for vocabulary in (of_directory, of_file):
+        grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "object", **schema})
+        matcher = llguidance.LLMatcher(vocabulary, grammar)
+        for token_id in of_directory.tokenize_str(text):
+            bits = int.from_bytes(matcher.compute_bitmask(), "little")
+            assert bits >> token_id & 1
+            assert bits.bit_count() < 300
+            assert matcher.consume_token(token_id)
+        assert matcher.is_stopped()
 
 
 def test_sentence_pieces_have_spaces_and_single_bytes(tmp_path: Path) -> None:
