@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -69,8 +70,8 @@ class AttentionViews:
         return view
 
     def get(self, caller: bytes, name: str) -> View:
-        """By the request's id or that of its answer. Raises UnknownAttention."""
-        for request_id in (name, name.partition("-")[2]):
+        """By the request's id or that of its answer, which has a word before it. Raises UnknownAttention."""
+        for request_id in (name, re.split("[-_]", name, maxsplit=1)[-1]):
             if (view := self._views.get((caller, request_id))) is not None:
                 return view
         raise UnknownAttention(name)

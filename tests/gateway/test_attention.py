@@ -56,6 +56,7 @@ def test_what_was_attended_last_is_told_after_the_end_too(http: httpx.Client, st
     # Of buckets of 2, 2 and 1 tokens, the mean over two layers and two heads.
     assert told["attended"] == [0.75, 0.5, 1.0]
     assert told["on_device"] == [1.0, 0.625, 1.0]
+    assert http.get("/v1/attention/msg_r-1?stream=false").json() == told
     one = http.get("/v1/attention/chatcmpl-r-1?stream=false&layer=3&head=1").json()
     assert (one["layer"], one["head"], one["attended"]) == (3, 1, [0.0, 0.5, 1.0])
     assert http.get("/v1/attention/r-1?stream=false&layer=0").json()["attended"] == [1.0, 1.0, 1.0]

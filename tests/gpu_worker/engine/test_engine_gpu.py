@@ -242,6 +242,31 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
         assert engine.decode.graphs.captured
 
 
+@pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
+@pytest.mark.parametrize("policy", ["pqcache", "snapkv"])
+def test_no_look_waits_for_the_device(
+    policy: str, hot_cache: HotCacheSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_views, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(attention_views, "REST", 0)
+    record = Record()
+    asked = replace(request("one", policy, prompts([1500])[0], num_tokens=300), attention=True)
+    with running("cuda", hot_cache) as engine:
+        engine.submit(asked, record.events.append)
+        step_until(engine, lambda: len(record.tokens) > 9)
+        sequences = engine.scheduler.with_status(Status.DECODE)
+        num_events = len(record.events)
+        with torch.inference_mode():
+            for _ in range(3):
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    engine.decode.run(sequences)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+                torch.cuda.synchronize()
+        assert any(isinstance(event, AttentionEvent) for event in record.events[num_events:])
+
+
 def test_compressing_again_does_not_wait_for_the_device() -> None:
     with running("cuda") as engine:
         engine.submit(request("one", "chelsea", prompts([1500])[0], num_tokens=600), lambda event: None)
