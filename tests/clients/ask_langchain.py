@@ -1,11 +1,17 @@
-"""LangChain's ChatOpenAI against a server: an answer, the same as a stream, and its usage. URL."""
+"""LangChain's ChatOpenAI against a server: an answer, the same as a stream, its usage, and a call of a tool. URL."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Literal
 
 from langchain_openai import ChatOpenAI
+
+
+def weather(city: Literal["Rome", "Paris"]) -> str:
+    """The weather of a city."""
+    return city
 
 
 def main() -> None:
@@ -14,7 +20,13 @@ def main() -> None:
     whole = model.invoke(asked, max_tokens=24)
     pieces = [chunk.content for chunk in model.stream(asked, max_tokens=24)]
     usage = whole.usage_metadata
-    print(json.dumps({"whole": whole.content, "pieces": pieces, "tokens": usage["output_tokens"]}))
+    called = model.bind_tools([weather], tool_choice="any", strict=True).invoke(asked, max_tokens=100)
+    calls = [(call["name"], call["args"]) for call in called.tool_calls]
+    print(
+        json.dumps(
+            {"calls": calls, "whole": whole.content, "pieces": pieces, "tokens": usage["output_tokens"]}
+        )
+    )
 
 
 if __name__ == "__main__":

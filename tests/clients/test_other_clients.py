@@ -75,6 +75,9 @@ def test_langchain(server: Serving) -> None:
     assert told["whole"] == "".join(told["pieces"]) != ""
     assert len(told["pieces"]) > 2
     assert 0 < told["tokens"] <= 24
+    # a model that knows nothing of tools has to call one
+    assert told["calls"]
+    assert all(name == "weather" and given["city"] in ("Rome", "Paris") for name, given in told["calls"])
 
 
 def test_litellm(server: Serving) -> None:
