@@ -40,11 +40,16 @@ def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
             Column("budget", lambda each: budget_name(each.line.budget) or "all"),
         ]
         for model, shown in MODELS.items():
+            if not any(_asked(model, name) for name in names):
+                continue
             columns += [
                 Column(f"{shown}, {each}", _score(model, each))
                 for each in PROTOCOLS[: 1 if shows_recall else 2]
             ]
             columns.append(Column("against `full`", _against(model)))
+            columns.append(
+                Column("documents", lambda each, model=model: _of(model, each).num_documents(each.line))
+            )
             if shows_recall:
                 columns.append(Column("recall rate", _recall(model)))
         return tables.markdown(columns, lines)
