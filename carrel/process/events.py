@@ -7,11 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+from carrel.process.pipe import has_room
+
 
 class ProcessEvents:
     """One JSON object a line on stdout, or lines of text on stderr that begin with the process's name.
 
-    `out` takes the place of stdout or stderr.
+    `out` takes the place of stdout or stderr. What nobody reads is left out: nobody is waited for.
     """
 
     def __init__(self, process: str, is_json: bool, out: TextIO | None = None) -> None:
@@ -34,7 +36,7 @@ class ProcessEvents:
 
     def _write(self, event: dict[str, str | int], text: str) -> None:
         line = json.dumps(event) if self._is_json else text and f"{self._process}: {text}"
-        if not line:
+        if not line or not has_room(self._out):
             return
         try:
             print(line, file=self._out, flush=True)

@@ -43,6 +43,10 @@ def test_who_hangs_for_ever_is_started_again_and_flipped_bits_cost_time_only() -
         assert answer(server) == before
         assert corrupt_segments(server) > 0
 
+        server.process.send_signal(signal.SIGSTOP)
+        assert answer(server) == before
+        server.process.send_signal(signal.SIGCONT)
+
         for name, process in (("gateway", server.child("gateway")), ("store", actor_of(server))):
             process.send_signal(signal.SIGSTOP)
             until(lambda process=process: not is_left(process), server)

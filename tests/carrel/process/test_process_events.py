@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_a_stream_may_be_given() -> None:
 def test_a_supervisor_that_is_gone_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ProcessEvents("kv_store", is_json=True, out=ClosedPipe()).status("running 1")
     assert "kv_store: its events are not read" in capsys.readouterr().err
+
+
+def test_a_supervisor_that_hangs_holds_up_nobody() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out, os.fdopen(reading) as supervisor:
+        events = ProcessEvents("gpu_worker", is_json=True, out=out)
+        # Many times what a pipe holds.
+        for number in range(20_000):
+            events.status(f"running {number}")
+        assert parse_event(supervisor.readline().rstrip("\n")) == Status("running 0")
+        out.close()
+        assert all(parse_event(line.rstrip("\n")) for line in supervisor)
 
 
 @pytest.mark.parametrize(
