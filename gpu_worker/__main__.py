@@ -49,7 +49,7 @@ def _build(
     config: WorkerConfig, events: ProcessEvents
 ) -> tuple[Engine, Sessions, Grammars, Preparation | None]:
     events.progress("connect to the KV store", 0, 1)
-    wait_for_store(config.store, config.store_timeout_s, config.store_token)
+    wait_for_store(config.store, config.store_timeout_s, config.store_token, config.store_root)
     events.progress("connect to the KV store", 1, 1)
     # imported late: --help and a missing store are quick to report
     import torch

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from carrel.process.faults import Kind, Point, faults_text, read_faults
@@ -269,6 +270,11 @@ class WorkerConfig(WorkerOptions, LogOptions):
         secret=True,
     )
     store_token_file: str = option("", "file that holds the token", metavar="FILE")
+    store_ca_file: str = option(
+        "",
+        "PEM file of the certificates by which a store on another host is known; with it that is called over TLS",
+        metavar="FILE",
+    )
     json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
     def __post_init__(self) -> None:
@@ -278,6 +284,9 @@ class WorkerConfig(WorkerOptions, LogOptions):
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
+        if self.store_ca_file and self.store.startswith("unix:"):
+            raise ConfigError(f"--store-ca-file {self.store_ca_file}: a Unix socket has no TLS; leave it out")
+        _ = self.store_root
         if 0 < self.hang_timeout_s < LEAST_HANG_TIMEOUT_S:
             raise ConfigError(
                 f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
@@ -308,6 +317,14 @@ class WorkerConfig(WorkerOptions, LogOptions):
             raise ConfigError(
                 "--gpu-memory-limit and --gpu-memory-utilization both bound the device's memory: keep one"
             )
+
+    @property
+    def store_root(self) -> bytes:
+        """The certificates by which the store is known, PEM; empty: no TLS. Raises ConfigError."""
+        try:
+            return Path(self.store_ca_file).read_bytes() if self.store_ca_file else b""
+        except OSError as exc:
+            raise ConfigError(f"--store-ca-file {self.store_ca_file} cannot be read: {exc.strerror}") from exc
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,14 @@ class StoreConfig(StoreOptions, LogOptions):
         secret=True,
     )
     store_token_file: str = option("", "file that holds the token", metavar="FILE")
+    store_ssl_keyfile: Path | None = option(
+        None, "PEM file of the certificate's key; with it a TCP --listen is served over TLS", metavar="FILE"
+    )
+    store_ssl_certfile: Path | None = option(
+        None,
+        "PEM file of the certificate and its chain, for the name in the workers' --store",
+        metavar="FILE",
+    )
     json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
@@ -116,6 +125,7 @@ class StoreConfig(StoreOptions, LogOptions):
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
         self._check_listen()
+        self._check_certificate()
         if not self.arena_socket:
             if self.socket_path is not None:
                 object.__setattr__(self, "arena_socket", str(self.socket_path.with_name("arena.sock")))
@@ -134,6 +144,25 @@ class StoreConfig(StoreOptions, LogOptions):
     def socket_path(self) -> Path | None:
         """The gRPC Unix socket, absolute, or None for TCP."""
         return Path(self.listen.removeprefix("unix:")).absolute() if self.listen.startswith("unix:") else None
+
+    def _check_certificate(self) -> None:
+        if (self.store_ssl_keyfile is None) != (self.store_ssl_certfile is None):
+            raise ConfigError(
+                "--store-ssl-keyfile and --store-ssl-certfile belong together: give both or none"
+            )
+        if self.store_ssl_certfile is None:
+            return
+        if self.socket_path is not None:
+            raise ConfigError("--store-ssl-certfile: a Unix socket has no TLS; leave it out")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.store_ssl_certfile, self.store_ssl_keyfile
+            )
+        except OSError as exc:
+            raise ConfigError(
+                f"--store-ssl-certfile {self.store_ssl_certfile} and --store-ssl-keyfile {self.store_ssl_keyfile} "
+                f"cannot be used: {exc}"
+            ) from exc
 
     def _check_listen(self) -> None:
         if self.listen.startswith("unix:"):

@@ -94,6 +94,13 @@ class StoreServer:
             except OSError as exc:
                 raise ConfigError(f"the folder of socket {path} cannot be made: {exc}") from exc
 
+    def _bind(self, server: grpc.Server, address: str) -> int:
+        key, certificate = self.config.store_ssl_keyfile, self.config.store_ssl_certfile
+        if key is None or certificate is None:
+            return server.add_insecure_port(address)
+        pair = (key.read_bytes(), certificate.read_bytes())
+        return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+
     def _start_reaper(self, stack: contextlib.ExitStack) -> None:
         closing = threading.Event()
 
@@ -131,7 +138,7 @@ class StoreServer:
             claim_socket_path(str(path))
         address = config.listen if path is None else f"unix:{path}"
         try:
-            self.port = server.add_insecure_port(address)
+            self.port = self._bind(server, address)
         except RuntimeError as exc:
             raise ConfigError(f"--listen {config.listen}: the address cannot be used") from exc
         if path is not None:

@@ -146,6 +146,7 @@ def connect_store(config: WorkerConfig, model: LoadedModel, faults: Faults = NO_
             timeout_seconds=config.store_timeout_s,
             call_seconds=STORE_CALL_SECONDS,
             token=config.store_token,
+            root=config.store_root,
         )
     except StoreError as error:
         raise StoreUnavailable(f"cannot attach to the KV store at {config.store}: {error}") from error

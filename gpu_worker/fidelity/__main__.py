@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         log_to_stderr(config.log_level)
         events = ProcessEvents("gpu_worker", config.json_events)
         job = read_job(own.job)
-        wait_for_store(config.store, config.store_timeout_s, config.store_token)
+        wait_for_store(config.store, config.store_timeout_s, config.store_token, config.store_root)
         torch.set_num_threads(config.threads or available_cores())
         engine = build_engine(config, events.progress)
     except (OptionError, ModelError, StoreUnavailable) as error:

@@ -8,25 +8,25 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpu_worker.errors import StoreUnavailable
-from kv_store.client import StoreError, check_edition
+from kv_store.client import StoreError, check_edition, open_channel
 
 RETRY_SECONDS = 0.2
 CALL_SECONDS = 2.0
 
 
-def wait_for_store(store: str, timeout_seconds: float, token: str = "") -> None:
+def wait_for_store(store: str, timeout_seconds: float, token: str = "", root: bytes = b"") -> None:
     """Return once the store at `store` reports SERVING and is of our version, before a model is loaded for nothing.
 
     Raises StoreUnavailable when it does not in time, or is of another version.
     """
-    _wait_until_serving(store, timeout_seconds)
+    _wait_until_serving(store, timeout_seconds, root)
     try:
-        check_edition(store, CALL_SECONDS, token)
+        check_edition(store, CALL_SECONDS, token, root)
     except StoreError as error:
         raise StoreUnavailable(str(error)) from error
 
 
-def _wait_until_serving(store: str, timeout_seconds: float) -> None:
+def _wait_until_serving(store: str, timeout_seconds: float, root: bytes) -> None:
     deadline = time.monotonic() + timeout_seconds
     # a short first reconnect: gRPC's own back-off would wait a second and more
     options = (
@@ -34,7 +34,7 @@ def _wait_until_serving(store: str, timeout_seconds: float) -> None:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
     )
-    with grpc.insecure_channel(store, options=options) as channel:
+    with open_channel(store, options, root) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             answer = _check(stub, min(CALL_SECONDS, max(RETRY_SECONDS, deadline - time.monotonic())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kv_store.client.channel import open_channel
 from kv_store.client.client import StoreClient
 from kv_store.client.errors import (
     CorruptRows,
@@ -56,4 +57,5 @@ __all__ = [
     "VersionMismatch",
     "check_edition",
     "check_metric",
+    "open_channel",
 ]

@@ -66,6 +66,13 @@ class Attachment:
             self.lease.lose(exc)
             raise
 
+    def missing_alone(self, num_tokens: int, index_bytes: Sequence[int]) -> int:
+        """Bytes that a sequence of so many tokens with such indexes would miss in an empty arena."""
+        geometry = self.geometry
+        wanted = geometry.layout.num_layers * geometry.slabs_for(num_tokens)
+        wanted += sum(-(-size // geometry.slab_bytes) for size in index_bytes)
+        return max(0, wanted - self.num_slabs) * geometry.slab_bytes
+
     def tell_ended(self, ends: Sequence[SequenceEnd]) -> None:
         """Raises StoreError."""
         self.ask("End", ends=[wire.end_to_message(each) for each in ends])
@@ -88,10 +95,11 @@ def attach(
     call_seconds: float,
     token: str,
     interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+    root: bytes = b"",
 ) -> Attachment:
     """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
     StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, call_seconds, token, interceptors)
+    rpc = StoreRpc(target, call_seconds, token, interceptors, root)
     try:
         with refusing_odd_fields():
             request = pb.AttachRequest(

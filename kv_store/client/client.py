@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self
 
 import grpc
@@ -26,7 +26,6 @@ from kv_store.client.transports import transport_class
 from kv_store.client.wire import SessionInfo, StoreStats
 from kv_store.v1 import kv_store_pb2 as pb
 
-_BUILD_THREADS = 16
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
@@ -57,7 +56,6 @@ class StoreClient:
         self._call_seconds = call_seconds
         self._attached = connect(timeout_seconds)
         self._proofs = Proofs()
-        self._builds = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="index-build")
 
     @classmethod
     def connect(
@@ -72,18 +70,28 @@ class StoreClient:
         call_seconds: float | None = None,
         token: str = "",
         interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+        root: bytes = b"",
     ) -> Self:
         """Attach to the store at `target` ("unix:PATH" or "HOST:PORT"), waiting up to the timeout for it.
 
         call_seconds: what each call may take from then on, beside the time that rows take to move, and `reattach` too;
-        None: as long. token: the store's, where it asks for one. interceptors: of its calls. Raises InvalidStoreRequest
-        when the store holds another layout, StoreFull, HandoffRefused, TokenRefused.
+        None: as long. token: the store's, where it asks for one. interceptors: of its calls. root: see `open_channel`.
+        Raises InvalidStoreRequest when the store holds another layout, StoreFull, HandoffRefused, TokenRefused.
         """
         kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
 
         def connect(seconds: float) -> Attachment:
             return attach(
-                target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, token, interceptors
+                target,
+                layout,
+                worker_id,
+                kind,
+                max_gather_rows,
+                seconds,
+                call_seconds,
+                token,
+                interceptors,
+                root,
             )
 
         return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
@@ -169,11 +177,8 @@ class StoreClient:
     def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:
         """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
         nothing else lay in the arena; 0 where it fits. Makes no call."""
-        geometry = self._attached.geometry
         sizes = [params.num_bytes(self._layout, count) for params, count in indexes]
-        wanted = self._layout.num_layers * geometry.slabs_for(num_tokens)
-        wanted += sum(-(-size // geometry.slab_bytes) for size in sizes)
-        return max(0, wanted - self._attached.num_slabs) * geometry.slab_bytes
+        return self._attached.missing_alone(num_tokens, sizes)
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:
         """Write rows uint8 [num_kv_heads, num_tokens, row_bytes] (any strides); invisible until sealed.
@@ -247,15 +252,14 @@ class StoreClient:
             seed=seed,
             prefill_seconds=prefill_seconds,
         )
-        return self._builds.submit(self._proofs.build, attached, request)
+        return self._proofs.build(attached, request)
 
     def verify(self, sequence_id: str) -> Future[int]:
         """Have the store's idle cores compare what a sequence shares since its begin with its checksums, in the
         background: how many slabs are corrupt. Nobody finds those any more; end the sequence. Raises NotInStore; the
         future raises StoreError."""
         num_tokens = self._tables.get(sequence_id).num_prefix_tokens
-        num_bytes = num_tokens * self._layout.num_layers * self._layout.token_bytes
-        return self._proofs.verify(self._attached, sequence_id, num_bytes)
+        return self._proofs.verify(self._attached, sequence_id, num_tokens)
 
     @property
     def num_corrupt(self) -> int:
@@ -269,8 +273,7 @@ class StoreClient:
         more than `max_gather_rows` rows, NotInStore.
         """
         attached = self._attached
-        num_rows = count_rows(wanted)
-        if num_rows > self._max_gather_rows:
+        if (num_rows := count_rows(wanted)) > self._max_gather_rows:
             raise InvalidStoreRequest(
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
@@ -391,7 +394,6 @@ class StoreClient:
     def close(self) -> None:
         """End the heartbeat and the connection, once the store knows what has ended or does not answer; it drops what
         is left when the lease runs out."""
-        self._builds.shutdown(wait=False, cancel_futures=True)
         self._proofs.close()
         self._tables.clear()
         self._attached.close(is_drained=True)

@@ -12,7 +12,8 @@ from kv_store.client.errors import CorruptRows
 from kv_store.client.indexes import IndexSegment
 from kv_store.v1 import kv_store_pb2 as pb
 
-_THREADS = 4
+_BUILD_THREADS = 16
+_VERIFY_THREADS = 4
 _CALL_SECONDS = 5.0
 # A store compares at least so fast, however busy its cores are.
 _LEAST_BYTES_PER_SECOND = 256 << 20
@@ -22,18 +23,24 @@ class Proofs:
     """Calls on threads of their own. num_corrupt: slabs and indexes that were not what was written, since the start."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="slab-verify")
+        self._builds = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="index-build")
+        self._threads = ThreadPoolExecutor(_VERIFY_THREADS, thread_name_prefix="slab-verify")
         self._lock = threading.Lock()
         self.num_corrupt = 0
 
-    def verify(self, attached: Attachment, sequence_id: str, num_bytes: int) -> Future[int]:
-        """How many of the slabs that a sequence shares, of so many bytes in all, are corrupt. The future raises
+    def verify(self, attached: Attachment, sequence_id: str, num_tokens: int) -> Future[int]:
+        """How many of the slabs that a sequence shares, of so many tokens in all layers, are corrupt. The future raises
         StoreError."""
+        layout = attached.geometry.layout
+        num_bytes = num_tokens * layout.num_layers * layout.token_bytes
         seconds = _CALL_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
         return self._threads.submit(self._verify, attached, sequence_id, seconds)
 
-    def build(self, attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
+    def build(self, attached: Attachment, request: pb.BuildIndexRequest) -> Future[IndexSegment]:
         """`build_and_fetch`; a corrupt index is trained once more."""
+        return self._builds.submit(self._build, attached, request)
+
+    def _build(self, attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
         with contextlib.suppress(CorruptRows), self.counting():
             return build_and_fetch(attached, request)
         return build_and_fetch(attached, request)
@@ -48,7 +55,8 @@ class Proofs:
             raise
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._builds, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _verify(self, attached: Attachment, sequence_id: str, seconds: float) -> int:
         rpc = attached.rpc

@@ -11,6 +11,7 @@ import grpc
 
 from carrel.process.version import Edition
 from kv_store.client import wire
+from kv_store.client.channel import open_channel
 from kv_store.client.errors import (
     CorruptRows,
     InvalidStoreRequest,
@@ -103,14 +104,15 @@ class StoreRpc:
         timeout_seconds: float,
         token: str = "",
         interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+        root: bytes = b"",
     ) -> None:
-        """timeout_seconds: the deadline of a call, beside the time that its rows take."""
+        """timeout_seconds: the deadline of a call, beside the time that its rows take. root: see `open_channel`."""
         self.target = target
         self._metadata = token_metadata(token)
         self._timeout_seconds = timeout_seconds
         self._is_silent = False
         self._answered_at = time.monotonic()
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._channel = open_channel(target, _OPTIONS, root)
         calls = grpc.intercept_channel(self._channel, *interceptors) if interceptors else self._channel
         self.stub = kv_store_pb2_grpc.KVStoreStub(calls)
 
@@ -202,9 +204,9 @@ class StoreRpc:
         self._channel.close()
 
 
-def check_edition(target: str, timeout_seconds: float, token: str = "") -> None:
+def check_edition(target: str, timeout_seconds: float, token: str = "", root: bytes = b"") -> None:
     """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable, TokenRefused."""
-    rpc = StoreRpc(target, timeout_seconds, token)
+    rpc = StoreRpc(target, timeout_seconds, token, root=root)
     try:
         rpc.hello()
     finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from certificates import sign_oneself
 from fake_worker import FakeWorker, Script, start_worker
 from gateway_stack import write_tokenizer
 from ports import free_port
@@ -221,12 +222,7 @@ def test_a_unix_socket_takes_the_place_of_the_port(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A key, and a certificate for localhost that it signed itself."""
-    key, found = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    line += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(found)]
-    subprocess.run(line, check=True, capture_output=True)
-    return key, found
+    return sign_oneself(tmp_path)
 
 
 def test_both_protocols_are_served_over_tls(

@@ -8,12 +8,20 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from certificates import sign_oneself
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from store_samples import LAYOUT, SLAB_BYTES, random_rows
 from waiting import PATIENCE
 
 from carrel.process.token import MIN_CHARACTERS, read_token
-from kv_store.client import HandoffRefused, RowsWanted, StoreClient, TokenRefused, check_edition
+from kv_store.client import (
+    HandoffRefused,
+    RowsWanted,
+    StoreClient,
+    StoreUnreachable,
+    TokenRefused,
+    check_edition,
+)
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
@@ -39,7 +47,7 @@ def target() -> Iterator[str]:
     server.close()
 
 
-def connect(target: str, token: str, transport: str = "grpc") -> StoreClient:
+def connect(target: str, token: str, transport: str = "grpc", root: bytes = b"") -> StoreClient:
     return StoreClient.connect(
         target,
         LAYOUT,
@@ -48,6 +56,7 @@ def connect(target: str, token: str, transport: str = "grpc") -> StoreClient:
         max_gather_rows=64,
         timeout_seconds=PATIENCE,
         token=token,
+        root=root,
     )
 
 
@@ -133,3 +142,49 @@ def test_a_token_comes_from_a_file_and_is_never_shown(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message) as caught:
             read_token(token, str(file))
         assert TOKEN not in str(caught.value)
+
+
+def test_over_tls_the_store_is_known_by_its_certificate(tmp_path: Path) -> None:
+    key, certificate = sign_oneself(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other = sign_oneself(tmp_path / "other")
+    server = StoreServer(
+        StoreConfig(
+            listen="127.0.0.1:0",
+            arena_bytes=ARENA_BYTES,
+            slab_bytes=SLAB_BYTES,
+            runtime="process",
+            store_token=TOKEN,
+            store_ssl_keyfile=key,
+            store_ssl_certfile=certificate,
+        )
+    )
+    target = f"localhost:{server.port}"
+    try:
+        check_edition(target, PATIENCE, TOKEN, certificate.read_bytes())
+        client = connect(target, TOKEN, root=certificate.read_bytes())
+        rows = random_rows(LAYOUT, 40)
+        client.begin("a", 40)
+        client.put("a", 0, 0, rows)
+        client.seal("a", 40, 0, 1)
+        assert (client.gather(0, [RowsWanted("a", 1, np.arange(40))]) == rows[1]).all()
+        client.close()
+        with pytest.raises(TokenRefused):
+            check_edition(target, PATIENCE, "another one, as long", certificate.read_bytes())
+        for root in (b"", other.read_bytes()):
+            with pytest.raises(StoreUnreachable):
+                check_edition(target, 5.0, TOKEN, root)
+    finally:
+        server.close()
+
+
+def test_a_certificate_is_for_tcp_and_has_its_key(tmp_path: Path) -> None:
+    key, certificate = sign_oneself(tmp_path)
+    sizes = {"arena_bytes": ARENA_BYTES, "slab_bytes": SLAB_BYTES, "runtime": "process"}
+    for listen, options, message in (
+        ("127.0.0.1:0", {"store_ssl_certfile": certificate}, "belong together"),
+        ("127.0.0.1:0", {"store_ssl_certfile": key, "store_ssl_keyfile": key}, "cannot be used"),
+        ("unix:/s", {"store_ssl_certfile": certificate, "store_ssl_keyfile": key}, "no TLS"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            StoreConfig(listen=listen, **sizes, **options)  # type: ignore[arg-type]

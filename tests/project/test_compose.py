@@ -33,6 +33,7 @@ DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 # fixed by compose.yaml: where processes listen, what they run on, who supervises them
 FIXED = {"listen", "store", "allow_remote", "store_timeout", "device", "json_events", "worker", "host"}
 FIXED |= {"runtime", "arena_socket", "max_restarts", "store_token", "store_token_file"}
+FIXED |= {"store_ca_file", "store_ssl_keyfile", "store_ssl_certfile"}
 # a proxy in front has TLS; what comes from the hub has a volume
 FIXED |= {"uds", "ssl_keyfile", "ssl_certfile", "download_dir"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?-)([^}]*))?\}")

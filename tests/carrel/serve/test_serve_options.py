@@ -42,6 +42,7 @@ def test_every_option_of_a_process_is_one_of_serve() -> None:
     # how the processes reach each other is not the user's to say
     wired = {"listen", "arena_socket", "runtime", "max_restarts", "store", "store_timeout_s", "worker"}
     wired |= {"allow_remote", "json_events", "store_token", "store_token_file"}
+    wired |= {"store_ca_file", "store_ssl_keyfile", "store_ssl_certfile"}
     known = {each.field for each in options_of(ServeOptions)}
     for kind in (StoreConfig, WorkerConfig, GatewayConfig):
         assert {each.field for each in options_of(kind)} - known <= wired
