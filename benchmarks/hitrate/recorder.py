@@ -171,9 +171,9 @@ class KeptPrefill(Prefill):
         self._kept = kept
         self._is_kept = bool(kept)
 
-    def _run_quantum(self) -> None:
+    def _run_quantum(self, wait: bool) -> None:
         if not self._is_kept:
-            super()._run_quantum()
+            super()._run_quantum(wait)
             return
         [prompt] = self.prompts
         prompt.rows.copy_(self._kept[self._layer])

@@ -9,7 +9,7 @@ from gpu_worker.engine.prefill import Prefill
 class SyntheticPrefill(Prefill):
     """Random rows go where computed ones would: slots, arena, index, compression. All buffers are filled once."""
 
-    def _run_quantum(self) -> None:
+    def _run_quantum(self, wait: bool) -> None:
         for random in (*self._buffers, *(prompt.queries for prompt in self.prompts)):
             random.normal_()
         while not self._is_computed:

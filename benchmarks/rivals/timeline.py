@@ -66,8 +66,8 @@ class WatchedPrefill(Prefill):
         self._timeline = timeline
         self._last_told = -1
 
-    def advance(self) -> list[tuple[Sequence, WorkerError]]:
-        failed = super().advance()
+    def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
+        failed = super().advance(wait)
         for prompt in self.prompts:
             for trained in prompt.trained:
                 if trained.layer > self._last_told:

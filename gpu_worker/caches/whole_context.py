@@ -26,7 +26,9 @@ class WholeContext:
         blocks = self._tables[sequence.seat, layers.start : layers.stop, :, : num_blocks(num_tokens)]
         # Few launches: of a short prompt they are what this costs.
         slots = torch.add(self._in_block, blocks[..., None], alpha=BLOCK_SIZE).flatten(2)
-        self._pool.rows[slots[..., :num_tokens]] = rows
+        # In the widest words that a row is a multiple of: PyTorch moves one at a time.
+        word = torch.int64 if rows.shape[3] * rows.itemsize % 8 == 0 else torch.int32
+        self._pool.rows.view(word)[slots[..., :num_tokens]] = rows.view(word)
 
     def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of a prefilled layer's positions int64 [T], in every head: int64 [H_kv, T]."""

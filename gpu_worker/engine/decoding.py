@@ -11,11 +11,12 @@ from gpu_worker.state.sequence import Sequence
 
 @dataclass(slots=True)
 class Decoding:
-    """A decode step between two marks. has_run: whether anybody took part. short: those for which the arena had no
-    room. is_over: its tokens were taken."""
+    """A decode step of some sequences between two marks. has_run: whether anybody took part. short: those for which the
+    arena had no room. is_over: its tokens were taken."""
 
     begun: Mark
     ended: Mark
+    sequences: list[Sequence] = field(default_factory=list)
     has_run: bool = True
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
     is_over: bool = False

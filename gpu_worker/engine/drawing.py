@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,3 +41,43 @@ def draw(sampler: Sampler, sequences: list[Sequence], logits: Tensor, stats: Eng
     if not sequences:
         return None
     return Drawn(sequences, sampler.begin(logits, [sequence.sampler for sequence in sequences]))
+
+
+class FirstTokens:
+    """The tokens after prompts: sampled as soon as these are computed, so that they wait for nothing that is queued
+    later, and taken once their rows are where they go."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        # Of each sequence, and its place there; none where its token was forced.
+        self._choices: dict[Sequence, tuple[Choice, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def draw(self, sequences: Iterable[Sequence], logits: Tensor, stats: EngineStats) -> None:
+        """Begin those of sequences whose prompts are computed, of logits [P, vocab]; see `draw`."""
+        if (drawn := draw(self._sampler, [*sequences], logits, stats)) is not None:
+            places = range(len(drawn.sequences))
+            self._choices.update(
+                zip(drawn.sequences, ((drawn.choice, place) for place in places), strict=True)
+            )
+
+    def is_there(self, sequence: Sequence, wait: bool) -> bool:
+        """Whether its token is on the host; wait: until it is."""
+        if (found := self._choices.get(sequence)) is None:
+            return True
+        if wait:
+            found[0].wait()
+        return found[0].is_reached
+
+    def take(self, sequence: Sequence) -> list[TokenEvent | None]:
+        """Its token, None where logits were invalid; nothing where it was forced."""
+        if (found := self._choices.pop(sequence, None)) is None:
+            return []
+        choice, place = found
+        return [choice.take()[place]]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Of a sequence that ended, or gives way; no error without one."""
+        self._choices.pop(sequence, None)

@@ -11,11 +11,13 @@ from gpu_worker.device import Mark
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.decoding import Decoding
-from gpu_worker.engine.drawing import Drawn, draw
+from gpu_worker.engine.drawing import Drawn, FirstTokens, draw
+from gpu_worker.engine.entry import Entry
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.pace import Pace, Span, prompt_work
+from gpu_worker.engine.outbox import Outbox
+from gpu_worker.engine.pace import Pace, PromptSeconds, Span
 from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
 from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.prefill import Prefill
@@ -26,7 +28,6 @@ from gpu_worker.engine.store_care import StoreCare
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
-    NeverFits,
     PrefixLost,
     RequestError,
     StoreSilent,
@@ -55,8 +56,7 @@ from gpu_worker.store.prefixes import PrefixChain
 class Engine:
     """Owns every running request. Single-threaded. `step` is the main loop's body, an iteration: one decode step, then
     prompts until its time is up. These are queued beside it, so that the device has work while the host takes tokens.
-    Benchmarks and tests read its parts: `scheduler`, `pool`, `caches`, `offloader`, `decode`, `indexing`, `prefills`.
-    """
+    Benchmarks and tests read its public parts."""
 
     def __init__(
         self,
@@ -86,8 +86,9 @@ class Engine:
         self.decode = decode
         self._sampler = Sampler()
         self._pace = Pace(lambda: Mark(decoder.device), itl_seconds)
-        self._room = PromptRoom(info.max_model_len, prefill_chunk)
-        self.scheduler = Scheduler(info.max_num_seqs, self._room, self._prefill_seconds, stretch)
+        room = PromptRoom(info.max_model_len, prefill_chunk)
+        estimate = PromptSeconds(self._pace, decoder.config, room)
+        self.scheduler = Scheduler(info.max_num_seqs, room, estimate, stretch)
         self._preemption = Preemption(
             self.scheduler, caches, offloader, self._take, self._free, self._end_full
         )
@@ -98,8 +99,13 @@ class Engine:
         self.indexing = Indexing(caches.recall, offloader)
         self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds)
         self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
-        # Tokens that are on their way.
+        self._entry = Entry(self._admission, self._patience, self._store_care, self._fail, self._end_full)
+        self._outbox = Outbox(decoder.device)
+        # Tokens that are on their way: of the decode step, and after prompts.
         self._drawn: Drawn | None = None
+        self._first_tokens = FirstTokens(self._sampler)
+        # The decode step that the device may be at.
+        self._decoding: Decoding | None = None
         # Since freed slots were last given to running sequences.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
@@ -121,6 +127,7 @@ class Engine:
         """End a request and free what it holds, at once. An unknown id is no error."""
         if sequence := self.scheduler.find(request_id):
             self._finish(sequence, FinishReason.ABORT)
+            self._outbox.tell()
 
     @property
     def has_work(self) -> bool:
@@ -130,14 +137,20 @@ class Engine:
     def step(self) -> bool:
         """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
         decoding = self._begin_decode()
+        self._outbox.tell()
         prefilled = self._prefill_prompts(decoding)
         self._end_decode(decoding)
-        worked = self._finish_prefills() or prefilled or (decoding is not None and decoding.has_run)
-        return self._take_indexes(wait=not worked) or worked
+        worked = prefilled or (decoding is not None and decoding.has_run)
+        worked = self._finish_prefills(wait=not worked) or worked
+        worked = self._take_indexes(wait=not worked) or worked
+        # Else the next step, which follows at once, tells.
+        if prefilled or not self.scheduler.with_status(Status.DECODE):
+            self._outbox.tell()
+        return worked
 
     def _prefill_prompts(self, decoding: Decoding | None) -> bool:
-        """Quanta of the prompts that are next, one at least, as many as fit the iteration. Tokens are taken as soon as
-        they are there: to queue the quanta may take the host longer than the device takes for the step."""
+        """Quanta of the prompts that are next, one at least, as many as fit the iteration. Tokens are taken and told as
+        soon as they are there: to queue the quanta may take the host longer than the device takes for the step."""
         self._pace.settle()
         num_waiting, spans = self.scheduler.num_waiting, list[Span]()
         left = self._pace.prefill_seconds(decoding is not None)
@@ -155,6 +168,9 @@ class Engine:
             left -= seconds or 0.0
             if decoding is not None and decoding.ended.is_reached:
                 self._end_decode(decoding)
+            if self._first_tokens:
+                self._finish_prefills(wait=False)
+            self._outbox.tell()
         self._pace.prefilled(spans)
         return bool(spans) or self.scheduler.num_waiting < num_waiting
 
@@ -162,52 +178,19 @@ class Engine:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
         room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
         may_admit = may_offload = True
-        held = {*self._patience.held, *self.prefills.copying}
+        held = {*self._patience.held, *self.prefills.computed}
         while (sequence := self.scheduler.next_prompt(may_admit, may_offload, held)) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
-            if not self._start(sequence):
+            if (admitted := self._entry.admit(sequence)) is None:
                 may_admit, may_offload = sequence.offloads, False
+            else:
+                self._begin_prefill(admitted)
         # The slots that others freed, if no request waits for them.
         if self._has_freed and not self.scheduler.num_waiting:
             self.caches.spread()
             self._has_freed = False
         return None
-
-    def _prefill_seconds(self, sequence: Sequence) -> float:
-        """That its prompt takes alone, but for what is cached; 0 while nothing was measured."""
-        num_known = sequence.num_expected if sequence.status is Status.WAITING else sequence.num_cached
-        work = prompt_work(self._decoder.config, num_known, sequence.num_prefill)
-        return self._pace.seconds(work, self._room.is_short(sequence.num_prefill - num_known)) or 0.0
-
-    def _start(self, sequence: Sequence) -> bool:
-        """Start a waiting prompt, and short ones with it, or end it with an error; False where it must wait."""
-        if not self._admit(sequence):
-            return False
-        together, held = [sequence], self._patience.held
-        while (other := self._admission.next_beside(together, held)) is not None and self._admit(other):
-            together.append(other)
-        # Who was admitted may have ended since, or given way to a later one.
-        self._begin_prefill([each for each in dict.fromkeys(together) if each.status is Status.PREFILL])
-        return True
-
-    def _admit(self, sequence: Sequence) -> bool:
-        """Admit a waiting sequence, or end it with an error; False where it must wait."""
-        try:
-            is_admitted = self._admission.admit(sequence)
-        except StoreSilent:
-            self._patience.wait(sequence)
-            return False
-        except NeverFits as error:
-            self._end_full(sequence, error)
-            return True
-        except (CapacityError, RequestError, StoreUnavailable) as error:
-            self._fail(sequence, error)
-            return True
-        finally:
-            self._store_care.end_lost()
-        self._patience.end(sequence)
-        return is_admitted
 
     def _begin_prefill(self, sequences: list[Sequence]) -> None:
         """Of sequences that were admitted together; maybe none."""
@@ -225,10 +208,14 @@ class Engine:
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
         self._store_care.tend()
+        self._outbox.tell()
 
-    def _run_quantum(self, prefill: AnyPass) -> bool:
-        """False where it waits for a silent store."""
-        failed, silent = prefill.advance(), set()
+    def _run_quantum(self, prefill: AnyPass, wait: bool = True) -> bool:
+        """False where it waits for a silent store. wait: see `PromptPass.advance`."""
+        failed, silent = prefill.advance(wait), set()
+        if (computed := prefill.take_logits()) is not None:
+            prompts, logits = computed
+            self._first_tokens.draw((prompt.sequence for prompt in prompts), logits, self._stats)
         self._stats.prompt_tokens_total += prefill.count_computed()
         taken = self.indexing.take_early(prefill.prompts)
         for sequence, error in (*failed, *taken.failed):
@@ -247,26 +234,23 @@ class Engine:
         for prompt in prefill.prompts:
             prompt.sequence.tell_progress(prompt.computed_tokens)
             if prompt in prefill.done:
-                prompt.sequence.status = Status.INDEXING
                 silent.discard(prompt.sequence)
         running = {prompt.sequence for prompt in prefill.prompts}
         self._patience.note(silent & running, running - silent)
         return not silent & running
 
-    def _finish_prefills(self) -> bool:
-        """First tokens of the prompts that are computed, whose rows are waited for here only. False: there was none."""
-        copied = [self._run_quantum(prefill) for prefill in dict.fromkeys(self.prefills.copying.values())]
-        if (done := self.prefills.take_done()) is None:
-            return any(copied)
-        prompts, logits = done
-        self._drawn = draw(self._sampler, [prompt.sequence for prompt in prompts], logits, self._stats)
-        if self._drawn is not None:
-            self._drawn.choice.wait()
-        for prompt in prompts:
+    def _finish_prefills(self, wait: bool) -> bool:
+        """First tokens of the prompts that are computed, and stored, by now. wait: for what is on its way. False: there
+        was none."""
+        copied = [self._run_quantum(prefill, wait) for prefill in self.prefills.copying]
+        done = [prompt for prompt in self.prefills.done if self._first_tokens.is_there(prompt.sequence, wait)]
+        for prompt in done:
+            self.prefills.finish(prompt)
             prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
             self.indexing.add(prompt.sequence, prompt.trained)
-        self._take()
-        return True
+            for event in self._first_tokens.take(prompt.sequence):
+                self._take_one(prompt.sequence, event)
+        return bool(done) or (wait and any(copied))
 
     def _take_indexes(self, wait: bool) -> bool:
         """Move sequences whose indexes are all there to decoding."""
@@ -288,25 +272,33 @@ class Engine:
         begun = self._pace.mark()
         try:
             result = self.decode.run(sequences)
-        except StoreUnavailable as error:
-            # Rows could not be recalled. Sequences that recall, or whose new token has a slot already, cannot repeat
-            # the step.
-            for sequence in sequences:
-                if sequence.offloads or sequence.is_compressed:
-                    self._fail(sequence, error)
+        except (StoreUnavailable, torch.OutOfMemoryError) as error:
+            self._fail_step(sequences, error)
             return Decoding(begun, self._pace.mark())
-        except torch.OutOfMemoryError as error:
-            for sequence in sequences:
-                self._fail(sequence, no_room("the step", error))
-            return Decoding(begun, self._pace.mark())
-        ended = self._pace.mark()
+        finally:
+            self.caches.recall.copy_counts(sequences)
+        has_run = bool(result.sequences or result.failed)
+        self._decoding = Decoding(begun, self._pace.mark(), sequences, has_run, result.short)
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
         for sequence, trained in result.indexing:
             self.indexing.add(sequence, trained)
         self._patience.note(result.silent, result.sequences)
         self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
-        return Decoding(begun, ended, bool(result.sequences or result.failed), result.short)
+        return self._decoding
+
+    def _fail_step(self, sequences: list[Sequence], error: StoreUnavailable | torch.OutOfMemoryError) -> None:
+        """Rows could not be recalled: who recalls, or whose new token has a slot already, cannot repeat the step. Or
+        memory ran out."""
+        # Half of the step may be queued.
+        self._pace.mark().wait()
+        for sequence in sequences:
+            match error:
+                case StoreUnavailable():
+                    if sequence.offloads or sequence.is_compressed:
+                        self._fail(sequence, error)
+                case _:
+                    self._fail(sequence, no_room("the step", error))
 
     def _end_decode(self, decoding: Decoding | None) -> None:
         if decoding is None or decoding.is_over:
@@ -323,10 +315,13 @@ class Engine:
         """Wait for the tokens that are on their way."""
         drawn, self._drawn = self._drawn, None
         for sequence, event in drawn.take() if drawn is not None else ():
-            try:
-                self._accept(sequence, event)
-            except (InvalidLogits, RequestError) as error:
-                self._fail(sequence, error)
+            self._take_one(sequence, event)
+
+    def _take_one(self, sequence: Sequence, event: TokenEvent | None) -> None:
+        try:
+            self._accept(sequence, event)
+        except (InvalidLogits, RequestError) as error:
+            self._fail(sequence, error)
 
     def _accept(self, sequence: Sequence, event: TokenEvent | None) -> None:
         if event is None:
@@ -335,7 +330,7 @@ class Engine:
         self._stats.generation_tokens_total += 1
         is_end = event.token_id in sequence.sampler.end_token_ids
         if not is_end:
-            sequence.sink(event)
+            self._outbox.put(sequence, event)
         if (reason := sequence.reason_to_end) is not None:
             self._finish(sequence, reason, event.token_id if is_end else None)
 
@@ -347,13 +342,13 @@ class Engine:
             self._stats.requests_aborted_total += 1
         else:
             self._stats.requests_finished_total += 1
-        sequence.sink(CompleteEvent(reason, usage, stop_token_id))
+        self._outbox.put(sequence, CompleteEvent(reason, usage, stop_token_id))
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
         self.caches.recall.take_counts(self.scheduler.offloading())
         self._release(sequence)
         self._stats.requests_failed_total += 1
-        sequence.sink(ErrorEvent(error))
+        self._outbox.put(sequence, ErrorEvent(error))
 
     def _end_full(self, sequence: Sequence, error: CapacityError) -> None:
         """End one that alone fills the arena: in mid-answer it has reached its length."""
@@ -372,7 +367,11 @@ class Engine:
 
     def _free(self, sequence: Sequence) -> None:
         """Free what a running sequence holds, but for its seat."""
+        if (step := self._decoding) is not None and not step.is_over and sequence in step.sequences:
+            # It writes to slabs that become others'.
+            step.ended.wait()
         trained = [*self.indexing.remove(sequence), *self.prefills.cancel(sequence)]
+        self._first_tokens.forget(sequence)
         self.caches.release(sequence)
         self.offloader.release(sequence)
         self._preemption.left(sequence, trained)
@@ -397,4 +396,5 @@ class Engine:
         """Abort every request and detach from the store."""
         for sequence in self.scheduler.all():
             self._finish(sequence, FinishReason.ABORT)
+        self._outbox.tell()
         self.offloader.close()

@@ -33,7 +33,7 @@ class Gauges:
         stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
         stats.prefilling_tokens_left = self.prefills.left_tokens
         stats.preemptions_total = self.preemption.num_preempted
-        self.caches.recall.take_past_counts(self.scheduler.offloading())
+        self.caches.recall.take_counts(self.scheduler.offloading(), wait=False)
         stats.slot_used_tokens = self.pool.num_used_slots / self.num_layer_heads
         stats.offloaded_bytes_total = self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
         stats.fetched_bytes_total = self.offloader.fetched_bytes

@@ -8,7 +8,9 @@ from statistics import median
 from typing import NamedTuple
 
 from gpu_worker.device import Mark
+from gpu_worker.engine.prompt_memory import PromptRoom
 from gpu_worker.models import ModelConfig
+from gpu_worker.state.sequence import Sequence, Status
 
 # Between the tokens of a stream, where no target is given: the larger of this and so many decode steps.
 ITL_SECONDS = 0.025
@@ -109,3 +111,18 @@ class Pace:
             done[-1].ended.wait()
             for span in done:
                 self._work_seconds[span.is_short].add(span.ended.seconds_since(span.begun) / span.work)
+
+
+class PromptSeconds:
+    """What prompts take alone, but for what is cached; 0 while nothing was measured."""
+
+    def __init__(self, pace: Pace, config: ModelConfig, room: PromptRoom) -> None:
+        self._pace = pace
+        self._config = config
+        self._room = room
+
+    def __call__(self, sequence: Sequence) -> float:
+        is_waiting = sequence.status is Status.WAITING
+        num_known = sequence.num_expected if is_waiting else sequence.num_cached
+        work = prompt_work(self._config, num_known, sequence.num_prefill)
+        return self._pace.seconds(work, self._room.is_short(sequence.num_prefill - num_known)) or 0.0

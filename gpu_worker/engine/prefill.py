@@ -103,8 +103,8 @@ class Prefill(PromptPass[PromptRows]):
         """All prompts' of the layer that is computed."""
         return self._buffers[self._layer % len(self._buffers)]
 
-    def _run_quantum(self) -> None:
-        if self._is_computed:
+    def _run_quantum(self, wait: bool) -> None:
+        if self._is_computed and wait:
             self._wait()
         left = self._chunk_size
         while self.prompts and not self._is_computed and (end := self._next_end) - self._begin <= left:
@@ -117,12 +117,14 @@ class Prefill(PromptPass[PromptRows]):
                 self._finish_layer()
         self._settle()
 
-    def _logits(self, done: list[Prompt]) -> Tensor:
-        for prompt in done:
+    def _logits(self, computed: list[Prompt]) -> Tensor:
+        for prompt in computed:
             if (scores := self._scores.get(prompt)) is not None:
                 scores.tell()
         ends = {prompt.sequence: prompt.end for prompt in self._parts}
-        return self._decoder.logits(torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in done]))
+        return self._decoder.logits(
+            torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in computed])
+        )
 
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer = self._decoder, self._layer
@@ -136,7 +138,11 @@ class Prefill(PromptPass[PromptRows]):
             prompt.pass_chunk(query, begin)
         if (attended := self._attend(query, begin)) is not None:
             tokens, attention = attended
-            self._hidden[tokens] = decoder.finish_layer(layer, self._hidden[tokens], attention)
+            finished = decoder.finish_layer(layer, self._hidden[tokens], attention)
+            if len(finished) == self._num_tokens:
+                self._hidden = finished
+            else:
+                self._hidden[tokens] = finished
         if self._scores and layer == decoder.config.num_layers - 1:
             self._score(begin, end)
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
 
 from gpu_worker.caches import Cache, CacheSet
 from gpu_worker.engine.prompt import Prompt
@@ -58,9 +57,19 @@ class Prefills(Mapping[Sequence, AnyPass]):
         return sum(prompt.left_tokens for prefill in self._distinct for prompt in prefill.prompts)
 
     @property
-    def copying(self) -> dict[Sequence, AnyPass]:
-        """Those of which nothing is left to compute: they wait until their rows are in the arena."""
-        return {sequence: prefill for sequence, prefill in self._by_sequence.items() if prefill.is_copying}
+    def computed(self) -> set[Sequence]:
+        """Those of which nothing is left to compute: they wait for their token, and for rows to come to the arena."""
+        return {sequence for sequence, prefill in self._by_sequence.items() if prefill.is_computed}
+
+    @property
+    def copying(self) -> list[AnyPass]:
+        """Those of which only rows have to come to the arena."""
+        return [prefill for prefill in self._distinct if prefill.is_copying]
+
+    @property
+    def done(self) -> list[Prompt]:
+        """Those that wait for their token alone."""
+        return [prompt for prefill in self._distinct for prompt in prefill.done]
 
     @property
     def _distinct(self) -> list[AnyPass]:
@@ -98,13 +107,6 @@ class Prefills(Mapping[Sequence, AnyPass]):
         prefill = self._by_sequence.pop(sequence, None)
         return deque() if prefill is None else prefill.cancel(sequence)
 
-    def take_done(self) -> tuple[list[Prompt], Tensor] | None:
-        """Those that are done, which are in progress no more, and the logits of the tokens after them, float32
-        [P, vocab]; None for none."""
-        done = [prefill.take_done() for prefill in self._distinct if prefill.done]
-        if not done:
-            return None
-        prompts = [prompt for taken, _ in done for prompt in taken]
-        for prompt in prompts:
-            del self._by_sequence[prompt.sequence]
-        return prompts, torch.cat([logits for _, logits in done])
+    def finish(self, prompt: Prompt) -> None:
+        """One that is done, which is in progress no more."""
+        self._by_sequence.pop(prompt.sequence).leave(prompt)

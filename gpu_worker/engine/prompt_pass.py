@@ -34,6 +34,8 @@ class PromptPass(ABC, Generic[One]):
         self.prompts = list(parts)
         self._failed: list[tuple[Sequence, WorkerError]] = []
         self._num_counted = 0
+        # Those of which logits are not taken yet.
+        self._untold = set[Prompt](parts)
 
     @property
     def is_done(self) -> bool:
@@ -41,9 +43,14 @@ class PromptPass(ABC, Generic[One]):
         return len(self.done) == len(self.prompts)
 
     @property
+    def is_computed(self) -> bool:
+        """Every layer is computed, and maybe in the arena."""
+        return all(map(self._has_computed, self.prompts))
+
+    @property
     def is_copying(self) -> bool:
         """Every layer is computed, and some are not in the arena yet."""
-        return all(map(self._has_computed, self.prompts)) and not self.is_done
+        return self.is_computed and not self.is_done
 
     @property
     def done(self) -> list[One]:
@@ -60,21 +67,22 @@ class PromptPass(ABC, Generic[One]):
         """Whether every layer of it is computed."""
 
     @abstractmethod
-    def _run_quantum(self) -> None:
+    def _run_quantum(self, wait: bool) -> None:
         """What `advance` does; what fails of it goes to `_fail`."""
 
     @abstractmethod
-    def _logits(self, done: list[Prompt]) -> Tensor:
+    def _logits(self, computed: list[Prompt]) -> Tensor:
         """Of the tokens after these prompts: float32 [P, vocab]."""
 
-    def advance(self) -> list[tuple[Sequence, WorkerError]]:
-        """One quantum; the last may only wait for copies. Returns the prompts that failed: StoreUnavailable where rows
-        cannot be offloaded, PrefixLost where a known prefix is gone and the prompt must be computed anew, CapacityError
-        where device memory runs out, and what caches raise. The others go on; so does who is StoreSilent, once the
-        store answers, and nobody does before where it needs a known prefix."""
+    def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
+        """One quantum; the last only take what is copied. wait: for a copy, where nothing is left to compute. Returns
+        the prompts that failed: StoreUnavailable where rows cannot be offloaded, PrefixLost where a known prefix is
+        gone and the prompt must be computed anew, CapacityError where device memory runs out, and what caches raise.
+        The others go on; so does who is StoreSilent, once the store answers, and nobody does before where it needs a
+        known prefix."""
         self._failed = []
         try:
-            self._run_quantum()
+            self._run_quantum(wait)
         except torch.OutOfMemoryError as error:
             self._fail([(prompt, no_room("the prompt", error)) for prompt in self.prompts])
         return self._failed
@@ -92,12 +100,20 @@ class PromptPass(ABC, Generic[One]):
         before, self._num_counted = self._num_counted, sum(part.computed_tokens for part in self._parts)
         return self._num_counted - before
 
-    def take_done(self) -> tuple[list[One], Tensor]:
-        """The prompts that are done, some at least, which leave, and the logits of the tokens after them: float32
-        [P, vocab]."""
-        done = self.done
-        self.prompts = [prompt for prompt in self.prompts if prompt not in done]
-        return done, self._logits([*done])
+    def take_logits(self) -> tuple[list[One], Tensor] | None:
+        """The prompts of which every layer was computed since this was asked last, and the logits of the tokens after
+        them, float32 [P, vocab]; None for none."""
+        computed = [
+            prompt for prompt in self.prompts if prompt in self._untold and self._has_computed(prompt)
+        ]
+        if not computed:
+            return None
+        self._untold.difference_update(computed)
+        return computed, self._logits([*computed])
+
+    def leave(self, prompt: Prompt) -> None:
+        """One that is done."""
+        self.prompts = [other for other in self.prompts if other is not prompt]
 
     def _wait(self) -> None:
         for prompt in self.prompts:

@@ -105,10 +105,10 @@ class ShortPrefill(PromptPass[ShortPrompt]):
     def _has_computed(self, prompt: Prompt) -> bool:
         return prompt in self._computed
 
-    def _run_quantum(self) -> None:
+    def _run_quantum(self, wait: bool) -> None:
         if group := self._next_group():
             self._compute(group)
-        else:
+        elif wait:
             self._wait()
         self._settle()
 
@@ -135,8 +135,8 @@ class ShortPrefill(PromptPass[ShortPrompt]):
 
         self._each(store, group)
 
-    def _logits(self, done: list[Prompt]) -> Tensor:
-        return torch.stack([self._computed[prompt] for prompt in done])
+    def _logits(self, computed: list[Prompt]) -> Tensor:
+        return torch.stack([self._computed[prompt] for prompt in computed])
 
 
 class PrefillChoice:

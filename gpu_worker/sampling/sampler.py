@@ -69,6 +69,11 @@ class Choice:
         self._logprobs = logprobs
         self._copied = Mark(device)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether they are there."""
+        return self._copied.is_reached
+
     def wait(self) -> None:
         """Let the host wait until they are there."""
         self._copied.wait()

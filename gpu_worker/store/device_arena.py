@@ -89,12 +89,8 @@ class DeviceArena:
         except RegistrationFailed as error:
             self._refuse(error)
 
-    def forget(self, seat: int, is_idle: bool = False) -> None:
-        """Take a seat's slabs from it; nothing uses them when this returns, or already if the device `is_idle`."""
-        if self._writer is not None and self._reader is not None and not is_idle:
-            self._writer.wait()
-            self._reader.wait()
-            self.wait()
+    def forget(self, seat: int) -> None:
+        """Take from a seat its slabs, which nothing on the device writes to any more."""
         if self.view is not None:
             self.view.forget(seat)
 

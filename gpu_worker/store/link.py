@@ -128,20 +128,18 @@ class StoreLink:
         self,
         sequence_id: str,
         seat: int,
-        is_idle: bool = False,
         num_tokens: int = 0,
         hashes: tuple[bytes, ...] = (),
         session: SessionName = NO_SESSION,
     ) -> None:
         """Free a sequence's slabs, in a silent store once it answers; nothing is left to free in one that is gone.
-        Never waits for the store.
+        Never waits for the store. Nothing on the device may write to them any more: they become others'.
 
-        is_idle: the device is done with them, which else is waited for. num_tokens, hashes, session: what is sealed
-        before, as `seal` does in all layers; 0: nothing is.
+        num_tokens, hashes, session: what is sealed before, as `seal` does in all layers; 0: nothing is.
         """
         if self._extents.pop(sequence_id, None) is None:
             return
-        self._arena.forget(seat, is_idle)
+        self._arena.forget(seat)
         self._client.end(sequence_id, num_tokens, hashes, *session)
         self._known.add(hashes)
 

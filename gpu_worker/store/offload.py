@@ -341,7 +341,8 @@ class Offloader:
         self._call(self._client.check)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's slabs, or its copy's. Never waits for the store."""
+        """Free the sequence's slabs, or its copy's, once nothing on the device writes to them. Never waits for the
+        store."""
         self._link.end(sequence.sequence_id, sequence.seat)
 
     def close(self) -> None:

@@ -97,6 +97,7 @@ class PromptCopies:
             return self._rows.write(sequence, extent, layers, rows[:, :, : extent.reserved])
         except WorkerError:
             # What is still to be read of a prefix is lost too: `load_layer` tells.
+            self._arena.wait_for_writes()
             self._link.end(sequence.sequence_id, sequence.seat)
             return None
 
@@ -111,7 +112,7 @@ class PromptCopies:
         self.copied_bytes += max(0, num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
         # Behind the last layer's mark nothing uses its slabs.
         session = self._sessions.name_of(sequence.request)
-        self._link.end(name, sequence.seat, True, num_tokens, hashes, session)
+        self._link.end(name, sequence.seat, num_tokens, hashes, session)
 
     def give_way(self) -> bool:
         """Give up the room of all copies that are being written; False where there is none. What they read they keep.

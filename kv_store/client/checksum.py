@@ -19,15 +19,25 @@ def checksum(data: npt.NDArray[np.uint8]) -> int:
 
     Releases Python's lock; a core takes some 10 GB/s.
     """
-    sums = data
+    return int(checksums(data[None])[0])
+
+
+def checksums(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """`checksum` of each row: contiguous uint8 [m, n] to uint64 [m]. Many at once take Python's lock rarely."""
+    num_rows, sums = len(data), data
     while True:
-        num_whole = sums.size // _BLOCK_BYTES * _BLOCK_BYTES
-        parts = [np.einsum("ij,j->i", sums[:num_whole].view(np.uint64).reshape(-1, _BLOCK_WORDS), _WEIGHTS)]
-        if rest := sums.size - num_whole:
-            last = np.zeros(_BLOCK_BYTES, np.uint8)
-            last[:rest] = sums[num_whole:]
-            parts.append(np.einsum("j,j->", last.view(np.uint64), _WEIGHTS).reshape(1))
-        blocks = np.concatenate(parts)
-        if blocks.size <= 1:
-            return int(blocks.sum())
+        num_whole = sums.shape[1] // _BLOCK_BYTES * _BLOCK_BYTES
+        parts = [_weighed(sums[:, :num_whole]).reshape(num_rows, -1)]
+        if rest := sums.shape[1] - num_whole:
+            last = np.zeros((num_rows, _BLOCK_BYTES), np.uint8)
+            last[:, :rest] = sums[:, num_whole:]
+            parts.append(_weighed(last)[:, None])
+        blocks = np.concatenate(parts, axis=1)
+        if blocks.shape[1] <= 1:
+            return blocks.sum(axis=1)
         sums = blocks.view(np.uint8)
+
+
+def _weighed(words: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """One sum of each block."""
+    return np.einsum("ij,j->i", words.view(np.uint64).reshape(-1, _BLOCK_WORDS), _WEIGHTS)

@@ -278,26 +278,25 @@ class RecallCache(Cache):
             meter.window_tokens += num_layers * num_window if plan.window_extra else 0
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
 
-    def take_counts(self, sequences: list[Sequence]) -> None:
-        """Add the rows that the device fetched itself to the meters of these, all sequences that offload; waits for
-        it.
+    def copy_counts(self, sequences: list[Sequence]) -> None:
+        """Bring to the host how many rows the device fetched itself, behind a step of these sequences."""
+        if any(sequence.can_miss for sequence in sequences):
+            self._copied_counts = to_host(self._fetched), Mark(self._fetched.device)
+
+    def take_counts(self, sequences: list[Sequence], wait: bool = True) -> None:
+        """Add the rows of the steps so far to the meters of these, all sequences that offload. wait: for the last step;
+        else nothing is added before the device is done with it.
 
         Call it before a seat of theirs is given to another sequence.
         """
-        if sequences:
-            self._copied_counts = None
-            self._add_counts(sequences, self._fetched.tolist())
-
-    def take_past_counts(self, sequences: list[Sequence]) -> None:
-        """The same without waiting: as they were when this was called before, if the device is done with that."""
-        if not sequences:
+        if self._copied_counts is None:
             return
-        if self._copied_counts is not None:
-            counts, copied = self._copied_counts
-            if not copied.is_reached:
-                return
+        counts, copied = self._copied_counts
+        if wait:
+            copied.wait()
+        if copied.is_reached:
+            self._copied_counts = None
             self._add_counts(sequences, counts.tolist())
-        self._copied_counts = to_host(self._fetched), Mark(self._fetched.device)
 
     def _add_counts(self, sequences: list[Sequence], counts: list[int]) -> None:
         """counts: of every seat, since the start."""

@@ -28,10 +28,10 @@ class Meter:
         meter = self
 
         class Metered(Prefill):
-            def advance(self) -> list[tuple[Sequence, WorkerError]]:
+            def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
                 for prompt in self.prompts:
                     meter.quanta.append((prompt.sequence.sequence_id, prompt.share * self.next_work))
-                return super().advance()
+                return super().advance(wait)
 
         return Metered(*arguments)  # type: ignore[arg-type]
 

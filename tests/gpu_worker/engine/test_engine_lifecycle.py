@@ -625,9 +625,9 @@ def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() 
         begin(sequences)
         advance = prefills[sequences[0]].advance
 
-        def noting() -> list[tuple[Sequence, WorkerError]]:
+        def noting(wait: bool) -> list[tuple[Sequence, WorkerError]]:
             seen.append(len(rig.records["stream"].tokens))
-            return advance()
+            return advance(wait)
 
         prefills[sequences[0]].advance = noting  # type: ignore[method-assign]
 

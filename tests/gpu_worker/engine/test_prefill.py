@@ -148,7 +148,9 @@ def layers_on(prefill: Prefill, num_layers: int) -> None:
 def logits_of(prefill: Prefill) -> Tensor:
     while not prefill.is_done:
         prefill.advance()
-    return prefill.take_done()[1]
+    taken = prefill.take_logits()
+    assert taken is not None
+    return taken[1]
 
 
 @torch.inference_mode()
@@ -319,9 +321,9 @@ def test_a_packed_prompt_is_done_when_its_own_copies_are_there() -> None:
     prefill.advance()
     assert not prefill.is_done
     assert [sequence.num_tokens for sequence in sequences] == [7, 0]
-    done, logits = prefill.take_done()
-    assert [prompt.sequence for prompt in done] == sequences[:1]
-    assert logits.shape[0] == 1
+    [first] = prefill.done
+    assert first.sequence is sequences[0]
+    prefill.leave(first)
     while not prefill.is_done:
         prefill.advance()
     assert [sequence.num_tokens for sequence in sequences] == [7, 10]
