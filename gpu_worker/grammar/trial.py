@@ -23,14 +23,9 @@ class Trial:
 
     def __init__(self, model: Path, eos_token_ids: tuple[int, ...], seconds: float = TRIAL_SECONDS) -> None:
         ids = ",".join(map(str, eos_token_ids))
-        self._command = [
-            sys.executable,
-            "-m",
-            "gpu_worker.grammar.trial_process",
-            str(model),
-            ids,
-            str(seconds),
-        ]
+        # it looks for modules where this process does
+        python = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m"]
+        self._command = [*python, "gpu_worker.grammar.trial_process", str(model), ids, str(seconds)]
         self._process: subprocess.Popen[str] | None = None
 
     def reason(self, grammar: Grammar) -> str | None:
@@ -48,7 +43,10 @@ class Trial:
             reason: str | None = json.loads(answer)
             return reason
         self._process = None
-        return TOO_SLOW if process.wait() == -signal.SIGPROF else TOO_DEEP
+        status = process.wait()
+        if status > 0:
+            return f"it could not be tried: the process for that ended with {status}"
+        return TOO_SLOW if status == -signal.SIGPROF else TOO_DEEP
 
     def close(self) -> None:
         """End the process, whatever it is at."""

@@ -1,5 +1,6 @@
 """The sampler on a GPU gives the tokens that it gives on a CPU."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,9 +24,33 @@ KINDS = [
 ]
 
 
+class EveryThird:
+    """A constraint that allows every third token, at each step others."""
+
+    is_ready, is_complete = True, False
+
+    def __init__(self):
+        self.num_taken = 0
+
+    def take(self, token_id):
+        assert token_id % 3 == self.num_taken % 3
+        self.num_taken += 1
+
+    def allowed(self, vocab_size, end_token_ids):
+        bits = np.arange(-(-vocab_size // 32) * 32) % 3 == self.num_taken % 3
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def tokens(device, vocab_size, num_steps):
     states = [
-        SamplerState(SamplingParams(**kind), (1, 2, 3), vocab_size, (0,), f"r{i}")
+        SamplerState(
+            SamplingParams(**kind),
+            (1, 2, 3),
+            vocab_size,
+            (),
+            f"r{i}",
+            constraint=EveryThird() if i % 2 else None,
+        )
         for i, kind in enumerate(KINDS)
     ]
     generator, sampler, rows = torch.Generator().manual_seed(0), Sampler(), []

@@ -77,6 +77,20 @@ async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
     assert not complete.usage.HasField("attention_mass")
 
 
+async def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_engine_hears_nothing_of_it(
+    worker, engine
+):
+    asked = request()
+    asked.grammar.regex, asked.grammar.param = "a+", "guided_regex"
+    error = await error_of(worker.stub.Generate(asked, timeout=PATIENCE))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    # the fake engine's model is none
+    found = dict(error.trailing_metadata())
+    assert (found["carrel-param"], found["carrel-code"]) == ("guided_regex", "grammar_unavailable")
+    assert not engine.requests
+    await assert_alive(worker)
+
+
 async def test_a_token_arrives_before_the_next_is_made(worker):
     call = worker.stub.Generate(request(max_tokens=2), timeout=PATIENCE)
     worker.engine.gate.clear()
