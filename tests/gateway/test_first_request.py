@@ -58,7 +58,7 @@ def test_the_next_worker_has_its_own_and_a_failure_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(first_request, "LIMIT_S", 0.05)
+    monkeypatch.setattr(first_request, "LIMIT_S", 0.5)
     warm.script = Script(version="9.9.9")
     warm.service.status.forget()
     assert ready.get("/ready").status_code == 503
