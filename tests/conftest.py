@@ -29,9 +29,9 @@ def pytest_xdist_auto_num_workers() -> int:
 # before xdist reads the groups
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end tests in one xdist group and those of the GPU in another: one process runs all of a group, so that no
-    two share the cores or the device's memory."""
+    """End-to-end tests in one xdist group, unless they name their own, and those of the GPU in another: one process
+    runs all of a group, so that no two share the cores or the device's memory."""
     for item in items:
         for mark in ("e2e", "gpu"):
-            if item.get_closest_marker(mark):
+            if item.get_closest_marker(mark) and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(mark))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from questions import ask
 from serving import Serving
-from test_end_to_end import MANY, ORACLE, answering
+from test_end_to_end import MANY, ORACLE, SLABS, answering
 from test_recovery import actor_of, answer, client_of, readiness, until
 from waiting import PATIENCE
 
@@ -69,7 +69,7 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with answering(
-        "zero_copy", MANY, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10"
+        "zero_copy", MANY, *SLABS, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10"
     ) as server:
         assert server.run.stat().st_mode & 0o777 == 0o700
         chat(server, capsys)
