@@ -25,8 +25,8 @@ class Asked:
     told: str
 
 
-def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
-    """The lines of these experiments with scores by model and protocol, and what was recalled."""
+def experiments(*names: str) -> Callable[[], str]:
+    """The lines of these experiments with scores by model and protocol."""
 
     def table() -> str:
         asked = list(
@@ -42,16 +42,11 @@ def experiments(*names: str, shows_recall: bool = False) -> Callable[[], str]:
         for model, shown in MODELS.items():
             if not any(_asked(model, name) for name in names):
                 continue
-            columns += [
-                Column(f"{shown}, {each}", _score(model, each))
-                for each in PROTOCOLS[: 1 if shows_recall else 2]
-            ]
+            columns += [Column(f"{shown}, {each}", _score(model, each)) for each in PROTOCOLS]
             columns.append(Column("against `full`", _against(model)))
             columns.append(
                 Column("documents", lambda each, model=model: _of(model, each).num_documents(each.line))
             )
-            if shows_recall:
-                columns.append(Column("recall rate", _recall(model)))
         return tables.markdown(columns, lines)
 
     return table
@@ -91,12 +86,6 @@ def _against(model: str) -> Callable[[Asked], str]:
         return difference(found, each.line, places)
 
     return text
-
-
-def _recall(model: str) -> Callable[[Asked], str]:
-    return lambda each: tables.number(
-        _of(model, each).mean(each.line, lambda outcome: outcome.recall_rate), 3
-    )
 
 
 def _of(model: str, each: Asked) -> Joined:
