@@ -8,7 +8,7 @@ from typing import Any
 WORDS = ("name", "kind", "is_open", "größe", "unit price", "id", "tags", "note", "x-1", "Δt")
 PATTERNS = ("^[A-Z]{2}-[0-9]{3}$", "^(red|green|blue)$", "^[a-z]{1,6}( [a-z]{1,6}){0,2}$")
 # of bounded length: an answer of an unbounded one may fill the context
-FORMATS = ("date", "time", "date-time", "uuid", "ipv4")
+FORMATS = ("date", "uuid", "ipv4")
 
 
 def random_schema(seed: int) -> dict[str, Any]:
