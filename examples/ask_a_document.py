@@ -1,6 +1,6 @@
 """Ask a question about a text file, under one or several selection policies, and see what each had to read.
 
-`python examples/ask_a_document.py book.txt "What is the secret number?" --policy full pqcache clusterkv`
+`python examples/ask_a_document.py book.txt "What is the secret number?" --policy full bitkeys pqcache`
 
 Needs a running server (`make serve`) and the official `openai` client. The answer must stand in the file.
 """
@@ -40,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("file", type=Path, help="any UTF-8 text")
     parser.add_argument("question")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--policy", nargs="+", default=["pqcache"], help="one or several (default: pqcache)")
+    parser.add_argument("--policy", nargs="+", default=["bitkeys"], help="one or several (default: bitkeys)")
     parser.add_argument(
         "--budget", type=float, default=0.1, help="share of the context, or tokens (default: 0.1)"
     )

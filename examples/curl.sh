@@ -18,7 +18,7 @@ print(json.dumps({
     "max_tokens": 128,
     "stream": True,
     "stream_options": {"include_usage": True},
-    "carrel": {"policy": "pqcache", "budget": 0.1},
+    "carrel": {"policy": "bitkeys", "budget": 0.1},
 }))' "${MODEL:-carrel-nano}" "$question")"
 
 curl --fail-with-body --no-buffer -sS "$url/v1/chat/completions" \

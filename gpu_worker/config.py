@@ -21,7 +21,7 @@ from carrel.process.options import (
 from carrel.process.token import read_token
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.hyper_parameters import read_options
-from gpu_worker.policies.registry import check_allowed, check_name, option_names
+from gpu_worker.policies.registry import check_allowed, check_name, long_policy, option_names
 from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -119,15 +119,16 @@ class WorkerOptions:
         ge=0,
         le=2**64 - 1,
     )
-    policy: str = option(
-        "pqcache",
-        "selection policy of requests that name none, or auto: full for short ones, else pqcache",
+    policy: str | None = option(
+        None,
+        "selection policy of requests that name none, or auto: full for short ones, else the default "
+        "(default: bitkeys; pqcache with --transport grpc)",
         also=("kv-policy",),
         metavar="NAME",
     )
     allowed_policies: tuple[str, ...] = option(
         (),
-        "policies that requests may name; auto only beside full and pqcache, of which it chooses (default: all)",
+        "policies that requests may name; auto only beside full and bitkeys, of which it chooses (default: all)",
         metavar="NAME",
     )
     policy_options: tuple[str, ...] = option(
@@ -302,11 +303,16 @@ class WorkerConfig(WorkerOptions, LogOptions):
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
         try:
-            check_name(self.policy, calibrated=self.calibration is not None)
+            check_name(self.default_policy, calibrated=self.calibration is not None)
         except ValueError as exc:
             raise ConfigError(f"--policy: {exc}") from exc
         try:
-            check_allowed(self.allowed_policies, self.policy, calibrated=self.calibration is not None)
+            check_allowed(
+                self.allowed_policies,
+                self.default_policy,
+                calibrated=self.calibration is not None,
+                selects_in_store=self.transport == "grpc",
+            )
         except ValueError as exc:
             raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:
@@ -325,6 +331,16 @@ class WorkerConfig(WorkerOptions, LogOptions):
             return Path(self.store_ca_file).read_bytes() if self.store_ca_file else b""
         except OSError as exc:
             raise ConfigError(f"--store-ca-file {self.store_ca_file} cannot be read: {exc.strerror}") from exc
+
+    @property
+    def long_policy(self) -> str:
+        """What `auto` stands for where a request is long."""
+        return long_policy(selects_in_store=self.transport == "grpc")
+
+    @property
+    def default_policy(self) -> str:
+        """Of requests that name none; maybe `auto`."""
+        return self.policy or self.long_policy
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:

@@ -1,7 +1,7 @@
 """Try compose.yaml for real: up, ask, restart the store, kill each process, drain, take everything down.
 
 `python -m tools.compose_test [--no-build] [--output FILE]`; needs a Docker engine with Compose 2 or 1.29.2. The
-question is that of examples/documents, about one sentence in 8K tokens, under pqcache; the answer must be right each
+question is that of examples/documents, about one sentence in 8K tokens, under bitkeys; the answer must be right each
 time, over REST and over gRPC.
 """
 

@@ -1,6 +1,6 @@
 """Write the README's request: a document of about 8K tokens with one fact in it, and the question.
 
-`python -m tools.make_request [--policy pqcache] [--budget 0.1] [--out examples/documents/request.json]`
+`python -m tools.make_request [--policy bitkeys] [--budget 0.1] [--out examples/documents/request.json]`
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def document(num_characters: int = NUM_CHARACTERS, place: float = FACT_PLACE) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default="pqcache")
+    parser.add_argument("--policy", default="bitkeys")
     parser.add_argument("--budget", type=float, default=0.1)
     parser.add_argument("--out", type=Path, default=DOCUMENT.with_name("request.json"))
     arguments = parser.parse_args()

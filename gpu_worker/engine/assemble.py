@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.engine.admission import JOINING_TOKENS
-from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG
+from gpu_worker.engine.auto_policy import FEW_TOKENS
 from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.intake import Intake
@@ -22,7 +22,7 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
-from gpu_worker.policies.registry import registry
+from gpu_worker.policies.registry import AUTO, LONG, long_policy, registry
 from gpu_worker.records import Budget, EngineInfo
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
@@ -46,7 +46,7 @@ class EngineOptions:
     prefill_chunk: int = 2048
     hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
     full_layers: int = 0
-    default_policy: str = "pqcache"
+    default_policy: str = LONG
     default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     policies: dict[str, Policy] = field(default_factory=registry)
     # That a request may name; none: all.
@@ -103,7 +103,8 @@ def assemble(
         hides_training=device.type == "cuda",
         model=root,
     )
-    default = LONG if options.default_policy == AUTO else options.default_policy
+    long = long_policy(client.selects_in_store)
+    default = long if options.default_policy == AUTO else options.default_policy
     probe = Probe(offloader, shape.scale)
     recall = RecallCache(
         shape,

@@ -7,8 +7,8 @@ import torch
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget
 
-# The name of a request's policy that stands for one of these two.
-AUTO, SHORT, LONG = "auto", "full", "pqcache"
+# The policy of short contexts where a request has `auto`; of long ones it is the registry's `long_policy`.
+SHORT = "full"
 
 # Tokens that are always few. On a CPU no more are: there attending is what costs.
 FEW_TOKENS = 4096

@@ -15,11 +15,11 @@ from carrel.process.faults import Faults, read_faults
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
-from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, copy_bandwidth, max_full_tokens
+from gpu_worker.engine.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.earlier_pool import EarlierPool
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
-from gpu_worker.engine.memory import MemoryPlan, available_bytes, limit_process
+from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
@@ -28,7 +28,7 @@ from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import CALIBRATED, option_names, registry
+from gpu_worker.policies.registry import AUTO, CALIBRATED, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
 from kv_store.client import Layout, StoreClient, StoreError
 
@@ -58,8 +58,9 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         log_compiled()
     calibration = read_calibration(config.calibration) if config.calibration else None
     policies = configured_policies(config, calibration)
-    if config.transport == "grpc" and config.policy != AUTO and policies[config.policy].needs_index_here:
-        raise ConfigError(f"--policy {config.policy}: {without_index(policies[config.policy])}")
+    default = config.default_policy
+    if config.transport == "grpc" and default != AUTO and policies[default].needs_index_here:
+        raise ConfigError(f"--policy {default}: {without_index(policies[default])}")
     limit = _memory_limit(config, device)
     if limit is not None:
         limit_process(device, limit)
@@ -83,12 +84,12 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         store_patience_seconds=config.store_patience_s,
         hot_cache=config.hot_cache,
         full_layers=config.full_layers,
-        default_policy=config.policy,
+        default_policy=default,
         default_budget=config.budget,
         policies=policies,
         allowed_policies=config.allowed_policies,
         trains_indexes=config.index_device == "gpu",
-        max_full_tokens=_max_full_tokens(config, shape),
+        max_full_tokens=_max_full_tokens(config, shape, policies),
         reuses_prefixes=config.prefix_cache,
         seed=config.seed,
         captures_graphs=not config.enforce_eager,
@@ -209,7 +210,7 @@ def _slot_bytes(
         shape=shape,
         dtype=model.decoder.dtype,
         policies=policies,
-        default_policy=LONG if config.policy == AUTO else config.policy,
+        default_policy=config.long_policy if config.default_policy == AUTO else config.default_policy,
         default_budget=config.budget,
         prefill_chunk=config.prefill_chunk,
         full_layers=config.full_layers,
@@ -240,9 +241,11 @@ def available_host_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _max_full_tokens(config: WorkerConfig, shape: CacheShape) -> int:
+def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
     row_bytes = 2 * shape.head_dim * shape.dtype.itemsize
     bandwidth = copy_bandwidth(shape.device)
-    return max_full_tokens(shape, row_bytes, config.budget, config.pq_num_subvectors, bandwidth)
+    num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
+    code_bytes = index_bytes(policies[config.long_policy], shape) // num_rows
+    return max_full_tokens(shape, row_bytes, config.budget, code_bytes, bandwidth)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_worker.engine.auto_policy import AUTO, FEW_TOKENS, LONG, SHORT
+from gpu_worker.engine.auto_policy import FEW_TOKENS, SHORT
 from gpu_worker.errors import RequestError
 from gpu_worker.policies.base import Policy, without_index
 from gpu_worker.policies.hyper_parameters import with_options
+from gpu_worker.policies.registry import AUTO, long_policy
 from gpu_worker.records import EventSink, GenerationRequest
 from gpu_worker.sampling import SamplerState
 from gpu_worker.state.sequence import Sequence, ring_size
@@ -33,6 +34,7 @@ class Intake:
         self._default_seed = default_seed
         self._max_full_tokens = max_full_tokens
         self._has_indexes = has_indexes
+        self._long = long_policy(selects_in_store=not has_indexes)
 
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
         """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called.
@@ -42,7 +44,7 @@ class Intake:
         """
         num_prompt = len(request.prompt_token_ids)
         num_prefill = request.num_prefill_tokens or num_prompt
-        policy = self._policies[LONG if request.policy == AUTO else request.policy]
+        policy = self._policies[self._long if request.policy == AUTO else request.policy]
         if policy.needs_index_here and not self._has_indexes:
             raise RequestError(without_index(policy), "carrel.policy")
         max_tokens = request.sampling.max_tokens
@@ -79,7 +81,7 @@ class Intake:
         if sequence.request.policy != AUTO or sequence.has_given_way:
             return
         is_short = sequence.capacity <= min(self._max_full_tokens, num_free_slots)
-        policy = self._policies[SHORT if is_short else LONG]
+        policy = self._policies[SHORT if is_short else self._long]
         if policy is sequence.policy:
             return
         num_prefill, budget = sequence.num_prefill, sequence.request.budget

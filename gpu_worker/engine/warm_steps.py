@@ -8,12 +8,13 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpu_worker.engine.auto_policy import AUTO, LONG, SHORT
+from gpu_worker.engine.auto_policy import SHORT
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.graphs import MAX_PREPARED
 from gpu_worker.engine.warm_requests import warm_request
 from gpu_worker.errors import CapacityError
 from gpu_worker.policies.base import Family
+from gpu_worker.policies.registry import AUTO, LONG
 from gpu_worker.state.sequence import Sequence
 
 logger = logging.getLogger(__name__)

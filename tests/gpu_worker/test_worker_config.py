@@ -31,7 +31,11 @@ def test_defaults():
         model="model-dir", listen="unix:/run/w.sock", store="unix:/run/s.sock", device="cpu"
     )
     assert (config.max_num_seqs, config.max_queue, config.prefill_chunk) == (None, 256, 2048)
-    assert (config.policy, config.budget, config.transport) == ("pqcache", Budget(share=0.1), "zero_copy")
+    assert (config.default_policy, config.budget, config.transport) == (
+        "bitkeys",
+        Budget(share=0.1),
+        "zero_copy",
+    )
     assert config.hot_cache.is_auto
 
 
@@ -74,13 +78,13 @@ def test_a_bad_value_is_named_with_its_flag(flag, value):
     [
         ("full", "full,x", "unknown policy 'x'"),
         ("pqcache", "full", "'pqcache', of --policy"),
-        ("auto", "auto,full", "add pqcache too"),
+        ("auto", "auto,full", "add bitkeys too"),
     ],
 )
 def test_allowed_policies_hold_all_that_can_be_chosen(default, allowed, reason):
     with pytest.raises(OptionError, match=f"--allowed-policies: .*{reason}"):
         parse("--policy", default, "--allowed-policies", allowed)
-    parse("--policy", "auto", "--allowed-policies", "auto,full,pqcache")
+    parse("--policy", "auto", "--allowed-policies", "auto,full,bitkeys")
 
 
 def test_two_limits_of_one_memory_are_refused():

@@ -87,7 +87,7 @@ class Sizes:
             cache,
             torch.bfloat16,
             registry(),
-            DEFAULTS.policy,
+            DEFAULTS.default_policy,
             DEFAULTS.budget,
             DEFAULTS.prefill_chunk,
             DEFAULTS.full_layers,

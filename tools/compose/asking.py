@@ -87,7 +87,7 @@ def check_answer(how: str, answer: str, policy: str, offloaded_tokens: int, byte
     shown = f"{how}: {answer!r} under {policy}, {offloaded_tokens} tokens offloaded, {bytes_moved} bytes back"
     if answer.strip() != ANSWER:
         raise CheckFailed(f"{shown}: {ANSWER} is right")
-    if policy != "pqcache" or offloaded_tokens < LEAST_OFFLOADED_TOKENS or bytes_moved == 0:
+    if policy != "bitkeys" or offloaded_tokens < LEAST_OFFLOADED_TOKENS or bytes_moved == 0:
         raise CheckFailed(f"{shown}: rows were to go through the arena")
     print(f"compose-test: {shown}", flush=True)
 

@@ -41,10 +41,10 @@ def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:
     short = request("short", "auto", 0.3, prompt=120, max_tokens=10)
     long = request("long", "auto", 0.3, prompt=120, max_tokens=11)
     records = rig.run(short, long)
-    assert [record.usage.policy for record in records] == ["full", "pqcache"]
+    assert [record.usage.policy for record in records] == ["full", "bitkeys"]
     assert records[0].usage.budget_tokens == 120
     assert records[1].usage.budget_tokens == 36
-    for one, record, policy in zip((short, long), records, ("full", "pqcache"), strict=True):
+    for one, record, policy in zip((short, long), records, ("full", "bitkeys"), strict=True):
         alone = request("alone", policy, 0.3, prompt=120, max_tokens=one.sampling.max_tokens)
         assert tokens_alone(alone) == record.tokens
     rig.check_empty()
@@ -58,9 +58,9 @@ def test_a_short_request_selects_where_slots_are_few() -> None:
     rig.step_to("second", Status.DECODE)
     rig.run(request("third", "auto", 0.1, prompt=100, max_tokens=20))
     first, second, third = (rig.records[name] for name in ("first", "second", "third"))
-    assert [one.usage.policy for one in (first, second, third)] == ["full", "pqcache", "pqcache"]
+    assert [one.usage.policy for one in (first, second, third)] == ["full", "bitkeys", "bitkeys"]
     # Its plan is the chosen policy's in every part.
-    assert second.tokens == tokens_alone(request("alone", "pqcache", 0.1, prompt=300, max_tokens=40))
+    assert second.tokens == tokens_alone(request("alone", "bitkeys", 0.1, prompt=300, max_tokens=40))
     later = rig.run(request("later", "auto", 0.1, prompt=300, max_tokens=9))[0]
     assert later.usage.policy == "full"
     rig.check_empty()

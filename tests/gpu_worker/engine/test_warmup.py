@@ -67,10 +67,10 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
     rig = Rig(max_num_seqs=4, reuses_prefixes=True, slot_bytes=pool_of(60), max_model_len=480)
     warm = Warm(rig, monkeypatch)
     warm.warm_up.run()
-    assert {(policy, size) for policy in ("pqcache", "full") for size in (1, 2, 3, 4)} <= warm.batches
-    assert {one.policy for one in warm.submitted} == {"pqcache", "full"}
-    dense, resident, missing = ("full", False), ("pqcache", False), ("pqcache", True)
-    assert {(dense,), (resident,), (missing,), (dense, missing), (dense, resident, missing)} <= warm.prepared
+    assert {(policy, size) for policy in ("bitkeys", "full") for size in (1, 2, 3, 4)} <= warm.batches
+    assert {one.policy for one in warm.submitted} == {"bitkeys", "full"}
+    dense, resident, missing = ("full", False), ("bitkeys", False), ("bitkeys", True)
+    assert {(dense,), (resident,), (missing,), (missing, dense), (resident, missing, dense)} <= warm.prepared
     # With room for all, requests gave slots up.
     assert warm.has_missed
     num_stages = warm.progress[-1][1]
@@ -78,7 +78,7 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
     check_unused(rig)
     # A prompt of the warm-up finds nothing in the store.
     prompt = warm.submitted[-1].prompt_token_ids
-    usage = rig.run(request("one", "pqcache", 0.1, prompt=prompt, max_tokens=3))[0].usage
+    usage = rig.run(request("one", "bitkeys", 0.1, prompt=prompt, max_tokens=3))[0].usage
     assert usage.cached_tokens == 0
 
 
@@ -88,13 +88,13 @@ def test_a_retain_policy_is_warm_beside_full_and_auto(monkeypatch: pytest.Monkey
     warm = Warm(rig, monkeypatch)
     warm.warm_up.run()
     assert {("snapkv", 2), ("full", 2)} <= warm.batches
-    assert {(("full", False),), (("pqcache", False),), (("pqcache", True),)} <= warm.prepared
+    assert {(("full", False),), (("bitkeys", False),), (("bitkeys", True),)} <= warm.prepared
     check_unused(rig)
 
 
 @pytest.mark.parametrize("most", [1, 3, 20, 32, 256])
 def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
-    kinds = Kind("full"), Kind("pqcache"), Kind("pqcache", can_miss=True)
+    kinds = Kind("full"), Kind("bitkeys"), Kind("bitkeys", can_miss=True)
     sizes = sorted({min(ON_GPU.lanes(size), most) for size in range(1, most + 1)})
     found = batches(kinds, sizes)
     assert len(found) <= MAX_PREPARED
@@ -111,7 +111,7 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     info = replace(Rig().engine.info, device="cuda:0", max_num_seqs=20, max_model_len=1 << 17)
     found = requests(info, 2048, ON_GPU)
     assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
-    assert [each.policy for each in found if len(each.sizes) > 1] == ["pqcache", "full"]
+    assert [each.policy for each in found if len(each.sizes) > 1] == ["bitkeys", "full"]
     # First tokens only; each pass runs as it is, then is captured.
     short = [each.num_prompt for each in found if not each.num_steps]
     assert short[:4] == [1024, 1024, 896, 896]
@@ -120,8 +120,8 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
     # Shorter prompts are attended whole, or nearly so.
     wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
-    assert Requests("pqcache", 7892, info.max_model_len - 7892, gives_up=True) in wide
-    assert Requests("pqcache", 300, info.max_model_len - 300, gives_up=True) in found
+    assert Requests("bitkeys", 7892, info.max_model_len - 7892, gives_up=True) in wide
+    assert Requests("bitkeys", 300, info.max_model_len - 300, gives_up=True) in found
 
 
 @pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
@@ -135,7 +135,7 @@ def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
 
 def test_a_cpu_gets_one_short_request() -> None:
     rig = Rig()
-    assert stages(rig.engine, 64) == [Requests("pqcache", 16)]
+    assert stages(rig.engine, 64) == [Requests("bitkeys", 16)]
     WarmUp(rig.engine, 64, lambda *done: None).run()
     check_unused(rig)
 
@@ -155,7 +155,7 @@ def test_a_failure_is_logged_and_leaves_an_engine_that_serves(
     assert "a kernel does not compile" in caplog.text
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     check_unused(rig)
-    assert len(rig.tokens(request("one", "pqcache", 0.3, max_tokens=5))) == 5
+    assert len(rig.tokens(request("one", "bitkeys", 0.3, max_tokens=5))) == 5
 
 
 def test_a_lost_store_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,10 +13,10 @@ from tools.compose.deployment import EPOCH, ROOT, SERVICES, CheckFailed
 @pytest.mark.parametrize(
     ("answer", "policy", "offloaded", "moved"),
     [
-        ("48214", "pqcache", 8094, 1),
+        ("48214", "bitkeys", 8094, 1),
         ("48213", "full", 8094, 1),
-        ("48213", "pqcache", 0, 1),
-        ("48213", "pqcache", 8094, 0),
+        ("48213", "bitkeys", 0, 1),
+        ("48213", "bitkeys", 8094, 0),
     ],
 )
 def test_an_answer_must_be_right_and_recalled(answer: str, policy: str, offloaded: int, moved: int) -> None:
