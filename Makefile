@@ -54,7 +54,7 @@ test: $(READY)  ## run the tests, in one process more than there are cores
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 faults: $(READY)  ## faults on purpose, the tests that take minutes: a hundred seeds, and who hangs
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_faults.py tests/gpu_worker/engine/test_history.py $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_histories.py tests/gpu_worker/engine/test_history.py $(ARGS)
 
 # No part of CI: it fetches some hundred megabytes, into a venv of its own, whose packages must not decide ours.
 CLIENTS := build/clients

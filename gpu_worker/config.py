@@ -303,16 +303,12 @@ class WorkerConfig(WorkerOptions, LogOptions):
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
         try:
-            check_name(self.default_policy, calibrated=self.calibration is not None)
+            is_calibrated, in_store = self.calibration is not None, self.transport == "grpc"
+            check_name(self.default_policy, is_calibrated)
         except ValueError as exc:
             raise ConfigError(f"--policy: {exc}") from exc
         try:
-            check_allowed(
-                self.allowed_policies,
-                self.default_policy,
-                calibrated=self.calibration is not None,
-                selects_in_store=self.transport == "grpc",
-            )
+            check_allowed(self.allowed_policies, self.default_policy, is_calibrated, in_store)
         except ValueError as exc:
             raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:

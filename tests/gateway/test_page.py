@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fake_worker import Script
 from gateway_stack import Stack, running_stack
-from test_attention import sight
+from test_attention_endpoint import sight
 from waiting import wait_until
 
 ENTER, ESCAPE, RIGHT, END = ("Enter", 13), ("Escape", 27), ("ArrowRight", 39), ("End", 35)

@@ -44,6 +44,12 @@ def test_no_file_is_too_long() -> None:
     assert {str(name): lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest imports them as modules of no package."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_version_is_written_in_one_place() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert version() == declared
