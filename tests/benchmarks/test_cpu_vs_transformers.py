@@ -110,6 +110,7 @@ def test_every_rival_gives_the_same_tokens(
     assert len(set(answers.values())) == 1, answers
     for run in runs.values():
         assert len(run.answers[0].gaps_ms) == 4
-        assert run.peak_mib >= run.loaded_mib > 0
+        # Linux counts a thread's resident pages only every so many, and the peak when it does.
+        assert run.peak_mib + 1 >= run.loaded_mib > 0
     content = cpu_vs_transformers.report({(name, 600): [run] for name, run in runs.items()})
     assert all(row["same_answers"] == 1 for row in content["timings"])

@@ -42,7 +42,7 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
         until(lambda: service.num_serving() == 2, "both replicas serve")
         assert service.answer(QUESTION) == "48213"
         # its account comes from the replica that was told to stop
-        assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "pqcache"
+        assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "bitkeys"
 
         follow(service)
 
