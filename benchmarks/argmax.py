@@ -148,7 +148,7 @@ def _carrel(options: argparse.Namespace, texts: Sequence[tuple[int, ...]]) -> tu
     store = LocalStore(ARENA_BYTES)
     config = WorkerConfig(
         model=str(options.model),
-        listen="unix:unused.sock",
+        listen="127.0.0.1:1",
         store=store.target,
         device=options.device,
         dtype="bfloat16",

@@ -39,7 +39,7 @@ class CarrelEngine(Rival):
         self._store = LocalStore(ARENA_BYTES)
         config = WorkerConfig(
             model=model,
-            listen="unix:unused.sock",
+            listen="127.0.0.1:1",
             store=self._store.target,
             device="cpu",
             dtype="float32",
