@@ -40,10 +40,6 @@ class LayerReader:
                 self._read_run(rows, begin, end, int(slabs[begin]))
             return Mark(self._device)
 
-    def wait(self) -> None:
-        """Let the host wait until nothing is being read any more."""
-        self._beside.wait()
-
     def _read_run(self, rows: Tensor, begin: int, end: int, slab: int) -> None:
         """Slabs [begin, end) of the layer from the arena's from `slab` on."""
         layout, num_heads = self._arena.layout, self._arena.num_kv_heads

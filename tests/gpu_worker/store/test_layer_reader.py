@@ -41,7 +41,6 @@ def test_rows_come_back_as_they_were_put(
             reader.read(table[layer], rows[:, :num_tokens], Mark(device)).wait()
             assert torch.equal(rows[:, :num_tokens].cpu(), expected)
             assert not rows[:, num_tokens:].any()
-        reader.wait()
         view.close()
 
 

@@ -31,8 +31,6 @@ TILE = 256
 LEAST_ROWS = 64
 # Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 924
-# A launch begins while the one before it ends.
-CHAINED = False
 # What a program does before its first tile, in tiles.
 SETUP_TILES = 1
 
@@ -87,7 +85,6 @@ def weigh(
         "NUM_BYTES": num_bytes,
         "SHARES": shares,
         "IS_PLAIN": is_interpreted(),
-        "IS_CHAINED": CHAINED and not is_interpreted(),
         "num_warps": 4,
     }
     round_queries[(rows, shares)](
@@ -106,7 +103,6 @@ def weigh(
         codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions,
         tile * chunk_tiles, target.shape[-1], length, *strides, **sizes, HEADS=heads, SPAN=span, PEERS=peers,
         ROWS=token_rows, IS_LEVELS=target.dtype == torch.int16, IS_WHOLE=length % tile == 0 and span == num_bytes,
-        launch_pdl=CHAINED,
     )  # fmt: skip
 
 

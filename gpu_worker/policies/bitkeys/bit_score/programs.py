@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gpu_worker.kernels.attention.programs import dot
 from gpu_worker.policies.bitkeys.bit_score import reference
@@ -92,14 +91,12 @@ def round_queries(
     sink_stride_seat, sink_stride_head,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, SINKS: tl.constexpr, SAMPLES: tl.constexpr,
-    SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, IS_CHAINED: tl.constexpr,
+    SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """One head's rounded queries, and its share of their totals in base 2: of the sinks, and of a share of the samples.
 
     All programs of a head round its queries, which takes no longer than that one does; the first writes them.
     """
-    if IS_CHAINED:
-        gdc_launch_dependents()
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     seat = tl.load(seats + sequence)
@@ -191,7 +188,7 @@ def weigh_codes(
     num_kv_heads, num_positions, chunk_size, row_size, length,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, SPAN: tl.constexpr,
-    PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr, IS_CHAINED: tl.constexpr,
+    PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
     IS_LEVELS: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or
@@ -212,9 +209,6 @@ def weigh_codes(
     if IS_LEVELS:
         chunk = tl.maximum(chunk, first // (ROWS * PEERS) * (ROWS * PEERS))
         stop = tl.minimum(stop, last)
-    if IS_CHAINED:
-        gdc_launch_dependents()
-        gdc_wait()
     if chunk >= stop:
         return
     codes += seat * code_stride_seat + kv_head * code_stride_head

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.kernels.top_k.kernel import top_k
-from gpu_worker.policies.bitkeys.bit_score import kernel as scoring
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score, weigh
 from gpu_worker.policies.bitkeys.bit_score.reference import levels
 from gpu_worker.policies.bitkeys.bit_select.programs import take_levels
@@ -68,7 +67,6 @@ def bit_select(
     take_levels[(rows, chunks)](
         begin.contiguous(), end.contiguous(), counts.contiguous(), found, found.view(torch.int64), taken,
         num_kv_heads, num_positions, width,
-        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(), IS_CHAINED=scoring.CHAINED and not is_interpreted(),
-        launch_pdl=scoring.CHAINED, num_warps=num_warps, maxnreg=128,
+        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(), num_warps=num_warps, maxnreg=128,
     )  # fmt: skip
     return taken

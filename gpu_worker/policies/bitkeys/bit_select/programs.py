@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 from gpu_worker.kernels.marks.programs import span_of_row
 
@@ -175,7 +174,7 @@ def _compared(words, unit, is_used, threshold):
 )
 def take_levels(
     begin, end, counts, levels, words, taken, num_kv_heads, num_positions, width,
-    WORDS: tl.constexpr, STEP: tl.constexpr, IS_PLAIN: tl.constexpr, IS_CHAINED: tl.constexpr,
+    WORDS: tl.constexpr, STEP: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Write what is taken of the program's share of a head's candidates, each at its rank in the head, and a share of
     the padding.
@@ -192,8 +191,6 @@ def take_levels(
     chunk_units = tl.cdiv(tl.cdiv(last_unit - first_unit, STEP), programs) * STEP
     chunk_first = first_unit + program * chunk_units
     chunk_last = tl.minimum(chunk_first + chunk_units, last_unit)
-    if IS_CHAINED:
-        gdc_wait()
     if (asked > 0) & (chunk_first < chunk_last):
         words += row * WORDS
         size: tl.constexpr = WORDS // 4
