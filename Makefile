@@ -21,7 +21,7 @@ ARGS ?=
 QUICK := --text-dir examples/documents --device cpu --arena-bytes 2GiB --hot-cache 1.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-clients faults eval-quick compose-test check format stubs docs clean
+.PHONY: help setup serve test test-clients faults fuzz eval-quick compose-test audit sbom check format stubs docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,8 +53,14 @@ serve: $(READY) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## serve the bundle
 test: $(READY)  ## run the tests, in one process more than there are cores
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
-faults: $(READY)  ## faults on purpose, the tests that take minutes: a hundred seeds, and who hangs
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow tests/e2e/test_histories.py tests/gpu_worker/engine/test_history.py $(ARGS)
+FAULTS := tests/e2e/test_histories.py tests/e2e/test_attacks.py tests/gpu_worker/engine/test_history.py \
+	tests/carrel/cluster/test_cluster_faults.py tests/carrel/cluster/test_cluster_network.py
+
+faults: $(READY)  ## faults on purpose, the tests that take minutes: a hundred seeds, who hangs, nodes that are lost; -s shows figures
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -m slow $(FAULTS) $(ARGS)
+
+fuzz: $(READY)  ## ten thousand random requests, from the API's own document, to a real server
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 0 -s -m slow tests/e2e/test_fuzz.py $(ARGS)
 
 # No part of CI: it fetches some hundred megabytes, into a venv of its own, whose packages must not decide ours.
 CLIENTS := build/clients
@@ -76,6 +82,20 @@ eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten
 compose-test: $(READY)  ## build and try compose.yaml; needs a Docker engine
 	$(BIN)/python -m tools.compose_test $(ARGS)
 
+# In a venv of their own: what they need must not decide what we have.
+AUDIT := build/audit
+
+$(AUDIT)/.ready: Makefile | $(READY)
+	test -x $(AUDIT)/bin/python || $(BIN)/python -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	@touch $@
+
+audit: $(READY) $(AUDIT)/.ready  ## known vulnerabilities of what is installed; needs the network
+	$(BIN)/python -m tools.audit $(AUDIT)/bin/pip-audit
+
+sbom: $(READY) $(AUDIT)/.ready  ## write build/sbom.json, what is installed as a CycloneDX bill of materials
+	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
+
 check: $(READY)  ## format, lint, types, drift of stubs and of the tables in the docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -90,8 +110,9 @@ format: $(READY)  ## rewrite the code in the project's format
 stubs: $(READY)  ## generate the gRPC stubs from proto/
 	$(BIN)/python -m tools.gen_stubs
 
-docs: $(READY)  ## write the tables of README.md and docs/ from benchmarks/results
+docs: $(READY)  ## write the tables of README.md and docs/, and the soak's picture, from benchmarks/results
 	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.report benchmarks/results/soak_faults_cpu.json --plots docs/images >/dev/null
 
 clean:  ## remove .venv and everything generated beside the stubs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

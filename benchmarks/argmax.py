@@ -27,8 +27,8 @@ from carrel.evaluation.suite import Library, Suite
 from carrel.process.gguf_file import read_gguf
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.build import build_engine
-from gpu_worker.engine.decode import StepResult
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
 from gpu_worker.models.loader import read_config
 from gpu_worker.records import (

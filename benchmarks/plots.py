@@ -102,6 +102,33 @@ def timeline(
     _finish(path, figure, axes, y_label)
 
 
+def over_time(
+    path: Path, x_label: str, panels: Mapping[str, Series], events: Sequence[tuple[float, str]]
+) -> None:
+    """Panels below one another, by their y labels, logarithmic; a line at each event, a colour for each of its
+    names."""
+    figure = _blank(1.6 * SIZE[0], SIZE[1] * len(panels))
+    colors = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(name for _, name in events))}
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
+    for axes, (y_label, series) in zip(grid, panels.items(), strict=True):
+        for number, (name, points) in enumerate(series.items()):
+            if points:
+                axes.plot(*zip(*points, strict=True), color=str(0.17 * number), linewidth=1.0, label=name)
+        for at, name in events:
+            axes.axvline(at, color=colors[name], linewidth=1.0, alpha=0.7)
+        axes.set_yscale("log")
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small", loc="upper right")
+    axes.set_xlabel(x_label)
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=color) for color in colors.values()]
+    figure.legend(handles, colors, loc="outside upper center", ncols=6, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
 def panels(path: Path, x_label: str, y_label: str, spots: Mapping[str, Sequence[Spot]]) -> None:
     """Shares in [0, 1] over a logarithmic x: a panel for each title, one legend. Writes nothing without points.
 

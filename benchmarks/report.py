@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import quality_plot, tables
-from benchmarks.commands import decode, module_of
+from benchmarks import quality_plot, soak_plot, tables
+from benchmarks.commands import COMMANDS, decode, module_of
 from benchmarks.figures import revive
+from benchmarks.load.soak_row import SoakRow
 from benchmarks.tables import Column
 from carrel.evaluation.fidelity.report import markdown, read_fidelity
 from carrel.evaluation.record import read_report
@@ -36,15 +37,20 @@ CPU_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def render(path: Path) -> str:
-    """Markdown of one result file, whichever kind it is."""
+    """Markdown of one result file, whichever kind it is; some have no table of their own."""
     content = json.loads(path.read_text())
+    parts = [f"### {path.stem}"]
+    if "about" in content:
+        parts.append(provenance(content["about"]))
     if "fidelity" in content:
-        body = markdown(read_fidelity(path).rows())
-    elif "benchmark" in content:
-        body = import_module(module_of(content["benchmark"])).render(content)
-    else:
-        body = quality_tables(path) if "cells" in content else cpu_tables(content)
-    return f"### {path.stem}\n\n{provenance(content['about'])}\n\n{body}\n"
+        parts.append(markdown(read_fidelity(path).rows()))
+    elif content.get("benchmark") in COMMANDS:
+        parts.append(import_module(module_of(content["benchmark"])).render(content))
+    elif "cells" in content:
+        parts.append(quality_tables(path))
+    elif "timings" in content:
+        parts.append(cpu_tables(content))
+    return "\n\n".join(parts) + "\n"
 
 
 def quality_tables(path: Path) -> str:
@@ -98,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "files", nargs="*", type=Path, metavar="FILE", help="default: all in benchmarks/results"
     )
     parser.add_argument(
-        "--plots", type=Path, metavar="DIR", help="draw the decode and quality results among them"
+        "--plots", type=Path, metavar="DIR", help="draw the decode, quality and soak results among them"
     )
     options = parser.parse_args(argv)
     for path in options.files or sorted(RESULTS.glob("*.json")):
@@ -106,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = json.loads(path.read_text())
         if options.plots and content.get("benchmark") == "decode":
             decode.draw([revive(decode.DecodeRow, row) for row in content["rows"]], options.plots)
+        if options.plots and content.get("benchmark") == "soak":
+            for row in content["rows"]:
+                soak_plot.draw(revive(SoakRow, row), options.plots)
         if options.plots and "cells" in content:
             quality_plot.draw(read_report(path).results(), options.plots)
     return 0

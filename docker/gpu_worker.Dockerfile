@@ -4,8 +4,8 @@
 # with CUDA, where Triton compiles its launchers with a C compiler at run time:
 #   docker build -f docker/gpu_worker.Dockerfile -t carrel-gpu-worker:cuda \
 #     --build-arg PACKAGES="gcc libc6-dev" .
-# For a build that never changes: --build-arg PYTHON=python:3.11-slim@sha256:...
-ARG PYTHON=python:3.11-slim
+# The base by its digest, so that a build never changes by itself; --build-arg PYTHON=python:3.11-slim takes today's.
+ARG PYTHON=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 
 FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -20,7 +20,7 @@ WORKDIR /src
 # what it depends on first, in a layer that outlives changes of the code
 COPY pyproject.toml ./
 RUN touch README.md LICENSE \
-    && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[gpu-worker]"
+    && python -m pip --python /venv/bin/python install --root-user-action=ignore ".[gpu-worker,tracing]"
 COPY README.md LICENSE ./
 COPY carrel/__init__.py carrel/
 COPY carrel/process carrel/process/

@@ -15,7 +15,7 @@ def main() -> int:
     """0 after draining, 2 when the configuration cannot be used."""
     try:
         config = parse_config(sys.argv[1:])
-        log_to_stderr(config.log_level)
+        log_to_stderr("gateway", config.log_level, config.log_format, hides_error_texts=True)
         asyncio.run(serve(config))
     except OptionError as error:
         print(f"gateway: {' '.join(str(error).split())}", file=sys.stderr)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import resource
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from carrel.process.certificates import Identity, check_pair, read_identity
+from carrel.process.log_lines import LogFormat
+from carrel.process.logs import FORMAT_HELP
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.settings import Parser, parse
+from carrel.process.tracing import OTLP_HELP
 from gateway.errors import ConfigError
 from gateway.key_file import MAX_WEIGHT, read_keys
 
@@ -156,6 +159,8 @@ class GatewayOptions:
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "debug, info, warning or error", metavar="LEVEL"
     )
+    log_format: LogFormat = option("auto", FORMAT_HELP, metavar="FORMAT")
+    otlp_endpoint: str | None = option(None, OTLP_HELP, metavar="URL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +175,19 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     worker: str = option(
         REQUIRED, "the worker's gRPC target, such as unix:/run/carrel/gpu_worker.sock", metavar="TARGET"
     )
+    worker_ca_file: Path | None = option(
+        None,
+        "PEM file of the certificates by which a worker on another host is known; with it that is called over mutual "
+        "TLS",
+        metavar="FILE",
+    )
+    worker_client_keyfile: Path | None = option(
+        None, "PEM file of the key of the certificate that the worker is shown", metavar="FILE"
+    )
+    worker_client_certfile: Path | None = option(
+        None, "PEM file of the certificate, and its chain, that the worker is shown", metavar="FILE"
+    )
+    allow_plain_worker: bool = option(False, "permit a --worker beyond this machine without TLS")
     no_warmup: bool = option(False, "be ready at once, without a request of its own to the worker first")
     json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
@@ -190,21 +208,44 @@ class GatewayConfig(ListenOptions, GatewayOptions):
             )
         if any(not 0 < weight <= MAX_WEIGHT for weight in self.api_key_weights):
             raise ConfigError(f"--api-key-weights must be numbers above 0, and at most {MAX_WEIGHT:g}")
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both or none")
-        if self.ssl_certfile is not None:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
-            except OSError as exc:
-                raise ConfigError(
-                    f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile} cannot be used: {exc}"
-                ) from exc
+        try:
+            check_pair("--ssl-keyfile", self.ssl_keyfile, "--ssl-certfile", self.ssl_certfile)
+            is_proven = self.worker_identity is not None
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
+        self._check_worker(is_proven)
         if self.api_keys_file is not None:
             read_keys(self.api_keys_file)
         if not self.has_keys and not self.allow_open and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY, --api-key "
                 "or --api-keys-file, or add --allow-open to serve everyone"
+            )
+
+    @property
+    def worker_identity(self) -> Identity | None:
+        """Who the gateway is to its worker; None: without TLS. Raises ValueError."""
+        return read_identity(
+            {
+                "--worker-client-keyfile": self.worker_client_keyfile,
+                "--worker-client-certfile": self.worker_client_certfile,
+                "--worker-ca-file": self.worker_ca_file,
+            }
+        )
+
+    def _check_worker(self, has_tls: bool) -> None:
+        if self.worker.startswith("unix:"):
+            if has_tls:
+                raise ConfigError(
+                    f"--worker-ca-file {self.worker_ca_file}: a Unix socket has no TLS; leave it out"
+                )
+            return
+        host = self.worker.rpartition(":")[0] or self.worker
+        if not has_tls and not self.allow_plain_worker and not is_loopback(host):
+            raise ConfigError(
+                f"--worker {self.worker}: prompts and answers would cross a network unencrypted, to whoever answers "
+                "there: give --worker-ca-file, --worker-client-certfile and --worker-client-keyfile, or add "
+                "--allow-plain-worker"
             )
 
     @property

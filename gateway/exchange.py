@@ -122,13 +122,15 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token as text and as bytes, its log probability, which the first of a prompt has not, and the best
-    alternatives in order."""
+    """A token by its id, as text and as bytes, its log probability, which the first of a prompt has not, and the best
+    alternatives in order. `rank`: of a prompt's token among all, the likeliest 1."""
 
+    token_id: int
     token: str
     bytes: bytes
     logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class TextDelta:
     """New text of one choice; the text may be empty when only logprobs are new.
 
     `token_ids`: that came since its last one; their text may come later. `prompt_token_ids`: with the choice's first.
+    `prompt_logprobs`: of the prompt's next tokens, from its second on, where they were asked for; those that an echo
+    tells are in `logprobs` too.
     """
 
     index: int
@@ -173,6 +177,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     prompt_token_ids: Sequence[int] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

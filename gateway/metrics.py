@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from carrel.process.version import commit, version
+from gateway import errors
+from gateway.relayed_metrics import StoreCollector, WorkerCollector
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
@@ -17,6 +16,18 @@ ITL_BUCKETS_S = (
 )
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 PHASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, *E2E_BUCKETS_S)
+# why a request was not begun
+REASONS: dict[type[Exception], str] = {
+    errors.Unauthorized: "unauthorized",
+    errors.TooManyRequests: "too_many_requests",
+    errors.Overloaded: "overloaded",
+    errors.ShuttingDown: "shutting_down",
+    errors.WorkerUnavailable: "worker_unavailable",
+    errors.VersionMismatch: "version_mismatch",
+    errors.StoreUnavailable: "store_unavailable",
+    errors.InvalidRequest: "invalid_request",
+    errors.UnknownModel: "unknown_model",
+}
 
 
 class Metrics:
@@ -31,6 +42,14 @@ class Metrics:
             ("model_name", "endpoint", "outcome"),
             registry=self._registry,
         )
+        self._rejected = Counter(
+            "carrel_requests_rejected_total",
+            "Requests that were refused, by reason.",
+            ("model_name", "reason"),
+            registry=self._registry,
+        )
+        for reason in REASONS.values():
+            self._rejected.labels(model_name, reason)
         self._prompt_tokens = self._counter(
             "carrel_prompt_tokens_total", "Prompt tokens of admitted requests."
         )
@@ -54,6 +73,14 @@ class Metrics:
             ("model_name",),
             registry=self._registry,
         ).labels(model_name)
+        self.draining = Gauge(
+            "carrel_draining", "1 while running requests finish and none is let in.", ("model_name",),
+            registry=self._registry,
+        ).labels(model_name)  # fmt: skip
+        Gauge(
+            "carrel_build_info", "1; its labels say what runs.", ("model_name", "version", "commit"),
+            registry=self._registry,
+        ).labels(model_name, version(), commit()).set(1)  # fmt: skip
         self.ttft = self._histogram(
             "carrel_time_to_first_token_seconds", "Request in to first token.", TTFT_BUCKETS_S
         )
@@ -81,6 +108,11 @@ class Metrics:
         self._requests.labels(self._model_name, endpoint, outcome).inc()
         self._count_of_key("requests", 1, key)
 
+    def count_rejected(self, error: Exception) -> None:
+        """One request that ended with this before anything was answered; counted where that is one of REASONS."""
+        if (reason := REASONS.get(type(error))) is not None:
+            self._rejected.labels(self._model_name, reason).inc()
+
     def count_prompt(self, num_tokens: int, key: str) -> None:
         self._prompt_tokens.inc(num_tokens)
         self._count_of_key("prompt_tokens", num_tokens, key)
@@ -93,14 +125,14 @@ class Metrics:
         if key:
             self._of_key[what].labels(self._model_name, key).inc(amount)
 
-    def render(self, worker: pb.StatsResponse | None) -> bytes:
-        """Prometheus text: ours, and the worker's counters when it answered."""
-        text = generate_latest(self._registry)
-        if worker is None:
-            return text
+    def render(self, worker: pb.StatsResponse | None, store: pb.StoreStatsResponse | None = None) -> bytes:
+        """Prometheus text: ours, and what worker and store told of themselves, if they did."""
         registry = CollectorRegistry()
-        registry.register(_WorkerCollector(worker, self._model_name))
-        return text + generate_latest(registry)
+        if worker is not None:
+            registry.register(WorkerCollector(worker, self._model_name))
+        if store is not None:
+            registry.register(StoreCollector(store, self._model_name))
+        return generate_latest(self._registry) + generate_latest(registry)
 
     def _counter(self, name: str, help: str) -> Counter:
         return Counter(name, help, ("model_name",), registry=self._registry).labels(self._model_name)
@@ -109,20 +141,3 @@ class Metrics:
         return Histogram(name, help, ("model_name",), registry=self._registry, buckets=buckets).labels(
             self._model_name
         )
-
-
-class _WorkerCollector(Collector):
-    """The worker's counters under `carrel_worker_`."""
-
-    def __init__(self, stats: pb.StatsResponse, model_name: str) -> None:
-        self._stats = stats
-        self._model_name = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        for field in self._stats.DESCRIPTOR.fields:
-            name = f"carrel_worker_{field.name}"
-            help = f"The worker's {field.name.removesuffix('_total').replace('_', ' ')}."
-            kind = CounterMetricFamily if field.name.endswith("_total") else GaugeMetricFamily
-            metric = kind(name.removesuffix("_total"), help, labels=("model_name",))
-            metric.add_metric((self._model_name,), float(getattr(self._stats, field.name)))
-            yield metric

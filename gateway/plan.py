@@ -88,9 +88,9 @@ class Plan:
         num_scores = num_tokens * (1 + sampling.prompt_logprobs)
         if sampling.HasField("prompt_logprobs") and num_scores > MAX_PROMPT_SCORES:
             raise InvalidRequest(
-                f"echo with logprobs would tell {num_scores} of them: at most {MAX_PROMPT_SCORES}, with the prompts' "
-                "tokens, once for each choice, and the alternatives to each. Ask for fewer alternatives, or shorter "
-                "prompts.",
+                f"echo with logprobs, or prompt_logprobs, would tell {num_scores} of them: at most "
+                f"{MAX_PROMPT_SCORES}, with the prompts' tokens, once for each choice, and the alternatives to each. "
+                "Ask for fewer alternatives, or shorter prompts.",
                 "logprobs",
             )
 

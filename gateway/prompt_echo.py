@@ -1,4 +1,4 @@
-"""The prompt at the start of a choice, where it was asked for."""
+"""The prompt at the start of a choice, and how likely its tokens are, where that was asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PromptEcho:
     def __init__(self, index: int, echo: Echo | None, request: pb.GenerateRequest, texts: TokenTexts) -> None:
         """index: of the choice. echo: None for none."""
         self._index = index
-        self._left = echo
+        self._left = self._echo = echo
         self._request = request
         self._texts = texts
         self.is_all = echo is not None and echo.is_all
@@ -29,12 +29,12 @@ class PromptEcho:
         first: tuple[TokenLogprob, ...] = ()
         if self._request.sampling.HasField("prompt_logprobs"):
             token_id = self._request.prompt_token_ids[0]
-            first = (TokenLogprob(*self._texts.told(token_id), None),)
+            first = (TokenLogprob(token_id, *self._texts.told(token_id), None),)
         yield TextDelta(self._index, echo.text, first)
 
     async def take(self, prompt: pb.PromptTokens) -> AsyncIterator[TextDelta]:
-        """The next of its tokens, a thousand of them: read beside the event loop."""
+        """The next of its tokens, a thousand of them, within the text or beside it: read beside the event loop."""
         for begun in self.begin():
             yield begun
         told = await asyncio.to_thread(read_logprobs, self._texts, prompt.tokens)
-        yield TextDelta(self._index, "", told)
+        yield TextDelta(self._index, "", () if self._echo is None else told, prompt_logprobs=told)

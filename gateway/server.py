@@ -12,6 +12,7 @@ from pathlib import Path
 
 from carrel.process.events import ProcessEvents
 from carrel.process.request_limits import RANGES
+from carrel.process.tracing import Tracer, make_tracer
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.first_request import FirstRequest
@@ -40,13 +41,16 @@ async def serve(config: GatewayConfig) -> None:
     loop.set_exception_handler(AcceptErrors())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    tracer = make_tracer("gateway", config.otlp_endpoint)
     with bind(config) as listener:
         tokenizer, defaults = await asyncio.to_thread(load, config)
-        worker = GRPCWorkerClient(config.worker)
+        worker = GRPCWorkerClient(config.worker, config.worker_identity)
         try:
-            await _run(config, create_service(config, worker, tokenizer, defaults), listener, ended, parent)
+            service = create_service(config, worker, tokenizer, defaults, tracer)
+            await _run(config, service, listener, ended, parent)
         finally:
             await worker.close()
+            await asyncio.to_thread(tracer.close)
             if config.uds is not None:
                 config.uds.unlink(missing_ok=True)
 
@@ -54,7 +58,7 @@ async def serve(config: GatewayConfig) -> None:
 async def _run(
     config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
 ) -> None:
-    events = ProcessEvents("gateway", config.json_events)
+    events = ProcessEvents("gateway", config.json_events, log_format=config.log_format)
     chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
     rest = RESTServer(config, service, CLOSE_TIMEOUT_S)
     rest_task = asyncio.create_task(rest.serve([listener]))
@@ -80,11 +84,15 @@ async def _run(
 
 
 def create_service(
-    config: GatewayConfig, worker: WorkerClient, tokenizer: Tokenizer, defaults: pb.SamplingParams
+    config: GatewayConfig,
+    worker: WorkerClient,
+    tokenizer: Tokenizer,
+    defaults: pb.SamplingParams,
+    tracer: Tracer | None = None,
 ) -> ChatService:
     """The service, which is ready when the worker has had a first request, unless `no_warmup`."""
     first = None if config.no_warmup else FirstRequest(config, worker, tokenizer, defaults)
-    return ChatService(config, worker, tokenizer, defaults, rehearsal=first)
+    return ChatService(config, worker, tokenizer, defaults, rehearsal=first, tracer=tracer)
 
 
 def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from carrel.process.request_limits import check_token_ids
+from carrel.process.tracing import NoTracer, Tracer
 from gateway.admission import Admission, Place
 from gateway.attention import AttentionViews, WatchedWorker
 from gateway.auth import KeyRing
@@ -39,6 +40,7 @@ from gateway.rate_limits import RateLimits
 from gateway.read_ahead import read_ahead
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
+from gateway.traced import traced
 from gateway.worker_client import WorkerClient, own_edition
 from gateway.worker_status import Rehearsal, WorkerStatus
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -69,7 +71,8 @@ class ChatService:
     """Checks and tokenizes requests, runs them on the worker and turns tokens into text.
 
     Must be built inside the event loop. Every error that a caller may see is a ServiceError. `more_metrics` gives
-    Prometheus text of its own; `rehearsal` comes before this is ready; requests are logged at `log_level`.
+    Prometheus text of its own; `rehearsal` comes before this is ready; requests are logged at `log_level`; `tracer`
+    takes a span of each.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class ChatService:
         more_metrics: Callable[[], bytes] = bytes,
         rehearsal: Rehearsal | None = None,
         log_level: int = logging.INFO,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self.attention = AttentionViews()
@@ -89,13 +93,15 @@ class ChatService:
         self._prompts = PromptEncoder(tokenizer)
         self._dialect = Dialect(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self._defaults = defaults
-        self._metrics = Metrics(self.model_name)
+        self.metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
         self._log_level = log_level
+        self._tracer = tracer or NoTracer()
         file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
         self.rate_limits = RateLimits(self.keys)
         self.admission = Admission(config.max_concurrent, self._places_of)
+        self.metrics.draining.set_function(lambda: self.admission.is_draining)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
         self.sessions = Sessions(worker, self.status, self.admission)
 
@@ -178,8 +184,10 @@ class ChatService:
         return max(MIN_BODY_BYTES, info.max_model_len * BODY_BYTES_PER_TOKEN)
 
     async def render_metrics(self) -> bytes:
-        """Prometheus text: the gateway's own metrics, the worker's while it answers, and what else there is."""
-        return self._metrics.render(await self.status.stats()) + self._more_metrics()
+        """Prometheus text: the gateway's own metrics, the worker's and the store's while they answer, and what else
+        there is."""
+        worker, store = await asyncio.gather(self.status.stats(), self.status.store_stats())
+        return self.metrics.render(worker, store) + self._more_metrics()
 
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""
@@ -188,37 +196,39 @@ class ChatService:
 
     def _generation(self, plan: Plan) -> Generation:
         # the place is the worker's time, not the reader's
-        events = read_ahead(self._counted(plan), READ_AHEAD_EVENTS)
-        return Generation(plan.request_id, self.model_name, int(time.time()), events)
+        events = traced(self._tracer, plan, self.model_name, self._counted(plan))
+        ahead = read_ahead(events, READ_AHEAD_EVENTS)
+        return Generation(plan.request_id, self.model_name, int(time.time()), ahead)
 
     async def _counted(self, plan: Plan) -> AsyncGenerator[Event, None]:
         """The request's events, with its place held, its metrics kept and one log line at its end."""
         started_at = time.monotonic()
-        outcome = "cancelled"
+        outcome, has_begun = "cancelled", False
         try:
-            with self.admission.place(plan.caller) as place, self._metrics.running.track_inprogress():
+            with self.admission.place(plan.caller) as place, self.metrics.running.track_inprogress():
                 self.rate_limits.take_request(plan.caller)
                 async with aclosing(self._run(plan, started_at, place)) as events:
                     async for event in events:
                         match event:
                             case ChoiceFinished(finish_reason=reason):
                                 outcome = reason
+                        has_begun = True
                         yield event
-        except WorkerUnavailable:
-            outcome = WorkerUnavailable.__name__
-            self.status.forget()
-            raise
-        except RequestTimeout as error:
-            outcome = RequestTimeout.__name__
-            # a choice knows only what was left of the time
-            raise RequestTimeout(self._timeout_s(plan)) from error
         except Exception as error:
             outcome = type(error).__name__
+            if not has_begun:
+                self.metrics.count_rejected(error)
+            match error:
+                case WorkerUnavailable():
+                    self.status.forget()
+                case RequestTimeout():
+                    # a choice knows only what was left of the time
+                    raise RequestTimeout(self._timeout_s(plan)) from error
             raise
         finally:
             took_s = time.monotonic() - started_at
-            self._metrics.e2e.observe(took_s)
-            self._metrics.count_request(plan.endpoint, outcome, self.keys.name(plan.caller))
+            self.metrics.e2e.observe(took_s)
+            self.metrics.count_request(plan.endpoint, outcome, self.keys.name(plan.caller))
             log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
     async def _run(self, plan: Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
@@ -254,7 +264,7 @@ class ChatService:
                         each.first_token_at for of_prompt in choices for each in of_prompt
                     ):
                         has_token = True
-                        self._metrics.ttft.observe(time.monotonic() - started_at)
+                        self.metrics.ttft.observe(time.monotonic() - started_at)
                     for part in [event] if parts is None else parts.events(event):
                         yield part
         yield Completed(total_usage(choices, num_prompt_tokens, started_at))
@@ -274,13 +284,13 @@ class ChatService:
         num_rows = num_prompt + sum(choice.max_tokens for choice in every)
         with self.rate_limits.arena(caller, num_rows * info.arena_token_bytes):
             self.rate_limits.take_prompt(caller, num_prompt)
-            self._metrics.count_prompt(num_prompt, name)
+            self.metrics.count_prompt(num_prompt, name)
             try:
                 yield
             finally:
                 num_generated = sum(choice.num_tokens for choice in every)
                 self.rate_limits.add_answer(caller, num_generated)
-                self._metrics.count_answer(num_generated, name)
+                self.metrics.count_answer(num_generated, name)
 
     def _places_of(self, caller: bytes) -> int | None:
         own = self.keys.limits(caller).max_concurrent
@@ -314,7 +324,7 @@ class ChatService:
             plan.lead,
             self._tokenizer,
             self._worker,
-            self._metrics,
+            self.metrics,
             progress,
             echo,
             self._tokenizer.decode_all if plan.shows_special else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -26,12 +27,11 @@ _ANCHOR = "a"
 def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenLogprob, ...]:
     """The worker's tokens, with their texts."""
 
-    def read(token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(*texts.told(token_id), logprob, top)
+    def read(told: pb.Token | pb.TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(told.token_id, *texts.told(told.token_id), told.logprob)
 
     return tuple(
-        read(token.token_id, token.logprob, tuple(read(each.token_id, each.logprob) for each in token.top))
-        for token in tokens
+        replace(read(token), top=tuple(map(read, token.top)), rank=token.rank or None) for token in tokens
     )
 
 

@@ -10,6 +10,8 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from carrel.process.certificates import Identity
+from carrel.process.request_context import trace_metadata
 from carrel.process.version import Edition, edition_of
 from gateway.errors import (
     STORE_UNAVAILABLE,
@@ -60,6 +62,9 @@ class WorkerClient(TokenSource, Protocol):
 
     async def stats(self) -> pb.StatsResponse: ...
 
+    async def store_stats(self) -> pb.StoreStatsResponse:
+        """Of the worker's store. Raises StoreUnavailable or WorkerUnavailable within a second."""
+
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """A caller's sessions. As its changes, raises StoreUnavailable or WorkerUnavailable within a second."""
 
@@ -75,23 +80,16 @@ class WorkerClient(TokenSource, Protocol):
 class GRPCWorkerClient:
     """One channel to one worker; must be built inside the event loop, and closed."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            target,
-            options=[
-                # the worker is on this box or next to it: no proxy, and a quick look after a restart
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.max_reconnect_backoff_ms", 2000),
-            ],
-        )
+    def __init__(self, target: str, identity: Identity | None = None) -> None:
+        """identity: with it the worker is called over TLS, shown our certificate, and known by its own."""
+        self._channel = _open_channel(target, identity)
         self._worker = pb_grpc.GPUWorkerStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def generate(
         self, request: pb.GenerateRequest, timeout_s: float
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        call = self._worker.Generate(request, timeout=timeout_s)
+        call = self._worker.Generate(request, timeout=timeout_s, metadata=trace_metadata())
         try:
             async with asyncio.timeout(TAKEN_TIMEOUT_S):
                 await call.initial_metadata()
@@ -120,6 +118,10 @@ class GRPCWorkerClient:
         async with _translated(CONTROL_TIMEOUT_S):
             return await self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S)
 
+    async def store_stats(self) -> pb.StoreStatsResponse:
+        async with _translated(TAKEN_TIMEOUT_S):
+            return await self._worker.StoreStats(pb.StoreStatsRequest(), timeout=TAKEN_TIMEOUT_S)
+
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         async with _translated(TAKEN_TIMEOUT_S):
             return await self._worker.ListSessions(request, timeout=TAKEN_TIMEOUT_S)
@@ -139,6 +141,19 @@ class GRPCWorkerClient:
 
     async def close(self) -> None:
         await self._channel.close(None)
+
+
+def _open_channel(target: str, identity: Identity | None) -> grpc.aio.Channel:
+    options = [
+        # the worker is on this box or next to it: no proxy, and a quick look after a restart
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+    ]
+    if identity is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    credentials = grpc.ssl_channel_credentials(identity.root, identity.key, identity.certificate)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 @asynccontextmanager

@@ -97,3 +97,10 @@ class WorkerStatus:
             return await self._worker.stats()
         except ServiceError:
             return None
+
+    async def store_stats(self) -> pb.StoreStatsResponse | None:
+        """The store's; None within a second when it, or the worker, does not answer."""
+        try:
+            return await self._worker.store_stats()
+        except ServiceError:
+            return None

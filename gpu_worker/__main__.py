@@ -15,6 +15,7 @@ from pathlib import Path
 from carrel.process.events import ProcessEvents
 from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
+from carrel.process.tracing import make_tracer
 from gpu_worker.config import WorkerConfig, parse_arguments
 from gpu_worker.errors import ModelError, StoreUnavailable
 from gpu_worker.grammar import Grammars
@@ -23,6 +24,7 @@ from gpu_worker.service.lifecycle import Lifecycle, Preparation
 from gpu_worker.service.server import prepare_address
 from gpu_worker.service.store_wait import wait_for_store
 from gpu_worker.store.sessions import Sessions
+from gpu_worker.store.traces import Traces
 
 EXIT_UNUSABLE = 2
 PR_SET_PDEATHSIG = 1
@@ -35,18 +37,23 @@ def main(argv: Sequence[str]) -> int:
     _leave_on_signals()
     try:
         config = parse_arguments(argv)
-        log_to_stderr(config.log_level)
-        events = ProcessEvents("gpu_worker", config.json_events)
+        log_to_stderr("gpu_worker", config.log_level, config.log_format)
+        events = ProcessEvents("gpu_worker", config.json_events, log_format=config.log_format)
         prepare_address(config.listen)
-        engine, sessions, grammars, prepare = _build(config, events)
-        return asyncio.run(_serve(config, engine, sessions, grammars, prepare, events))
+        tracer = make_tracer("gpu_worker", config.otlp_endpoint)
+        traces = Traces(tracer)
+        engine, sessions, grammars, prepare = _build(config, events, traces)
+        try:
+            return asyncio.run(_serve(config, engine, sessions, grammars, prepare, events, traces))
+        finally:
+            tracer.close()
     except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
 
 
 def _build(
-    config: WorkerConfig, events: ProcessEvents
+    config: WorkerConfig, events: ProcessEvents, traces: Traces
 ) -> tuple[Engine, Sessions, Grammars, Preparation | None]:
     events.progress("connect to the KV store", 0, 1)
     wait_for_store(config.store, config.store_timeout_s, config.store_token, config.store_root)
@@ -55,10 +62,10 @@ def _build(
     import torch
 
     from gpu_worker.engine.build import build_engine
-    from gpu_worker.engine.warmup import WarmUp
+    from gpu_worker.engine.warm.warmup import WarmUp
 
     torch.set_num_threads(config.threads or available_cores())
-    engine = build_engine(config, events.progress)
+    engine = build_engine(config, events.progress, traces)
     sessions, grammars = engine.offloader.sessions, Grammars(engine.info.model, engine.info.eos_token_ids)
     if config.no_warmup:
         return engine, sessions, grammars, None
@@ -78,6 +85,7 @@ async def _serve(
     grammars: Grammars,
     prepare: Preparation | None,
     events: ProcessEvents,
+    traces: Traces,
 ) -> int:
     lifecycle = Lifecycle(
         engine,
@@ -89,6 +97,8 @@ async def _serve(
         prepare=prepare,
         hang_timeout_seconds=config.hang_timeout_s,
         grammars=grammars,
+        identity=config.identity,
+        traces=traces,
     )
     seen: set[int] = set()
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from carrel.process.faults import Kind, Point, faults_text, read_faults
+from carrel.process.faults import FaultOptions, Kind, Point, read_faults
 from carrel.process.logs import LogOptions
 from carrel.process.options import (
     REQUIRED,
     auto_or_bytes,
-    is_loopback,
     option,
     share_or_tokens,
 )
-from carrel.process.token import read_token
+from carrel.process.tracing import TraceOptions
 from gpu_worker.errors import ConfigError
+from gpu_worker.neighbours import NeighbourOptions
 from gpu_worker.policies.hyper_parameters import read_options
-from gpu_worker.policies.registry import check_allowed, check_name, long_policy, option_names
+from gpu_worker.policies.registry import LONG, check_allowed, check_name, option_names
 from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-MAX_UNIX_PATH_BYTES = 107
-ADDRESS = "unix:PATH or HOST:PORT"
 LEAST_HANG_TIMEOUT_S = 2.0
 
 
@@ -49,7 +45,7 @@ def device_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(FaultOptions):
     """What the worker computes, and with which memory."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
@@ -122,7 +118,7 @@ class WorkerOptions:
     policy: str | None = option(
         None,
         "selection policy of requests that name none, or auto: full for short ones, else the default "
-        "(default: bitkeys; pqcache with --transport grpc)",
+        "(default: bitkeys)",
         also=("kv-policy",),
         metavar="NAME",
     )
@@ -179,7 +175,7 @@ class WorkerOptions:
     transport: Literal["zero_copy", "shm", "grpc"] = option(
         "zero_copy",
         "how rows come from the arena: zero_copy (read where they lie), shm (gathered by the store), or grpc for a "
-        "store on another host, which selects too, for pqcache and clusterkv only",
+        "store on another host, which selects too, for bitkeys, pqcache and clusterkv only",
         metavar="NAME",
     )
     index_device: Literal["cpu", "gpu"] = option(
@@ -230,12 +226,6 @@ class WorkerOptions:
         ge=0,
         le=86400,
     )
-    faults: str = option(
-        "",
-        "faults on purpose, to try what they cost: POINT:KIND:RATE[:SECONDS] with commas between, and seed=N",
-        parse=faults_text,
-        metavar="FAULTS",
-    )
     shutdown_timeout_s: float = option(
         30.0,
         "seconds that running requests get to finish",
@@ -247,7 +237,7 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig(WorkerOptions, LogOptions):
+class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
     """Everything that the worker process is told.
 
     `gpu_memory_limit_bytes` bounds all that the process has on a CUDA device, `slot_memory_bytes` the slots alone;
@@ -258,36 +248,10 @@ class WorkerConfig(WorkerOptions, LogOptions):
     model: str = option(
         REQUIRED, "model directory, GGUF file or hub id", positional=True, metavar="MODEL", min_length=1
     )
-    listen: str = option(REQUIRED, f"{ADDRESS} to serve gRPC on", metavar="ADDRESS")
-    store: str = option(REQUIRED, f"{ADDRESS} of the KV store", metavar="ADDRESS")
-    allow_remote: bool = option(False, "permit a --listen address beyond this machine")
-    store_timeout_s: float = option(
-        60.0, "seconds to wait for the store at the start", name="store-timeout", metavar="S", ge=0, le=86400
-    )
-    store_token: str = option(
-        "",
-        "what the store asks every call for; better in the environment, which no process listing shows",
-        metavar="TOKEN",
-        secret=True,
-    )
-    store_token_file: str = option("", "file that holds the token", metavar="FILE")
-    store_ca_file: str = option(
-        "",
-        "PEM file of the certificates by which a store on another host is known; with it that is called over TLS",
-        metavar="FILE",
-    )
     json_events: bool = option(False, "one JSON object a line on stdout for a supervisor")
 
     def __post_init__(self) -> None:
-        _check_address("--listen", self.listen, self.allow_remote)
-        _check_address("--store", self.store, allow_remote=True)
-        try:
-            object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
-        except ValueError as exc:
-            raise ConfigError(str(exc)) from exc
-        if self.store_ca_file and self.store.startswith("unix:"):
-            raise ConfigError(f"--store-ca-file {self.store_ca_file}: a Unix socket has no TLS; leave it out")
-        _ = self.store_root
+        self.check_neighbours()
         if 0 < self.hang_timeout_s < LEAST_HANG_TIMEOUT_S:
             raise ConfigError(
                 f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
@@ -303,12 +267,12 @@ class WorkerConfig(WorkerOptions, LogOptions):
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
         try:
-            is_calibrated, in_store = self.calibration is not None, self.transport == "grpc"
+            is_calibrated = self.calibration is not None
             check_name(self.default_policy, is_calibrated)
         except ValueError as exc:
             raise ConfigError(f"--policy: {exc}") from exc
         try:
-            check_allowed(self.allowed_policies, self.default_policy, is_calibrated, in_store)
+            check_allowed(self.allowed_policies, self.default_policy, is_calibrated)
         except ValueError as exc:
             raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:
@@ -321,22 +285,9 @@ class WorkerConfig(WorkerOptions, LogOptions):
             )
 
     @property
-    def store_root(self) -> bytes:
-        """The certificates by which the store is known, PEM; empty: no TLS. Raises ConfigError."""
-        try:
-            return Path(self.store_ca_file).read_bytes() if self.store_ca_file else b""
-        except OSError as exc:
-            raise ConfigError(f"--store-ca-file {self.store_ca_file} cannot be read: {exc.strerror}") from exc
-
-    @property
-    def long_policy(self) -> str:
-        """What `auto` stands for where a request is long."""
-        return long_policy(selects_in_store=self.transport == "grpc")
-
-    @property
     def default_policy(self) -> str:
         """Of requests that name none; maybe `auto`."""
-        return self.policy or self.long_policy
+        return self.policy or LONG
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:
@@ -377,22 +328,3 @@ def find_dtype(asked: str, device: str) -> str | None:
 def row_type(dtype: str) -> str:
     """Element type of the arena's rows for a compute dtype: `fp32`, `bf16` or `fp16`."""
     return ROW_TYPES[dtype]
-
-
-def _check_address(flag: str, address: str, allow_remote: bool) -> None:
-    scheme, _, path = address.partition(":")
-    if scheme == "unix":
-        if not path or "\0" in path:
-            raise ConfigError(
-                f"{flag} {address!r}: name a socket's path, as in unix:/run/carrel/gpu_worker.sock"
-            )
-        if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
-            raise ConfigError(
-                f"{flag} {address!r}: a socket's path has at most {MAX_UNIX_PATH_BYTES} bytes; use a shorter one"
-            )
-        return
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ConfigError(f"{flag} {address!r}: use {ADDRESS} with a port from 1 to 65535")
-    if not allow_remote and not is_loopback(host):
-        raise ConfigError(f"{flag} {address!r}: not a loopback address; use 127.0.0.1 or add --allow-remote")

@@ -10,6 +10,7 @@ WorkerError
 │   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
 │   ├── RowsCorrupt        rows in the KV store are not what was written there
+│   ├── PrefixLoading      more of a known prefix will be in the KV store's arena soon
 │   ├── PrefixLost         only a known prefix went with it: the prompt can be computed anew
 │   └── StoreSilent        the KV store does not answer now; what was asked of it may be asked again
 ├── SlowConsumer           the reader of a stream fell too far behind
@@ -71,6 +72,10 @@ class StoreUnavailable(WorkerError):
 
 class RowsCorrupt(StoreUnavailable):
     """Rows or an index in the KV store are not what was written there, and are used no more."""
+
+
+class PrefixLoading(StoreUnavailable):
+    """What the KV store knows of a prefix comes from its disk. Nothing was begun; the same may be asked again soon."""
 
 
 class PrefixLost(StoreUnavailable):

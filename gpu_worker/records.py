@@ -153,16 +153,18 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A new token; `logprob` and `top` (token id, logprob; best first) only when logprobs were asked for."""
+    """A new token; `logprob` and `top` (token id, logprob; best first) only when logprobs were asked for. `rank`: of a
+    prompt's token among all, the likeliest 1."""
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """The next of the prompt's own tokens, from its second on, with `logprob` and `top`; before the first new token."""
+    """The next of the prompt's own tokens, from its second on, with all that is told; before the first new token."""
 
     tokens: tuple[TokenEvent, ...]
 

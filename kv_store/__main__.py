@@ -64,9 +64,9 @@ def run(config: StoreConfig, events: ProcessEvents) -> None:
 def main(arguments: Sequence[str]) -> int:
     try:
         config = parse_config(arguments)
-        log_to_stderr(config.log_level)
+        log_to_stderr("kv_store", config.log_level, config.log_format)
         out = _take_stdout() if config.json_events else None
-        run(config, ProcessEvents("kv_store", config.json_events, out))
+        run(config, ProcessEvents("kv_store", config.json_events, out, config.log_format))
     except OptionError as error:
         print(f"kv_store: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from carrel.process.logs import log_to_stderr
+from carrel.process.logs import log_to_stderr, stderr_of
 from kv_store.config import StoreConfig
 from kv_store.errors import KVStoreError
 from kv_store.server import StoreServer
@@ -18,8 +18,10 @@ MAX_CONCURRENCY = 4
 class StoreActor:
     """Serves from construction on; after a restart it is empty, with a new epoch."""
 
-    def __init__(self, config: StoreConfig) -> None:
-        log_to_stderr(config.log_level)
+    def __init__(self, config: StoreConfig, log_pid: int | None = None) -> None:
+        """log_pid: the process to whose stderr this logs; None: to what Ray keeps of this one's."""
+        stream = None if log_pid is None else stderr_of(log_pid)
+        log_to_stderr("kv_store", config.log_level, config.log_format, stream=stream)
         self._stopped = threading.Event()
         self._server: StoreServer | None = None
         self._failure: KVStoreError | None = None

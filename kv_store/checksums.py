@@ -53,6 +53,11 @@ class SlabChecksums:
         found = list(self._comparing.map(self._differing, parts))
         return np.concatenate([np.empty(0, np.int32), *found])
 
+    def sums(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64] | None:
+        """Of these slabs, which are listed; None where they are not all taken yet."""
+        with self._lock:
+            return self._sums[slab_ids] if self._is_known[slab_ids].all() else None
+
     def settle(self) -> None:
         """Wait until the sums are taken of all that was sealed by now."""
         last: Future[None] = self._sealing.submit(lambda: None)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from carrel.process.certificates import check_pair
+from carrel.process.faults import FaultOptions
 from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
+from carrel.process.tracing import TraceOptions
 from kv_store.errors import ConfigError
 from kv_store.memory import available_bytes
 
@@ -34,7 +36,7 @@ def default_arena_bytes(slab_bytes: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions:
+class StoreOptions(FaultOptions):
     """How much the store holds, and how it trains indexes."""
 
     arena_bytes: int = option(
@@ -62,6 +64,14 @@ class StoreOptions:
         "compare every row with its checksum each time that it is read, for memory that is doubted: with --transport "
         "shm or grpc, by which the store reads them",
     )
+    kv_store_path: Path | None = option(
+        None,
+        "folder on a disk that keeps known prefixes and sessions, also for the next store (default: none)",
+        metavar="DIR",
+    )
+    kv_store_disk_bytes: int = option(
+        "64GiB", "how much of that disk they may take, of each store", parse=num_bytes, metavar="SIZE"
+    )
     default_iterations: int = option(
         10, "K-means iterations where a request leaves them to the store", metavar="N", ge=1
     )
@@ -71,7 +81,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreConfig(StoreOptions, LogOptions):
+class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     """Everything that the store process is told.
 
     `arena_bytes` is a multiple of `slab_bytes`. Raises ConfigError, naming the flag, for a value that cannot be used.
@@ -124,6 +134,8 @@ class StoreConfig(StoreOptions, LogOptions):
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
+        if self.kv_store_path is not None:
+            object.__setattr__(self, "kv_store_path", self.kv_store_path.absolute())
         self._check_listen()
         self._check_certificate()
         if not self.arena_socket:
@@ -146,23 +158,13 @@ class StoreConfig(StoreOptions, LogOptions):
         return Path(self.listen.removeprefix("unix:")).absolute() if self.listen.startswith("unix:") else None
 
     def _check_certificate(self) -> None:
-        if (self.store_ssl_keyfile is None) != (self.store_ssl_certfile is None):
-            raise ConfigError(
-                "--store-ssl-keyfile and --store-ssl-certfile belong together: give both or none"
-            )
-        if self.store_ssl_certfile is None:
-            return
-        if self.socket_path is not None:
+        if self.store_ssl_certfile is not None and self.socket_path is not None:
             raise ConfigError("--store-ssl-certfile: a Unix socket has no TLS; leave it out")
+        key, certificate = self.store_ssl_keyfile, self.store_ssl_certfile
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                self.store_ssl_certfile, self.store_ssl_keyfile
-            )
-        except OSError as exc:
-            raise ConfigError(
-                f"--store-ssl-certfile {self.store_ssl_certfile} and --store-ssl-keyfile {self.store_ssl_keyfile} "
-                f"cannot be used: {exc}"
-            ) from exc
+            check_pair("--store-ssl-keyfile", key, "--store-ssl-certfile", certificate)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
 
     def _check_listen(self) -> None:
         if self.listen.startswith("unix:"):

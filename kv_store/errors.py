@@ -7,6 +7,7 @@ KVStoreError
 ├── NotFound              an unknown sequence or index
 ├── FailedPrecondition    a stale epoch, a lost lease, a layout that the arena does not hold
 ├── OutOfSpace            no room even after eviction; carries the missing bytes
+├── PrefixLoading         more of a prefix will be in the arena soon: ask again
 ├── PinLimit              a caller has pinned as much as it may
 ├── CorruptRows           the arena does not hold what was written there
 ├── Overloaded            too many index builds at once
@@ -51,6 +52,10 @@ class OutOfSpace(KVStoreError):
             "release sequences or start the store with a larger --arena-bytes"
         )
         self.missing_bytes = missing_bytes
+
+
+class PrefixLoading(KVStoreError):
+    """What is known of a prefix comes from the disk; the same call finds it in the arena soon."""
 
 
 class PinLimit(KVStoreError):

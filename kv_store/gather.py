@@ -66,7 +66,7 @@ class RowReader:
                     raise InvalidArgument(f"{num_rows} rows asked for, the response segment holds {room}")
                 held = np.concatenate([addresses.held, np.asarray(worker.response_slabs, np.int64)])
                 state.allocator.retain(held)
-                state.gathered_rows += num_rows
+                state.counters.gathered_rows += num_rows
             try:
                 end = offset + num_rows * row_bytes
                 target = state.arena.data[offset:end].view(f"V{row_bytes}")
@@ -85,7 +85,7 @@ class RowReader:
             addresses = self._resolve(worker_id, items)
             geometry = state.geometry
             state.allocator.retain(addresses.held)
-            state.gathered_rows += addresses.slabs.size
+            state.counters.gathered_rows += addresses.slabs.size
         try:
             rows = geometry.row_items(state.arena.data)
             step = max(1, CHUNK_BYTES // geometry.layout.row_bytes)

@@ -96,11 +96,13 @@ class IndexBuilder:
             arrays = tuple(replace(ref, checksum=checksum(view_bytes(data, ref))) for ref in arrays)
             with state.lock:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
-                state.training_seconds += outcome.seconds
+                state.counters.training_seconds += outcome.seconds
+                state.counters.num_trainings += 1
                 self._check_alive(sequence)
                 state.allocator.retain(segment)
+                begin = request.token_begin + index.num_leading
                 sequence.indexes.append(
-                    StoredIndex(index, request.layer, request.token_begin, request.token_end, segment, arrays)
+                    StoredIndex(index, request.layer, begin, request.token_end, segment, arrays)
                 )
         finally:
             with state.lock:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from types import TracebackType
 
+from carrel.process.tracing import Tracer
 from kv_store.config import StoreConfig
 from kv_store.server import StoreServer
 
@@ -23,7 +25,13 @@ class LocalStore:
         num_trainers: int = 1,
         lease_seconds: float = 30.0,
         verify_reads: bool = False,
+        disk: Path | None = None,
+        disk_bytes: int = 1 << 30,
+        faults: str = "",
+        tracer: Tracer | None = None,
     ) -> None:
+        """tracer: as `StoreServer` has it."""
+        self._tracer = tracer
         self._folder = tempfile.TemporaryDirectory(prefix="carrel-store-")
         try:
             self.config = StoreConfig(
@@ -34,8 +42,11 @@ class LocalStore:
                 runtime="process",
                 lease_seconds=lease_seconds,
                 verify_reads=verify_reads,
+                kv_store_path=disk,
+                kv_store_disk_bytes=disk_bytes,
+                faults=faults,
             )
-            self.server = StoreServer(self.config)
+            self.server = StoreServer(self.config, self._tracer)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -45,9 +56,9 @@ class LocalStore:
         return self.config.listen
 
     def restart(self) -> None:
-        """Stop and start at the same address: empty, with a new epoch."""
+        """Stop and start at the same address: with a new epoch, and nothing but what is on the disk."""
         self.server.close()
-        self.server = StoreServer(self.config)
+        self.server = StoreServer(self.config, self._tracer)
 
     def close(self) -> None:
         self.server.close()

@@ -64,6 +64,10 @@ class PrefixDirectory:
         self._touch(hashes[: len(found)])
         return found
 
+    def find(self, name: bytes) -> npt.NDArray[np.int32] | None:
+        """Slabs [num_layers] of one hash, the same array for as long as it is listed; None where it is not."""
+        return self._entries.get(name)
+
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
         """Slabs without another holder, counted from the least recently used on until there are enough. waived: int32
         [num_slabs], references of each slab that do not count."""

@@ -18,7 +18,7 @@ from kv_store.index import Index
 
 @dataclass(slots=True)
 class StoredIndex:
-    """A finished index over the tokens [token_begin, token_end) of one layer; `slabs` are in a row, and hold `arrays`.
+    """A finished index of one layer's candidates [token_begin, token_end); `slabs` are in a row, and hold `arrays`.
 
     added: [num_kv_heads, n, ...], what `Index.extend_head` made of the first n tokens behind them; None: of none yet.
     """

@@ -15,10 +15,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from carrel.process.faults import read_faults
+from carrel.process.options import OptionError
+from carrel.process.tracing import Tracer, make_tracer
 from kv_store.arena import Arena
+from kv_store.call_meter import CallMeter, CallWatch
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig, idle_cores
+from kv_store.disk import DiskTier
+from kv_store.disk.faults import faulty_folder
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader
 from kv_store.handoff import HandoffServer, claim_socket_path
@@ -44,9 +50,13 @@ class StoreServer:
     Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
     """
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, tracer: Tracer | None = None) -> None:
+        """tracer: takes spans of calls, and is the caller's to close; None: as the configuration says."""
         self.config = config
         with contextlib.ExitStack() as stack:
+            if tracer is None:
+                tracer = _tracer(config)
+                stack.callback(tracer.close)
             self._prepare_folders()
             check_room(config.arena_bytes, config.slab_bytes)
             arena = Arena(config.arena_bytes)
@@ -64,7 +74,12 @@ class StoreServer:
                 config.verify_reads,
             )
             stack.callback(state.close)
-            self.store = Store(state)
+            tier = None
+            if config.kv_store_path is not None:
+                folder = faulty_folder(config.kv_store_path, read_faults(config.faults))
+                tier = DiskTier(state, folder, config.kv_store_disk_bytes)
+                stack.callback(tier.close)
+            self.store = Store(state, tier)
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)
             builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
@@ -78,9 +93,8 @@ class StoreServer:
                 config.verify_reads,
             )
             reader, writer = RowReader(state), RowWriter(state)
-            self._start_serving(
-                stack, KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))
-            )
+            servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))
+            self._start_serving(stack, servicer, state.calls, tracer)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -113,15 +127,18 @@ class StoreServer:
         stack.callback(thread.join, 5.0)
         stack.callback(closing.set)
 
-    def _start_serving(self, stack: contextlib.ExitStack, servicer: KVStoreServicer) -> None:
+    def _start_serving(
+        self, stack: contextlib.ExitStack, servicer: KVStoreServicer, calls: CallMeter, tracer: Tracer
+    ) -> None:
         config = self.config
         threads = ThreadPoolExecutor(
             config.num_call_threads + config.max_pending_builds, thread_name_prefix="call"
         )
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        token_checks = [TokenCheck(config.store_token)] if config.store_token else []
         server = grpc.server(
             threads,
-            interceptors=[TokenCheck(config.store_token)] if config.store_token else [],
+            interceptors=[*token_checks, CallWatch(SERVICE_NAME, calls, tracer)],
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
@@ -149,6 +166,13 @@ class StoreServer:
         stack.callback(health_servicer.enter_graceful_shutdown)
         for name in ("", SERVICE_NAME):
             health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+def _tracer(config: StoreConfig) -> Tracer:
+    try:
+        return make_tracer("kv_store", config.otlp_endpoint)
+    except OptionError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 class TokenCheck(grpc.ServerInterceptor):

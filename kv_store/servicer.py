@@ -26,6 +26,7 @@ from kv_store.errors import (
     OutOfSpace,
     Overloaded,
     PinLimit,
+    PrefixLoading,
     TrainingFailed,
     VersionMismatch,
 )
@@ -47,6 +48,7 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
     FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PinLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PrefixLoading: grpc.StatusCode.ABORTED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TrainingFailed: grpc.StatusCode.INTERNAL,
     CorruptRows: grpc.StatusCode.DATA_LOSS,

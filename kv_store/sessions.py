@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ PINNED_SHARE = 0.25
 
 @dataclass(slots=True)
 class Session:
-    """What a name holds: `slabs` int32 [num_slabs], of all layers, listed under `hashes`. Times are Unix times in
-    seconds."""
+    """What a name holds: `slabs` int32 [num_slabs], of all layers, listed under `hashes`; none where it holds these on
+    the disk only. Times are Unix times in seconds."""
 
     owner: str
     label: str
@@ -34,6 +34,8 @@ class Session:
     used_at: float
     # 0 where it was never pinned, infinite where it is pinned without an end.
     pinned_until: float = 0.0
+    # What of it is on the disk too: the first of `hashes`, or of those before its last turn.
+    kept: tuple[bytes, ...] = ()
 
 
 class SessionDirectory:
@@ -68,6 +70,16 @@ class SessionDirectory:
     def is_pinned(self, session: Session) -> bool:
         return session.pinned_until > self._clock()
 
+    @property
+    def num_pinned_slabs(self) -> int:
+        """Slabs that pinned sessions hold."""
+        return distinct(session.slabs for session in self._sessions.values() if self.is_pinned(session))
+
+    def has_pin(self, name: str) -> bool:
+        """Of an unknown one, False."""
+        session = self._sessions.get(name)
+        return session is not None and self.is_pinned(session)
+
     def hold(
         self,
         name: str,
@@ -82,6 +94,7 @@ class SessionDirectory:
         session = Session(owner, label, hashes, slabs, now, now)
         if earlier is not None:
             session.created_at, session.pinned_until = earlier.created_at, earlier.pinned_until
+            session.kept = earlier.kept
             if self.is_pinned(earlier) and self._excess(name, session):
                 earlier.used_at = now
                 self._sessions.move_to_end(name)
@@ -95,7 +108,7 @@ class SessionDirectory:
         if self._num_of[owner] > self._max_of_owner:
             self.drop(self._oldest([each for each, _ in self.of(owner)]))
         if len(self._sessions) > self._max_sessions:
-            self.drop_oldest()
+            self.drop(self._oldest(self._sessions))
 
     def pin(self, name: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Evict the session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
@@ -116,12 +129,40 @@ class SessionDirectory:
         self._allocator.release(session.slabs)
         return session
 
-    def drop_oldest(self) -> bool:
-        """Drop the session that was used longest ago, of those that are not pinned if there are some; False when there
-        is none at all."""
-        if not self._sessions:
+    def find(self, name: str) -> Session | None:
+        return self._sessions.get(name)
+
+    def restore(self, name: str, session: Session) -> None:
+        """One that is on the disk and holds no slabs; the last one restored counts as the last one used."""
+        if name not in self._sessions and len(self._sessions) < self._max_sessions:
+            self._sessions[name] = session
+            self._num_of[session.owner] += 1
+
+    def note_kept(self, kept: Mapping[str, tuple[bytes, ...]]) -> None:
+        """What sessions have on the disk by now: one that holds no slabs has only that, or is forgotten."""
+        for name, hashes in kept.items():
+            if (session := self._sessions.get(name)) is None:
+                continue
+            session.kept = hashes
+            if not session.slabs.size:
+                session.hashes = hashes
+                if not hashes:
+                    self.drop(name)
+
+    def give_up_oldest(self) -> bool:
+        """Let go of the slabs of the session that was used longest ago, of those that are not pinned if there are some:
+        it has what is on the disk, or is forgotten. False when none holds slabs."""
+        holding = [name for name, session in self._sessions.items() if session.slabs.size]
+        if not holding:
             return False
-        self.drop(self._oldest(self._sessions))
+        name = self._oldest(holding)
+        session = self._sessions[name]
+        if not session.kept:
+            self.drop(name)
+            return True
+        self.counts[session.slabs] -= 1
+        self._allocator.release(session.slabs)
+        session.slabs, session.hashes = np.empty(0, np.int32), session.kept
         return True
 
     def clear(self) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.arena import Arena
+from kv_store.call_meter import CallMeter
 from kv_store.checksums import SlabChecksums
 from kv_store.client.layout import Layout, SlabGeometry
+from kv_store.counters import Counters
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
@@ -49,8 +51,8 @@ class StoreState:
         self.checksums = SlabChecksums(
             arena.data[: self.allocator.num_slabs * slab_bytes], slab_bytes, num_comparing
         )
-        self.training_seconds = 0.0
-        self.gathered_rows = 0
+        self.counters = Counters()
+        self.calls = CallMeter()
         # Of the rows of the layout that was adopted, where reads are verified.
         self.row_sums: RowSums | None = None
         self.verifies_reads = verifies_reads
@@ -125,7 +127,13 @@ class StoreState:
     def _evict(self, num_slabs: int) -> bool:
         """Give up the least recently used prefixes, so many slabs of them, or the oldest session where all that is left
         is in one."""
-        return self.prefixes.evict(num_slabs) or self.sessions.drop_oldest()
+        before = self.allocator.num_free
+        if self.prefixes.evict(num_slabs):
+            self.counters.evicted_bytes += (self.allocator.num_free - before) * self.slab_bytes
+            return True
+        given_up = self.sessions.give_up_oldest()
+        self.counters.evicted_sessions += given_up
+        return given_up
 
     def forget_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Let nobody find what was listed over these slabs, nor what sequences over them would list."""

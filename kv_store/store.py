@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.call_meter import CALL_BOUNDS
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
-from kv_store.client.wire import SequenceStats, SessionInfo, StoreStats
-from kv_store.errors import InvalidArgument, OutOfSpace
+from kv_store.client.wire import DiskStats, SequenceStats, SessionInfo, StoreStats
+from kv_store.disk import DiskTier
+from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
 from kv_store.prefixes import check_hashes
 from kv_store.sequences import Sequence
 from kv_store.slabs import distinct
@@ -51,8 +53,10 @@ def _check_num_tokens(num_tokens: int) -> None:
 class Store:
     """Sequences, prefixes and sessions. Thread-safe; every call of a worker renews its lease."""
 
-    def __init__(self, state: StoreState) -> None:
+    def __init__(self, state: StoreState, tier: DiskTier | None = None) -> None:
+        """tier: keeps on a disk what is listed and held, if there is one."""
         self._state = state
+        self._tier = tier
 
     def attach(self, worker_id: str, layout: Layout, max_gather_rows: int) -> Attachment:
         """Start a worker's life here; what an earlier life of the same id held is dropped.
@@ -66,6 +70,8 @@ class Store:
                 state.drop_worker(earlier)
             self.reap()
             geometry = state.adopt_layout(layout)
+            if self._tier is not None:
+                self._tier.adopt()
             response_bytes = max_gather_rows * layout.row_bytes
             slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
             state.workers.add(worker_id, slabs)
@@ -85,13 +91,15 @@ class Store:
 
         takes_less: where room is missing it has the known prefix only; where none is known it is not started. Returns
         the number of shared tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace,
-        InvalidArgument.
+        InvalidArgument, and PrefixLoading, having begun nothing, while more of the prefix comes from the disk.
         """
         check_id("sequence_id", sequence_id)
         check_hashes(prefix_hashes)
         _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
             known = state.sequences.find(worker_id, sequence_id)
+            if known is None and self._tier is not None and self._tier.must_wait(prefix_hashes):
+                raise PrefixLoading("a prefix comes from the disk: ask again")
             sequence = known or self._start(worker_id, sequence_id, prefix_hashes)
             try:
                 self._grow(sequence, num_tokens)
@@ -156,8 +164,10 @@ class Store:
         return corrupt.size
 
     def settle(self) -> None:
-        """Wait until all that is listed by now has its checksum."""
+        """Wait until all that is listed by now has its checksum, and is on the disk where there is one."""
         self._state.checksums.settle()
+        if self._tier is not None:
+            self._tier.settle()
 
     def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
         """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
@@ -200,7 +210,7 @@ class Store:
                     session_id=name,
                     label=session.label,
                     num_tokens=len(session.hashes) * tokens_per_slab,
-                    num_bytes=session.slabs.size * state.slab_bytes,
+                    num_bytes=len(session.hashes) * state.geometry.layout.num_layers * state.slab_bytes,
                     created_at=session.created_at,
                     used_at=session.used_at,
                     is_pinned=(is_pinned := sessions.is_pinned(session)),
@@ -218,12 +228,16 @@ class Store:
             raise InvalidArgument(f"seconds is {seconds}, it must be a number from 0 up")
         with self._state.entered(epoch, worker_id) as state:
             state.sessions.pin(session_id, is_pinned, seconds)
+            self._save(session_id)
 
     def drop_session(self, epoch: int, worker_id: str, session_id: str) -> None:
         """Forget a session. What it held and what follows on that is free at once, but for what another session holds;
         what a sequence uses is free when that ends. Raises NotFound."""
         with self._state.entered(epoch, worker_id) as state:
-            dropped = state.prefixes.drop_chain(state.sessions.drop(session_id).hashes, state.sessions.counts)
+            session = state.sessions.drop(session_id)
+            dropped = state.prefixes.drop_chain(session.hashes, state.sessions.counts)
+            if self._tier is not None:
+                self._tier.drop_session(session_id, session)
             for sequence in state.sequences:
                 if not dropped.isdisjoint(sequence.prefix_hashes):
                     # Its next Seal would list them again.
@@ -241,6 +255,7 @@ class Store:
             expired = state.workers.expired()
             for worker in expired:
                 state.drop_worker(worker)
+            state.counters.expired_leases += len(expired)
             return len(expired)
 
     def stats(self) -> StoreStats:
@@ -266,8 +281,6 @@ class Store:
                 num_indexes=len(index_slabs),
                 num_workers=len(state.workers),
                 num_sessions=len(state.sessions),
-                training_seconds=state.training_seconds,
-                gathered_rows=state.gathered_rows,
                 sequences=tuple(
                     SequenceStats(
                         sequence.sequence_id,
@@ -278,6 +291,11 @@ class Store:
                     )
                     for sequence in state.sequences
                 ),
+                pinned_bytes=state.sessions.num_pinned_slabs * state.slab_bytes,
+                call_bounds=CALL_BOUNDS,
+                calls=state.calls.read(),
+                disk=DiskStats() if self._tier is None else self._tier.stats(),
+                **asdict(state.counters),
             )
 
     def _start(self, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes]) -> Sequence:
@@ -285,11 +303,14 @@ class Store:
         state = self._state
         sequence = Sequence(worker_id, sequence_id, state.geometry)
         state.sequences.add(sequence)
+        per_slab, counters = sequence.geometry.tokens_per_slab, state.counters
+        counters.prefix_lookup_tokens += len(prefix_hashes) * per_slab
         if found := state.prefixes.lookup(prefix_hashes):
             table = np.stack(found, axis=1)
             state.allocator.retain(table.ravel())
             sequence.grow(table)
-            sequence.num_prefix_tokens = len(found) * sequence.geometry.tokens_per_slab
+            sequence.num_prefix_tokens = len(found) * per_slab
+            counters.prefix_hit_tokens += sequence.num_prefix_tokens
             sequence.sealed[:] = sequence.num_prefix_tokens
             sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
         return sequence
@@ -346,9 +367,17 @@ class Store:
         if found := self._state.prefixes.lookup(sequence.prefix_hashes):
             hashes = sequence.prefix_hashes[: len(found)]
             self._state.sessions.hold(session_id, hashes, np.concatenate(found), owner, label)
+            self._save(session_id)
+
+    def _save(self, session_id: str) -> None:
+        session = self._state.sessions.find(session_id)
+        if self._tier is not None and session is not None:
+            self._tier.keep_session(session_id, session)
 
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_tokens // sequence.geometry.tokens_per_slab
         hashes = sequence.prefix_hashes[:full]
         if hashes and not sequence.is_corrupt:
             self._state.checksums.seal(self._state.prefixes.publish(hashes, sequence.table))
+            if self._tier is not None:
+                self._tier.keep_prefix(hashes)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.evaluation.about import describe
+from carrel.process.version import CHECKOUT
 from tools.compose import faults
 from tools.compose.asking import ask
 from tools.compose.deployment import (
@@ -92,9 +93,15 @@ def check_nothing_left() -> None:
             raise CheckFailed(f"docker {' '.join(kind)} still shows {left.split()}")
 
 
+def base_image() -> str:
+    """That our images are built on, by its digest."""
+    lines = (CHECKOUT / "docker" / "gateway.Dockerfile").read_text().splitlines()
+    return next(line.removeprefix("ARG PYTHON=") for line in lines if line.startswith("ARG PYTHON="))
+
+
 def seen_of_images() -> list[dict[str, Any]]:
     """Name and bytes of the images that ran, the base's first."""
-    base = os.environ.get("CARREL_PYTHON_IMAGE") or "python:3.11-slim"
+    base = os.environ.get("CARREL_PYTHON_IMAGE") or base_image()
     names = docker("ps", "--all", "--filter", LABEL, "--format", "{{.Image}}").split()
     sizes = {
         name: docker("image", "inspect", "--format", "{{.Size}}", name) for name in (base, *sorted(names))

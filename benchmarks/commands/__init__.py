@@ -12,6 +12,7 @@ COMMANDS = {
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server: latencies and throughput by policy and concurrency",
     "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
+    "siege": "an honest client among thousands that send random bodies, stall, never read or leave",
 }
 
 

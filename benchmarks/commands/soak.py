@@ -1,4 +1,4 @@
-"""`carrel bench soak`: many mixed streams on a running server, aborts and sessions among them."""
+"""`carrel bench soak`: many mixed streams on a running server, aborts and sessions among them, and faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from benchmarks import tables
@@ -15,10 +15,14 @@ from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient, RequestFailed
-from benchmarks.load.soak import Meter, SoakRow, questions, run_soak
+from benchmarks.load.processes import Server, process_gauges
+from benchmarks.load.questions import questions
+from benchmarks.load.soak import RECOVERY_S, Plan, Soak
+from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
 from carrel.process.command_line import at_least
+from kv_store.client.errors import StoreError
 from kv_store.client.rpc import StoreRpc
 from kv_store.v1 import kv_store_pb2 as pb
 
@@ -28,6 +32,18 @@ WORKER = "carrel_worker_"
 WATCHED = ("running", "waiting", "slot_used_tokens")
 STORED = ("reserved_bytes", "leased_bytes", "num_sequences", "num_sessions", "num_indexes")
 
+FAULT_COLUMNS: tuple[Column[Struck], ...] = (
+    Column("at", lambda fault: f"{fault.at_s / 60:.0f} min"),
+    Column("what", lambda fault: f"{fault.who} {fault.how}", False),
+    Column(
+        "all serve after",
+        lambda fault: "-" if fault.ready_s is None else f"{fault.ready_s - fault.at_s:.0f} s",
+    ),
+    Column("requests ended", lambda fault: str(fault.num_ended)),
+    Column("first token before, p99", lambda fault: waits(fault.before)),
+    Column("during", lambda fault: waits(fault.during)),
+    Column("after", lambda fault: waits(fault.after)),
+)
 COLUMNS: tuple[Column[Meter], ...] = (
     Column("gauge", lambda meter: meter.name, False),
     Column("after a quarter", lambda meter: f"{meter.settled:,.0f}"),
@@ -67,6 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the server's processes on this machine, to watch their memory and descriptors",
     )
     parser.add_argument(
+        "--server",
+        type=int,
+        default=None,
+        metavar="PID",
+        help="of a carrel serve on this machine, to watch all its processes",
+    )
+    parser.add_argument(
+        "--fault-every",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="kill one of the --server's processes so often, or stop it for ever, each in turn (default: never)",
+    )
+    parser.add_argument(
         "--store", default=None, metavar="ADDRESS", help="of the KV store, to watch what it holds"
     )
     parser.add_argument(
@@ -82,14 +112,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns 1 where a request failed, or was answered otherwise than alone. Raises BenchmarkError."""
     row, served = asyncio.run(_run(options))
-    finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, (row,))
+    finish(options, device(), served, (row,))
     tables.show("soak", COLUMNS, row.meters, notes(row))
     return 1 if row.num_failed or row.num_differing else 0
+
+
+def device() -> str:
+    return "cuda" if shutil.which("nvidia-smi") else "cpu"
 
 
 async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
     key = options.api_key or os.environ.get("CARREL_API_KEY")
     policies = tuple(None if name == SERVER_POLICY else name for name in options.policies)
+    server = None if options.server is None else Server(options.server)
+    if options.fault_every and server is None:
+        raise BenchmarkError("--fault-every strikes the processes of a carrel serve: give its --server PID")
+    if 0 < options.fault_every < RECOVERY_S:
+        raise BenchmarkError(
+            f"--fault-every {options.fault_every:g}: give at least {RECOVERY_S:g} s to recover"
+        )
+    plan = Plan(options.streams, 60 * options.minutes, str(options.seed), options.every, options.fault_every)
     async with LoadClient(options.url, key, options.timeout) as client:
         model = await client.model()
         served = {"url": options.url, "model": model, "server": await client.about(), "policies": policies}
@@ -97,31 +139,29 @@ async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
         store = StoreRpc(options.store, 5.0) if options.store else None
 
         async def gauges() -> dict[str, float]:
-            found = worker_gauges(await client.text("/metrics"))
+            found: dict[str, float] = {}
+            with suppress(BenchmarkError):
+                found |= worker_gauges(await client.text("/metrics"))
             if store is not None:
-                stats = await asyncio.to_thread(store.call, store.stub.Stats, pb.StatsRequest())
-                found |= {f"store {name}": float(getattr(stats, name)) for name in STORED}
+                with suppress(StoreError):
+                    # also of one that was silent
+                    stats = await asyncio.to_thread(store.wait, store.stub.Stats, pb.StatsRequest(), 5.0)
+                    found |= {f"store {name}": float(getattr(stats, name)) for name in STORED}
             for name, pid in options.process:
                 found |= {f"{name} {what}": value for what, value in process_gauges(pid).items()}
-            return found
+            return found | (server.gauges() if server is not None else {})
+
+        def keep(row: SoakRow) -> None:
+            """What ends this run early leaves what was seen so far."""
+            finish(options, device(), served, (row,))
+            progress.tell(
+                f"{row.ran_s / 60:.0f} min: {row.num_answered} answered, {row.num_ended} ended by a fault"
+            )
 
         with RunProgress(options.streams) as progress:
-
-            def tell(row: SoakRow) -> None:
-                progress.doing(f"{row.num_answered} answered, {row.num_failed} failed")
-
+            progress.doing("soak")
             try:
-                row = await run_soak(
-                    client,
-                    model,
-                    asked,
-                    options.streams,
-                    60 * options.minutes,
-                    str(options.seed),
-                    gauges,
-                    tell,
-                    options.every,
-                )
+                row = await Soak(client, model, asked, plan, gauges, keep, server).run()
             except RequestFailed as error:
                 raise BenchmarkError(f"a question alone was not answered: {error}") from error
     return row, served
@@ -135,19 +175,6 @@ def worker_gauges(metrics: str) -> dict[str, float]:
         if (gauge := name.partition("{")[0].removeprefix(WORKER)) in WATCHED and name.startswith(WORKER):
             found[gauge] = float(value)
     return found
-
-
-def process_gauges(pid: int) -> dict[str, float]:
-    """Descriptors, and MiB of memory of its own, which a shared arena is no part of. None of a process that is gone."""
-    folder = Path("/proc") / str(pid)
-    try:
-        fields = dict(
-            line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
-        )
-        descriptors = len(list((folder / "fd").iterdir()))
-    except OSError:
-        return {}
-    return {"own MiB": int(fields["RssAnon"].split()[0]) / 1024, "descriptors": descriptors}
 
 
 def _process(text: str) -> tuple[str, int]:
@@ -164,6 +191,9 @@ def notes(row: SoakRow) -> Iterable[str]:
         f"answered, {row.num_aborted} aborted, {row.num_failed} failed, {row.num_differing} answered otherwise than "
         "alone"
     )
+    if row.faults:
+        codes = ", ".join(f"{each.count} {each.code}" for each in row.endings)
+        yield f"{len(row.faults)} faults ended {row.num_ended} requests: {codes or 'none'}"
     if row.first_difference is not None:
         yield f"the earliest difference after {100 * row.first_difference:.0f} % of an answer"
     if row.error:
@@ -172,4 +202,14 @@ def notes(row: SoakRow) -> Iterable[str]:
 
 def render(content: dict[str, Any]) -> str:
     rows: Sequence[SoakRow] = [revive(SoakRow, fields) for fields in content["rows"]]
-    return "\n".join(tables.markdown(COLUMNS, row.meters, notes(row)) for row in rows)
+    parts = []
+    for row in rows:
+        parts.append(tables.markdown(COLUMNS, row.meters, notes(row)))
+        if row.faults:
+            parts.append(tables.markdown(FAULT_COLUMNS, row.faults))
+    return "\n\n".join(parts)
+
+
+def waits(found: Waits | None) -> str:
+    """The 99th percentile, and of how many."""
+    return "-" if found is None else f"{found.p99_s:.1f} s ({found.n})"

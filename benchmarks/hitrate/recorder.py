@@ -19,7 +19,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import load_model

@@ -31,7 +31,11 @@ WORDS = (
 
 
 class RequestFailed(Exception):
-    """The server refused a request, or broke its stream."""
+    """The server refused a request, or broke its stream. code: as its error has it; empty where it sent none."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LoadClient:
@@ -106,13 +110,20 @@ class LoadClient:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 if response.is_error:
                     await response.aread()
-                    raise RequestFailed(_refusal(response))
+                    raise RequestFailed(_refusal(response), _code(response))
                 async for piece in achunks(response):
                     if error := piece.get("error"):
-                        raise RequestFailed(str(error.get("message", error)))
+                        raise RequestFailed(str(error.get("message", error)), str(error.get("code", "")))
                     yield piece
         except httpx.HTTPError as exc:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
+
+    async def is_ready(self, patience_s: float = 2.0) -> bool:
+        """Whether the server says that it would answer."""
+        try:
+            return (await self._client.get("/ready", timeout=patience_s)).is_success
+        except httpx.HTTPError:
+            return False
 
     async def text(self, path: str) -> str:
         """What a page says. Raises BenchmarkError."""
@@ -170,3 +181,10 @@ def _refusal(response: httpx.Response) -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {response.status_code}"
+
+
+def _code(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""

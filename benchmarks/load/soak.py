@@ -1,168 +1,290 @@
-"""Many mixed streams for minutes: answers as those alone, nothing fails, and nothing grows."""
+"""Many mixed streams for minutes, with faults meanwhile: answers as those alone or errors, and nothing grows."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle, takewhile
 from random import Random
+from statistics import median
 from typing import Any
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
+from benchmarks.load.processes import ROUND, Blow, Server, is_gone
+from benchmarks.load.questions import Answer, Question
+from benchmarks.load.soak_row import Bin, Ending, Meter, Sample, SoakRow, Struck, Waits, slopes
 
 # One request of so many is aborted in mid-answer, one goes on with a session, one has a salt that nobody had.
 ABORTED, IN_SESSION, SALTED = 8, 4, 2
 NUM_SESSIONS = 8
 # From when on nothing may grow: every question was asked many times.
 SETTLED_SHARE = 0.25
+# A client that got an error asks again after so long, and gives a question up after so many.
+AGAIN_S, PATIENCE_S = 1.0, 180.0
+# All serve again within so long, however they were struck; what has gone takes a moment to be missed.
+RECOVERY_S, MISSED_S = 110.0, 8.0
+# Streams pause for a look at what is left so long before a fault.
+LOOK_S = 45.0
+BINS = 240
 
 
 @dataclass(frozen=True)
-class Question:
-    """A prompt of token ids, the policy that is asked for (None: the server's), and the answer's most tokens."""
-
-    prompt: tuple[int, ...]
-    policy: str | None
-    max_tokens: int
-
-    def body(self, model: str, **extra: Any) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": model,
-            "prompt": list(self.prompt),
-            "max_tokens": self.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            **extra,
-        }
-        if self.policy is not None:
-            body["carrel"] = {"policy": self.policy}
-        return body
-
-
-@dataclass(frozen=True)
-class Meter:
-    """One gauge: when a quarter of the time was over, its most from then on, and its last, with nobody asking."""
-
-    name: str
-    settled: float
-    most: float
-    last: float
-
-
-@dataclass
-class SoakRow:
-    """What came of a soak. num_differing: answers that were not what the same question got alone; first_difference:
-    where the first of them left it, as a share of the answer."""
+class Plan:
+    """fault_every: seconds from one fault to the next; 0: none. every: between two looks."""
 
     num_streams: int
     seconds: float
-    num_questions: int
-    num_answered: int = 0
-    num_aborted: int = 0
-    num_failed: int = 0
-    num_differing: int = 0
-    first_difference: float | None = None
-    error: str | None = None
-    meters: list[Meter] = field(default_factory=list)
+    seed: str
+    every: float
+    fault_every: float = 0.0
 
 
-async def questions(
-    client: LoadClient, count: int, most_tokens: int, policies: tuple[str | None, ...], seed: str
-) -> list[Question]:
-    """Short ones and long ones, up to `most_tokens`, over all policies."""
-    rng, made = Random(seed), []
-    for index in range(count):
-        longest = most_tokens if index % 4 == 0 else max(16, most_tokens // 16)
-        ids = await client.token_ids(rng.randint(max(8, longest // 4), longest), f"{seed}:{index}")
-        made.append(Question(tuple(ids), policies[index % len(policies)], rng.choice((16, 32, 64))))
-    return made
+@dataclass(frozen=True)
+class Wait:
+    """Of one question: asked, and its first token."""
+
+    asked_s: float
+    first_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.first_s - self.asked_s
 
 
-async def run_soak(
-    client: LoadClient,
-    model: str,
-    asked: list[Question],
-    num_streams: int,
-    seconds: float,
-    seed: str,
-    gauges: Callable[[], Awaitable[Mapping[str, float]]],
-    tell: Callable[[SoakRow], None],
-    every: float,
-) -> SoakRow:
-    """Ask each question alone, then all of them at random from so many clients. gauges: what is to stay flat, asked
-    once in `every` seconds. tell: how it goes, as often. Raises BenchmarkError, or RequestFailed where a question
-    alone is not answered."""
-    alone = [await _answer(client, question.body(model)) for question in asked]
-    row = SoakRow(num_streams, seconds, len(asked))
-    begin, samples = time.monotonic(), list[tuple[float, Mapping[str, float]]]()
+class Soak:
+    """One run. `row` may be looked at, or kept by `keep`, at any time."""
 
-    async def ask(number: int) -> None:
-        rng = Random(f"{seed}:{number}")
-        while time.monotonic() - begin < seconds:
-            await _ask_one(client, model, asked, alone, rng, row)
+    def __init__(
+        self,
+        client: LoadClient,
+        model: str,
+        asked: list[Question],
+        plan: Plan,
+        gauges: Callable[[], Awaitable[Mapping[str, float]]],
+        keep: Callable[[SoakRow], None] = lambda row: None,
+        server: Server | None = None,
+    ) -> None:
+        """gauges: what is to stay flat; what is away is missing in it. keep: is given the row after each fault.
+        server: whose processes the faults strike."""
+        self._client, self._model, self._asked, self._plan = client, model, asked, plan
+        self._gauges, self._keep, self._server = gauges, keep, server
+        self._alone: list[str] = []
+        self._goes = asyncio.Event()
+        self._num_busy = 0
+        self._waits: list[Wait] = []
+        self._ends: list[tuple[float, float, str]] = []
+        self._answered: list[float] = []
+        self._loads: list[float] = []
+        self._pauses: list[float] = []
+        self.row = SoakRow(plan.num_streams, plan.seconds, len(asked))
 
-    async def watch() -> None:
-        while time.monotonic() - begin < seconds:
-            samples.append((time.monotonic() - begin, await gauges()))
-            tell(row)
-            await asyncio.sleep(every)
+    async def run(self) -> SoakRow:
+        """Ask each question alone, then all of them at random from so many clients. Raises BenchmarkError, or
+        RequestFailed where a question alone is not answered."""
+        for question in self._asked:
+            answer = Answer()
+            await answer.read(self._client, question.body(self._model))
+            self._alone.append(answer.text)
+        self._begin = time.monotonic()
+        self._goes.set()
+        try:
+            await self._go()
+        except* BenchmarkError as errors:
+            raise errors.exceptions[0] from None
+        # What was aborted last ends a moment later.
+        await asyncio.sleep(self._plan.every)
+        await self._look(is_idle=True)
+        self._sum_up()
+        return self.row
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(watch())
-        for number in range(num_streams):
-            group.create_task(ask(number))
-    # What was aborted last ends a moment later.
-    await asyncio.sleep(every)
-    last = await gauges()
-    settled = [sample for at, sample in samples if at >= SETTLED_SHARE * seconds] or [last]
-    row.meters = [
-        Meter(name, settled[0].get(name, 0.0), max(sample.get(name, 0.0) for sample in settled), value)
-        for name, value in last.items()
-    ]
-    return row
+    async def _go(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            for number in range(self._plan.num_streams):
+                group.create_task(self._ask(number))
+            if self._plan.fault_every:
+                group.create_task(self._strike())
+
+    @property
+    def _now(self) -> float:
+        return time.monotonic() - self._begin
+
+    @property
+    def _is_over(self) -> bool:
+        return self._now >= self._plan.seconds
+
+    async def _watch(self) -> None:
+        while not self._is_over:
+            await self._look(is_idle=False)
+            await asyncio.sleep(self._plan.every)
+
+    async def _look(self, is_idle: bool) -> None:
+        values = {name: round(value, 1) for name, value in (await self._gauges()).items()}
+        self.row.samples.append(Sample(round(self._now, 1), is_idle, values))
+        self._loads.append(os.getloadavg()[0])
+
+    async def _strike(self) -> None:
+        """Each process in turn, killed in one round and stopped in the next; a look at an idle server before each."""
+        for number, blow in enumerate(cycle(ROUND)):
+            due = (number + 1) * self._plan.fault_every
+            if due + RECOVERY_S > self._plan.seconds:
+                return
+            await asyncio.sleep(max(0.0, due - LOOK_S - self._now))
+            await self._pause()
+            await asyncio.sleep(max(0.0, due - self._now))
+            if self._server is not None and self._server.is_whole():
+                await self._strike_one(self._server, blow)
+            self._sum_up()
+            self._keep(self.row)
+
+    async def _strike_one(self, server: Server, blow: Blow) -> None:
+        fault = Struck(blow.who, blow.how, round(self._now, 1))
+        self.row.faults.append(fault)
+        pid = server.strike(blow)
+        gone_at: float | None = None
+        was_away = False
+        while self._now - fault.at_s < RECOVERY_S:
+            await asyncio.sleep(0.25)
+            if gone_at is None:
+                gone_at = self._now if is_gone(pid) else None
+                continue
+            if not await self._client.is_ready() or not server.is_whole():
+                was_away = True
+            elif was_away or self._now - gone_at > MISSED_S:
+                self.row.faults[-1] = replace(fault, ready_s=round(self._now, 1))
+                return
+
+    async def _pause(self) -> None:
+        self._goes.clear()
+        self._pauses.append(self._now)
+        begun = self._now
+        while self._num_busy and self._now - begun < LOOK_S / 2:
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(min(2.0, self._plan.every))
+        if not self._num_busy:
+            await self._look(is_idle=True)
+        self._goes.set()
+
+    async def _ask(self, number: int) -> None:
+        rng = Random(f"{self._plan.seed}:{number}")
+        while not self._is_over:
+            await self._goes.wait()
+            with self._busy():
+                await self._ask_one(rng)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._num_busy += 1
+        try:
+            yield
+        finally:
+            self._num_busy -= 1
+
+    async def _ask_one(self, rng: Random) -> None:
+        """One question until it is answered, as a client would who asks again after an error."""
+        index = rng.randrange(len(self._asked))
+        extra: dict[str, Any] = {"priority": rng.choice((0, 0, 1))}
+        if rng.randrange(IN_SESSION) == 0:
+            extra["session_id"] = f"soak-{rng.randrange(NUM_SESSIONS)}"
+        if rng.randrange(SALTED) == 0:
+            extra["cache_salt"] = str(rng.getrandbits(64))
+        most = rng.randrange(1, 16) if rng.randrange(ABORTED) == 0 else None
+        body = self._asked[index].body(self._model, **extra)
+        first_asked = self._now
+        while self._now - first_asked < PATIENCE_S:
+            asked_s, answer = self._now, Answer()
+            try:
+                await answer.read(self._client, body, most)
+            except RequestFailed as error:
+                self._ends.append((asked_s, self._now, error.code))
+                self._check(index, answer.text, is_whole=False)
+                if not self._is_in_fault(asked_s, self._now):
+                    self.row.error = self.row.error or str(error)
+                if self._plan.fault_every == 0 or self._is_over:
+                    return
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self.row.num_aborted += most is not None
+            self.row.num_answered += most is None
+            self._answered.append(self._now)
+            if answer.first_at is not None:
+                self._waits.append(Wait(first_asked, answer.first_at - self._begin))
+            self._check(index, answer.text, is_whole=most is None)
+            return
+
+    def _check(self, index: int, text: str, is_whole: bool) -> None:
+        expected = self._alone[index] if is_whole else self._alone[index][: len(text)]
+        if text == expected:
+            return
+        self.row.num_differing += 1
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, expected, strict=False)))
+        earliest = 1.0 if self.row.first_difference is None else self.row.first_difference
+        self.row.first_difference = min(earliest, same / max(1, len(self._alone[index])))
+
+    def _is_in_fault(self, begin: float, end: float) -> bool:
+        return any(begin <= _until(fault, self._now) and end >= fault.at_s for fault in self.row.faults)
+
+    def _sum_up(self) -> None:
+        row, now = self.row, self._now
+        row.ran_s = round(now, 1)
+        inside = [end for end in self._ends if self._is_in_fault(end[0], end[1])]
+        row.num_ended, row.num_failed = len(inside), len(self._ends) - len(inside)
+        row.endings = [
+            Ending(code or "none", count)
+            for code, count in Counter(end[2] for end in self._ends).most_common()
+        ]
+        row.faults = [self._around(fault, now) for fault in row.faults]
+        row.slopes = slopes(row.samples)
+        row.load_average = [round(median(self._loads), 2), round(max(self._loads), 2)] if self._loads else []
+        width = max(10.0, self._plan.seconds / BINS)
+        row.bins = [self._bin(begin, begin + width) for begin in _steps(now, width)]
+        row.meters = self._meters()
+
+    def _around(self, fault: Struck, now: float) -> Struck:
+        ready = _until(fault, now)
+        since = max((at for at in self._pauses if at < fault.at_s), default=0.0)
+        until = min((at for at in self._pauses if at > ready), default=now)
+        return replace(
+            fault,
+            num_ended=sum(1 for asked, end, _ in self._ends if asked <= ready and end >= fault.at_s),
+            before=Waits.of(w.seconds for w in self._waits if w.asked_s > since and w.first_s < fault.at_s),
+            during=Waits.of(w.seconds for w in self._waits if w.asked_s <= ready and w.first_s >= fault.at_s),
+            after=Waits.of(w.seconds for w in self._waits if w.asked_s > ready and w.first_s < until),
+        )
+
+    def _bin(self, begin: float, end: float) -> Bin:
+        return Bin(
+            round(begin, 1),
+            sum(1 for at in self._answered if begin <= at < end),
+            sum(1 for _, at, _ in self._ends if begin <= at < end),
+            Waits.of(wait.seconds for wait in self._waits if begin <= wait.first_s < end),
+        )
+
+    def _meters(self) -> list[Meter]:
+        last = self.row.samples[-1]
+        settled = [s for s in self.row.samples if s.at_s >= SETTLED_SHARE * self._plan.seconds] or [last]
+        return [
+            Meter(
+                name, settled[0].values.get(name, 0.0), max(s.values.get(name, 0.0) for s in settled), value
+            )
+            for name, value in last.values.items()
+            if not name.endswith(" pid")
+        ]
 
 
-async def _ask_one(
-    client: LoadClient,
-    model: str,
-    asked: list[Question],
-    alone: list[str],
-    rng: Random,
-    row: SoakRow,
-) -> None:
-    index = rng.randrange(len(asked))
-    extra: dict[str, Any] = {"priority": rng.choice((0, 0, 1))}
-    if rng.randrange(IN_SESSION) == 0:
-        extra["session_id"] = f"soak-{rng.randrange(NUM_SESSIONS)}"
-    if rng.randrange(SALTED) == 0:
-        extra["cache_salt"] = str(rng.getrandbits(64))
-    most = rng.randrange(1, 16) if rng.randrange(ABORTED) == 0 else None
-    try:
-        answer = await _answer(client, asked[index].body(model, **extra), most)
-    except RequestFailed as error:
-        row.num_failed += 1
-        row.error = row.error or str(error)
-        return
-    row.num_aborted += most is not None
-    row.num_answered += most is None
-    expected = alone[index] if most is None else alone[index][: len(answer)]
-    if answer != expected:
-        row.num_differing += 1
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, expected, strict=False)))
-        earliest = 1.0 if row.first_difference is None else row.first_difference
-        row.first_difference = min(earliest, same / max(1, len(expected)))
+def _until(fault: Struck, now: float) -> float:
+    """When a fault was over."""
+    return min(now, fault.at_s + RECOVERY_S) if fault.ready_s is None else fault.ready_s
 
 
-async def _answer(client: LoadClient, body: dict[str, Any], most: int | None = None) -> str:
-    """The text of an answer; the stream is left after `most` pieces of it. Raises RequestFailed."""
-    text: list[str] = []
-    async with aclosing(client.pieces(body)) as pieces:
-        async for piece in pieces:
-            text += [choice["text"] for choice in piece.get("choices", ())]
-            if most is not None and len(text) >= most:
-                break
-    return "".join(text)
+def _steps(end: float, width: float) -> Iterator[float]:
+    number = 0
+    while number * width < end:
+        yield number * width
+        number += 1

@@ -16,6 +16,7 @@ from benchmarks.pages import (
     quality,
     rooms,
     served,
+    soaked,
     step_times,
 )
 from carrel.evaluation.tasks import GROUPS
@@ -73,5 +74,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pick": pick.table,
     "claims-heads": claims.experiments("outliers"),
     "claims-infinigen": claims.experiments("infinigen"),
+    "siege": soaked.siege,
+    "soak-faults": soaked.faults,
+    "soak-growth": soaked.growth,
     "step-times": step_times.table,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import IndexSpan
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.errors import WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import TrainedLayer

@@ -12,6 +12,8 @@ from carrel.cluster.census import Census
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.messages import Failure, Frame, ReplicaLost
 from carrel.cluster.routing import Routing, prompt_chain, session_link
+from carrel.cluster.store_sums import all_stores
+from carrel.process.request_context import trace_metadata
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.rest.feed import Feed
 from gateway.worker_client import status_error
@@ -73,6 +75,11 @@ class ClusterWorkerClient:
             raise WorkerUnavailable("No replica is ready yet.")
         return stats
 
+    async def store_stats(self) -> pb.StoreStatsResponse:
+        """All stores together, as one."""
+        replies = await self._ask_all("StoreStats", pb.StoreStatsRequest())
+        return all_stores(map(pb.StoreStatsResponse.FromString, replies))
+
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """Of all replicas; of a session that has moved, what it holds where it was last."""
         latest: dict[str, pb.Session] = {}
@@ -130,7 +137,11 @@ class ClusterWorkerClient:
         if route is None:
             raise Overloaded("All replicas have as many requests as they take.")
         timeout_s = deadline - time.monotonic()
-        frames = Feed(self._fleet.generate(request.SerializeToString(), timeout_s, route.replica, lost))
+        frames = Feed(
+            self._fleet.generate(
+                request.SerializeToString(), timeout_s, route.replica, lost, trace_metadata()
+            )
+        )
         replica = route.replica
         try:
             first = await _next(frames, self._silence_s)

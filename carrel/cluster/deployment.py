@@ -50,12 +50,21 @@ def _start_proxies(place: Place) -> None:
                 raise DeployError(f"Ray Serve's proxies do not start: {exc}") from exc
 
 
-def remove(address: str | None, place: Place) -> None:
-    """Return when the application is gone. Raises DeployError."""
+def remove(address: str | None, place: Place, timeout_s: float) -> None:
+    """Return when the application is gone; it goes on ending when we end. Raises DeployError."""
     with _connected(address):
         if place.name not in serve.status().applications:
             raise DeployError(f"there is no application {place.name!r} on this cluster")
-        serve.delete(place.name)
+        deadline = time.monotonic() + timeout_s
+        # Serve itself waits for a minute: too short where a node has just died.
+        with contextlib.suppress(TimeoutError):
+            serve.delete(place.name)
+        while place.name in serve.status().applications:
+            if time.monotonic() > deadline:
+                raise DeployError(
+                    f"application {place.name!r} is not gone after {timeout_s:g} s; it goes on ending"
+                )
+            time.sleep(POLL_S)
 
 
 @contextlib.contextmanager

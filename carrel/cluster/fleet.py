@@ -28,14 +28,22 @@ class Fleet:
         self._handle = handle
 
     async def generate(
-        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+        self,
+        request: bytes,
+        timeout_s: float,
+        wanted: str,
+        lost: tuple[str, ...],
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[Frame, None]:
         """The frames of one request: `wanted` takes it if it is there, and a replica in `lost` only if no other can.
+        metadata: of the call to the replica's worker.
 
         Closing it ends the request. Raises Overloaded when Serve itself has no room.
         """
         # Any: the handle's options decide what its calls return
-        response: Any = self._generate.remote(request, timeout_s=timeout_s, wanted=wanted, lost=lost)
+        response: Any = self._generate.remote(
+            request, timeout_s=timeout_s, wanted=wanted, lost=lost, metadata=tuple(metadata)
+        )
         last: Frame | None = None
         try:
             with _translated():

@@ -16,6 +16,7 @@ from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.routing import Routing
+from carrel.process.tracing import make_tracer
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.rest.app import create_app
@@ -41,7 +42,10 @@ class Gateway:
         census = Census(fleet, routing.forget)
         client = ClusterWorkerClient(fleet, census, routing)
         metrics = ClusterMetrics(census, routing)
-        self._service = ChatService(self._config, client, tokenizer, defaults, metrics.render)
+        self._tracer = make_tracer("gateway", self._config.otlp_endpoint)
+        self._service = ChatService(
+            self._config, client, tokenizer, defaults, metrics.render, tracer=self._tracer
+        )
         self._chat: ChatServer | None = None
         self._tasks = [asyncio.create_task(census.keep_taking())]
         if self._config.grpc_port:
@@ -60,6 +64,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._chat is not None:
             await self._chat.stop(CLOSE_TIMEOUT_S)
+        await asyncio.to_thread(self._tracer.close)
 
     async def _serve_chat(self, config: GatewayConfig) -> None:
         """Listen as soon as the port is free: in an update the gateway before this one may still drain."""

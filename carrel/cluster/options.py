@@ -100,7 +100,7 @@ def gateway_config(options: ClusterOptions, environment: Mapping[str, str]) -> G
     return GatewayConfig(
         **shared,
         model=find_model(options.model),
-        worker="cluster",
+        worker="unix:cluster",
         host=options.grpc_host,
         port=0,
         api_keys=api_keys,

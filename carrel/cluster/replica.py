@@ -45,13 +45,18 @@ class Replica:
         self._generate = self._channel.unary_stream(GENERATE, None, None)
 
     async def generate(
-        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+        self,
+        request: bytes,
+        timeout_s: float,
+        wanted: str,
+        lost: tuple[str, ...],
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> AsyncGenerator[Frame, None]:
         """The worker's answer to a serialised GenerateRequest; closing it frees the worker's room.
 
-        `wanted` and `lost` are the router's.
+        `wanted` and `lost` are the router's; `metadata` is the call's to the worker.
         """
-        call = self._generate(request, timeout=timeout_s)
+        call = self._generate(request, timeout=timeout_s, metadata=metadata)
         frames = relay(call, self._id)
         try:
             async for frame in frames:

@@ -27,5 +27,6 @@ COMMANDS = {
     "methods": Command(
         "carrel.commands.methods", "List the policies: family, paper, what each keeps, parameters."
     ),
+    "collect-env": Command("carrel.commands.collect_env", "Tell what a report of a problem needs."),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

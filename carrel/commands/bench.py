@@ -25,11 +25,13 @@ BENCHMARKS = {
     "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server",
     "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
+    "siege": "an honest client among thousands that send random bodies, stall, never read or leave",
 }
 # what each needs beyond this package's own
 LIBRARIES = {
     "serve": ("httpx",),
-    "soak": ("httpx",),
+    "siege": ("httpx", "psutil"),
+    "soak": ("httpx", "psutil"),
     "hitrate": ("torch", "tokenizers"),
     "gateway": ("httpx", "psutil", "tokenizers"),
     "nodes": ("ray", "httpx", "psutil"),

@@ -31,7 +31,12 @@ class DeployOptions(ClusterOptions):
         "HeadOnly", "nodes that take HTTP requests: HeadOnly or EveryNode", metavar="NODES"
     )
     timeout_s: float = option(
-        3600.0, "seconds to wait until it serves", name="timeout", metavar="S", ge=0, allow_inf_nan=False
+        3600.0,
+        "seconds to wait until it serves, or is gone",
+        name="timeout",
+        metavar="S",
+        ge=0,
+        allow_inf_nan=False,
     )
     print: bool = option(False, "write the configuration for `serve run` and end")
     remove: bool = option(False, "take the application away, after draining")
@@ -63,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     from carrel.cluster.deployment import deploy, remove
 
     if options.remove:
-        remove(options.address, place)
+        remove(options.address, place, options.timeout_s)
         return 0
     deploy(options.address, place, args, options.timeout_s)
     return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import ExitStack
 
 from rich.console import Console
 
 from carrel.process.command_line import add_options
+from carrel.process.log_lines import is_json
 from carrel.process.settings import read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
@@ -35,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = find_model(options.model)
     check_hub_model(model, options.revision, options.download_dir)
     environment = child_environment(os.environ)
-    display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True))
+    as_json = is_json(options.log_format, sys.stdout)
+    display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True), as_json)
 
     with ExitStack() as stack:
         port = grpc_port = 0
@@ -53,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             for line in ready_lines(facts, endpoints, needs_key=bool(options.all_keys)):
                 display.message(line)
 
-        specs = child_specs(model, resolved.texts, endpoints)
+        texts = {**resolved.texts, "log_format": "json" if as_json else "text"}
+        specs = child_specs(model, texts, endpoints)
         supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

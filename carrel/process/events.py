@@ -7,19 +7,26 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+from carrel.process.log_lines import LogFormat, json_line
+from carrel.process.log_lines import is_json as is_json_log
 from carrel.process.pipe import has_room
 
 
 class ProcessEvents:
-    """One JSON object a line on stdout, or lines of text on stderr that begin with the process's name.
+    """One JSON object a line on stdout for a supervisor, or lines on stderr: of text that begin with the process's
+    name, or as JSON lines of the log look.
 
     `out` takes the place of stdout or stderr. What nobody reads is left out: nobody is waited for.
     """
 
-    def __init__(self, process: str, is_json: bool, out: TextIO | None = None) -> None:
+    def __init__(
+        self, process: str, is_json: bool, out: TextIO | None = None, log_format: LogFormat = "text"
+    ) -> None:
+        """log_format: of lines on stderr."""
         self._process = process
         self._is_json = is_json
         self._out = out or (sys.stdout if is_json else sys.stderr)
+        self._logs_json = is_json_log(log_format)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` units of a stage; as text only the stage's end is told."""
@@ -35,7 +42,7 @@ class ProcessEvents:
         self._write({"event": "status", "text": text}, text)
 
     def _write(self, event: dict[str, str | int], text: str) -> None:
-        line = json.dumps(event) if self._is_json else text and f"{self._process}: {text}"
+        line = json.dumps(event) if self._is_json else text and self._line(text)
         if not line or not has_room(self._out):
             return
         try:
@@ -43,6 +50,9 @@ class ProcessEvents:
         except BrokenPipeError:
             # The reader is gone, and this process ends with its parent; say so where it may still be read.
             print(f"{self._process}: its events are not read", file=sys.stderr)
+
+    def _line(self, text: str) -> str:
+        return json_line(self._process, "INFO", text) if self._logs_json else f"{self._process}: {text}"
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from carrel.process.options import option
+
 DEFAULT_DELAY_SECONDS = 0.1
 MOST_DELAY_SECONDS = 600.0
 _ITEM = re.compile(r"([a-z.]+):([a-z]+):([0-9.e-]+)(?::([0-9.]+))?")
 
 
 class Point(StrEnum):
-    """Where a fault may strike, all in the worker.
+    """Where a fault may strike, those of the disk in the store, all others in the worker.
 
     STORE_CALL: a short call to the store. TRANSFER: a call that carries rows. ARENA_WRITE: rows of a prompt, or of a
     token, as the host writes them into the arena. ARENA_READ: rows as the store gathers them. INDEX: the training of an
-    index. PROMPT: the memory of a prompt's pass. STEP: a decode step, captured or not.
+    index. PROMPT: the memory of a prompt's pass. STEP: a decode step, captured or not. DISK_WRITE: a file of
+    the store's disk tier. DISK_READ: what is read of one.
     """
 
     STORE_CALL = "store.call"
@@ -34,11 +37,13 @@ class Point(StrEnum):
     INDEX = "index"
     PROMPT = "prompt"
     STEP = "step"
+    DISK_WRITE = "disk.write"
+    DISK_READ = "disk.read"
 
 
 class Kind(StrEnum):
     """DELAY: it takes so many seconds longer. DROP: nobody does it, or nobody hears that it was done. PARTIAL: it stops
-    half-way. ALLOC: there is no memory for it. FLIP: a bit of what is read has changed."""
+    half-way. ALLOC: there is no memory for it, or no room on the disk. FLIP: a bit of what is read has changed."""
 
     DELAY = "delay"
     DROP = "drop"
@@ -55,6 +60,8 @@ KINDS = {
     Point.INDEX: (Kind.DELAY, Kind.DROP, Kind.ALLOC),
     Point.PROMPT: (Kind.DELAY, Kind.ALLOC),
     Point.STEP: (Kind.DELAY, Kind.ALLOC),
+    Point.DISK_WRITE: (Kind.DELAY, Kind.PARTIAL, Kind.ALLOC),
+    Point.DISK_READ: (Kind.DELAY, Kind.FLIP),
 }
 
 
@@ -90,7 +97,8 @@ class Faults:
 
     @property
     def can_flip(self) -> bool:
-        return any(fault.kind is Kind.FLIP for fault in self.faults)
+        """Whether bits of the arena may flip."""
+        return any(fault.kind is Kind.FLIP and fault.point is Point.ARENA_READ for fault in self.faults)
 
     def end(self) -> None:
         """Nothing strikes any more."""
@@ -157,3 +165,15 @@ def read_faults(text: str) -> Faults:
         if sum(fault.rate for fault in faults if fault.point is point) > 1:
             raise ValueError(f"the rates at {point} are more than 1 together")
     return Faults(tuple(faults), seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultOptions:
+    """What goes wrong on purpose."""
+
+    faults: str = option(
+        "",
+        "faults on purpose, to try what they cost: POINT:KIND:RATE[:SECONDS] with commas between, and seed=N",
+        parse=faults_text,
+        metavar="FAULTS",
+    )

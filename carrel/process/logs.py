@@ -1,14 +1,19 @@
-"""What a process logs, and how: to stderr, a line each."""
+"""What a process logs: to stderr, a line each."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
+from carrel.process.log_lines import JSONLines, LogFormat, TextLines, is_json
 from carrel.process.options import option
 from carrel.process.pipe import has_room
+
+FORMAT_HELP = "json: an object a line, with ids of request and trace; text; or auto: text on a terminal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +23,39 @@ class LogOptions:
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "warning", "debug, info, warning or error", metavar="LEVEL"
     )
+    log_format: LogFormat = option("auto", FORMAT_HELP, metavar="FORMAT")
 
 
-def log_to_stderr(level: str = "warning") -> None:
-    """From now on; a second call has no effect. level: of `LogOptions`."""
-    logging.basicConfig(
-        handlers=[LineHandler(sys.stderr)],
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def log_to_stderr(
+    process: str,
+    level: str = "warning",
+    log_format: LogFormat = "auto",
+    hides_error_texts: bool = False,
+    stream: TextIO | None = None,
+) -> None:
+    """From now on; a second call has no effect. level, log_format: of `LogOptions`. hides_error_texts: see
+    `TextLines`. stream: in place of this process's stderr."""
+    stream = stream or sys.stderr
+    as_json = is_json(log_format, stream)
+    handler = LineHandler(stream)
+    handler.setFormatter(JSONLines(process, hides_error_texts) if as_json else TextLines(hides_error_texts))
+    logging.basicConfig(handlers=[handler], level=level.upper())
+
+
+def share_stderr() -> int:
+    """Let other processes of this user log to this one's stderr, by the id that is returned. Where it is a file every
+    line goes to its end from now on."""
+    stderr = 2
+    fcntl.fcntl(stderr, fcntl.F_SETFL, fcntl.fcntl(stderr, fcntl.F_GETFL) | os.O_APPEND)
+    return os.getpid()
+
+
+def stderr_of(pid: int) -> TextIO | None:
+    """Of a process that shares it, for lines that end with a newline; None where that cannot be."""
+    try:
+        return open(f"/proc/{pid}/fd/2", "a", buffering=1, encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
@@ -42,5 +71,6 @@ class LineHandler(logging.StreamHandler[TextIO]):
             return
         if self._num_lost:
             lost, self._num_lost = self._num_lost, 0
-            print(f"{lost} lines of the log were not read in time", file=self.stream, flush=True)
+            text = f"{lost} lines of the log were not read in time"
+            super().emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
         super().emit(record)

@@ -27,6 +27,7 @@ def version() -> str:
         return "unknown"
 
 
+@functools.cache
 def commit() -> str:
     """Short commit of the checkout; "unknown" outside one or without git."""
     if not (CHECKOUT / ".git").exists():

@@ -175,8 +175,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _command(module: str, kind: type[T], texts: Mapping[str, str]) -> tuple[T, tuple[str, ...]]:
-    """A process's options as it will read them, and the command that starts it."""
-    given = {**texts, "json_events": "true"}
+    """A process's options as it will read them, and the command that starts it. Its log is text, unless told."""
+    given = {"log_format": "text", **texts, "json_events": "true"}
     # -P: a folder named gateway where the user happens to stand is not our gateway
     return validate(kind, given), (sys.executable, "-P", "-m", module, *arguments(kind, given))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -14,17 +15,22 @@ from rich.text import Text
 
 from carrel.errors import ChildError
 from carrel.process.events import Progress
+from carrel.process.log_lines import json_line
 
 STATUS_INTERVAL_S = 10.0
+# of this process in lines that are objects
+OWN_NAME = "carrel"
 # steps of a stage that are worth a line
 QUARTERS = 4
 # a status older than this is of an idle server: the line goes away
 STATUS_AGE_S = 10.0
 
 
-def create_display(console: Console, is_verbose: bool, errors: Console | None = None) -> Display:
-    """The display that fits where `console` writes to."""
-    variant = TerminalDisplay if console.is_terminal else Display
+def create_display(
+    console: Console, is_verbose: bool, errors: Console | None = None, as_json: bool = False
+) -> Display:
+    """The display that fits where `console` writes to. as_json: lines are objects, also on a terminal."""
+    variant = JSONDisplay if as_json else TerminalDisplay if console.is_terminal else Display
     return variant(console, is_verbose, errors)
 
 
@@ -103,6 +109,43 @@ class Display:
 
     def _print_line(self, child: str, text: str) -> None:
         self._console.print(f"[dim]{child:>7} │[/dim] {escape(text)}", highlight=False, soft_wrap=True)
+
+
+class JSONDisplay(Display):
+    """Each line an object, for programs that read logs: a process's own as they are, all else as this process's.
+
+    The banner is left out, which is for people.
+    """
+
+    def message(self, text: str) -> None:
+        self._write(self._console, OWN_NAME, "INFO", text)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Nothing."""
+
+    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
+        self._write(self._errors, OWN_NAME, "ERROR", text)
+        for line in lines if self._held.pop(child, None) is not None else ():
+            self._print_line(child, line)
+
+    def failed(self, error: ChildError) -> None:
+        self._write(self._console, OWN_NAME, "ERROR", str(error), error="\n".join(error.lines))
+
+    def _print_line(self, child: str, text: str) -> None:
+        if _is_object(text):
+            self._console.out(text, highlight=False)
+        else:
+            self._write(self._console, child, "INFO", text)
+
+    def _write(self, console: Console, process: str, level: str, text: str, error: str = "") -> None:
+        console.out(json_line(process, level, text, error=error), highlight=False)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return type(json.loads(text)) is dict
+    except ValueError:
+        return False
 
 
 class TerminalDisplay(Display):

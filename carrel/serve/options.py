@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from carrel.process.log_lines import LogFormat
 from carrel.process.options import OptionError, option
+from carrel.process.tracing import OTLP_HELP
 from carrel.serve.restarts import DEFAULT_LIMIT
 from gateway.config import GatewayOptions, ListenOptions
 from gpu_worker.config import WorkerOptions
@@ -33,6 +35,13 @@ class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
         "of all three: debug, info, warning or error; with the first two, lines of loading processes are shown",
         metavar="LEVEL",
     )
+    log_format: LogFormat = option(
+        "auto",
+        "of all three, and of what carrel serve says: json, an object a line, with ids of request and trace; text; or "
+        "auto: text on a terminal",
+        metavar="FORMAT",
+    )
+    otlp_endpoint: str | None = option(None, OTLP_HELP, metavar="URL")
     trust_remote_code: bool = option(False, "refused: Carrel runs no code that a checkpoint brings")
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ class ChoiceText:
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -62,6 +63,7 @@ class ChoiceText:
     def take(self, delta: TextDelta) -> None:
         self.pieces.append(delta.text)
         self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.token_ids.extend(delta.token_ids)
         self.prompt_token_ids = self.prompt_token_ids or delta.prompt_token_ids
 
@@ -121,6 +123,9 @@ class ChoiceFormat(Protocol):
 
     def whole(self, choice: ChoiceText) -> dict[str, Any]: ...
 
+    def beside(self, choices: Sequence[ChoiceText]) -> dict[str, Any]:
+        """What is told once, beside the choices."""
+
     def begin(self) -> dict[str, Any] | None:
         """What comes in a chunk of its own before the first text; None: nothing."""
 
@@ -159,7 +164,8 @@ class AnswerWriter:
             for choice in answer.choices
         ]
         usage = None if answer.usage is None else usage_json(answer.usage)
-        return {**self._head(self._format.kind), "choices": choices, "usage": usage}
+        beside = self._format.beside(answer.choices)
+        return {**self._head(self._format.kind), "choices": choices, "usage": usage, **beside}
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         """The error, with the answer as far as it came."""

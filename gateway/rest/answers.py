@@ -85,6 +85,20 @@ class ChatMessage(Body):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+class PromptToken(Body):
+    logprob: float
+    rank: Annotated[int, Field(description="among all tokens, the likeliest 1")]
+    decoded_token: str
+
+
+PromptTokens = Annotated[
+    list[dict[str, PromptToken] | None] | None,
+    Field(
+        description="with prompt_logprobs: each token and the likeliest by their ids; of the first nothing"
+    ),
+]
+
+
 class ChatChoice(Body):
     index: int
     message: ChatMessage
@@ -103,6 +117,7 @@ class ChatAnswer(Body):
     model: str
     choices: list[ChatChoice]
     usage: UsageAnswer | None
+    prompt_logprobs: PromptTokens = None
 
 
 class CompletionLogprobs(Body):
@@ -119,6 +134,7 @@ class CompletionChoice(Body):
     finish_reason: Finish | None
     token_ids: TokenIdList = None
     prompt_token_ids: TokenIdList = None
+    prompt_logprobs: PromptTokens = None
 
 
 class CompletionAnswer(Body):

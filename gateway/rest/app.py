@@ -77,7 +77,9 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
             Middleware(UnexpectedErrorMiddleware),
             *([guard] if is_open else ()),
             *([cors] if config.allowed_origins else ()),
-            Middleware(AuthMiddleware, keys=service.keys, rate_limits=service.rate_limits),
+            Middleware(
+                AuthMiddleware, keys=service.keys, rate_limits=service.rate_limits, metrics=service.metrics
+            ),
         ],
         exception_handlers={
             ServiceError: on_service_error,

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # of a connection that is refused: over TLS its close is a conversation
@@ -79,6 +80,16 @@ class Connection(H11Protocol):
         """A request's head may be complete now."""
         super().data_received(data)
         self._watch_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP ends the connection, and is answered where nothing else has been."""
+        if self.cycle is not None:
+            # whatever it was about to say
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """The time without a request begins."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
+from gateway.rest.drafts import draft_of
 from gateway.rest.schemas import (
-    CarrelBody,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -22,8 +22,6 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # the worker's fields that a body has by the same names
 SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
-# far above any context, and a safe number in every protocol
-MAX_BUDGET_TOKENS = 2**53
 
 # What other servers take and what would change the answer, with the value that changes nothing beside null.
 UNSUPPORTED: Mapping[str, Any] = {
@@ -34,13 +32,9 @@ UNSUPPORTED: Mapping[str, Any] = {
     "include_stop_str_in_output": False,
     "length_penalty": 1,
     "logits_processors": [],
-    "prompt_logprobs": None,
     "skip_special_tokens": True,
     "use_beam_search": False,
 }
-
-# of a policy's options, as the command line has them
-WORDS = {"True": "on", "False": "off"}
 
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
@@ -102,7 +96,8 @@ def read_completion(body: CompletionBody, request_id: str | None, caller: bytes)
     # the worker makes one at least
     options = _read_options(body, 1 if only_echoes else body.max_tokens, body.logprobs, caller)
     if body.echo and body.logprobs is not None:
-        options.draft.sampling.prompt_logprobs = body.logprobs
+        # the worker tells as many as either wants
+        options.draft.sampling.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
     return CompletionRequest(_read_prompts(body.prompt), options, request_id, bool(body.echo), only_echoes)
 
 
@@ -112,15 +107,9 @@ def read_warming(
     """The request that computes what the body has for its session; None where it has nothing. Raises InvalidRequest."""
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("Give either prompt or messages.", "prompt")
-    draft = pb.GenerateRequest(
-        # nothing is read of the answer
-        sampling=pb.SamplingParams(max_tokens=1, temperature=0),
-        session_id=session_id,
-        prefix_salt=caller,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-    )
-    read_carrel(body.carrel, draft)
+    # nothing is read of the answer
+    sampling = pb.SamplingParams(max_tokens=1, temperature=0)
+    draft = draft_of(body, caller, session_id, sampling)
     options = GenerationOptions(body.model, draft=draft)
     if body.messages is not None:
         messages = read_messages(body.messages)
@@ -167,6 +156,8 @@ def _check_fields(body: GenerationBody) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
             raise InvalidRequest(f"{name} is not supported: leave it out.", name)
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs are told in no stream: leave stream out.", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
 
@@ -183,15 +174,7 @@ def _read_options(
     }
     # None leaves a field absent
     sampling = pb.SamplingParams(**values)
-    draft = pb.GenerateRequest(
-        sampling=sampling,
-        session_id=body.session_id or "",
-        prefix_salt=caller,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-        grammar=read_grammar(body),
-    )
-    read_carrel(body.carrel, draft)
+    draft = draft_of(body, caller, body.session_id, sampling, read_grammar(body))
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return GenerationOptions(
         body.model,
@@ -202,22 +185,3 @@ def _read_options(
         body.timeout_seconds,
         draft,
     )
-
-
-def read_carrel(body: CarrelBody | None, draft: pb.GenerateRequest) -> None:
-    """Put policy, budget and options into the worker's request."""
-    if body is not None:
-        draft.policy = body.policy or ""
-        draft.attention = bool(body.attention)
-        if body.budget is not None:
-            draft.budget.CopyFrom(_read_budget(body.budget))
-        draft.policy_options.update(
-            {name: WORDS.get(str(value), str(value)) for name, value in (body.options or {}).items()}
-        )
-
-
-def _read_budget(budget: float) -> pb.Budget:
-    """1 is the whole context."""
-    if budget <= 1:
-        return pb.Budget(share=budget)
-    return pb.Budget(tokens=min(int(budget), MAX_BUDGET_TOKENS))

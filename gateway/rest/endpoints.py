@@ -61,14 +61,16 @@ class Endpoints:
         """Continue a chat; with `stream` as server-sent events."""
         body = await self._body(request, ChatBody)
         generation = self._service.chat(read_chat(body, request.state.request_id, request.state.caller))
-        return await self._answer(request, body, generation, ChatFormat(bool(body.logprobs)))
+        written = ChatFormat(bool(body.logprobs), body.prompt_logprobs)
+        return await self._answer(request, body, generation, written)
 
     async def completion(self, request: Request) -> Response:
         """Continue one or several prompts; with `stream` as server-sent events."""
         body = await self._body(request, CompletionBody)
         asked = read_completion(body, request.state.request_id, request.state.caller)
         generation = self._service.completion(asked)
-        return await self._answer(request, body, generation, CompletionFormat(body.logprobs is not None))
+        written = CompletionFormat(body.logprobs, body.prompt_logprobs)
+        return await self._answer(request, body, generation, written)
 
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names."""

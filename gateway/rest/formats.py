@@ -17,8 +17,16 @@ class ChatFormat:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, has_logprobs: bool) -> None:
+    def __init__(self, has_logprobs: bool, num_of_prompt: int | None) -> None:
+        """num_of_prompt: alternatives to tell of each of the prompt's tokens; None: nothing of them."""
         self._has_logprobs = has_logprobs
+        self._num_of_prompt = num_of_prompt
+
+    def beside(self, choices: Sequence[ChoiceText]) -> dict[str, Any]:
+        """All choices have one prompt."""
+        if self._num_of_prompt is None:
+            return {}
+        return {"prompt_logprobs": _prompt_logprobs(choices[0].prompt_logprobs, self._num_of_prompt)}
 
     def whole(self, choice: ChoiceText) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -57,14 +65,23 @@ class CompletionFormat:
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, has_logprobs: bool) -> None:
-        self._has_logprobs = has_logprobs
+    def __init__(self, num_logprobs: int | None, num_of_prompt: int | None) -> None:
+        """Alternatives to tell of each token, and of each of the prompt's; None: nothing of them."""
+        self._num_logprobs = num_logprobs
+        self._num_of_prompt = num_of_prompt
         # characters of the tokens in the stream so far, per choice
         self._offsets: dict[int, int] = {}
 
     def whole(self, choice: ChoiceText) -> dict[str, Any]:
-        logprobs = _completion_logprobs(choice.logprobs, 0) if self._has_logprobs else None
-        return {"text": choice.text, "logprobs": logprobs}
+        told: dict[str, Any] = {"text": choice.text, "logprobs": None}
+        if self._num_logprobs is not None:
+            told["logprobs"] = _completion_logprobs(choice.logprobs, 0, self._num_logprobs)
+        if self._num_of_prompt is not None:
+            told["prompt_logprobs"] = _prompt_logprobs(choice.prompt_logprobs, self._num_of_prompt)
+        return told
+
+    def beside(self, choices: Sequence[ChoiceText]) -> dict[str, Any]:
+        return {}
 
     def begin(self) -> None:
         return None
@@ -72,7 +89,8 @@ class CompletionFormat:
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + sum(len(token.token) for token in logprobs)
-        return {"text": text, "logprobs": _completion_logprobs(logprobs, offset) if logprobs else None}
+        told = _completion_logprobs(logprobs, offset, self._num_logprobs or 0) if logprobs else None
+        return {"text": text, "logprobs": told}
 
     def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
         raise TypeError("a completion is all text")
@@ -101,7 +119,23 @@ def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.token, "logprob": json_float(token.logprob), "bytes": list(token.bytes)}
 
 
-def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+def _prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> list[dict[str, Any] | None]:
+    """As vLLM has them: by their ids each token and the best alternatives to it; of the first nothing."""
+    return [
+        None,
+        *(
+            {str(token.token_id): _ranked(token, token.rank)}
+            | {str(each.token_id): _ranked(each, rank) for rank, each in enumerate(token.top[:num_top], 1)}
+            for token in tokens
+        ),
+    ]
+
+
+def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": json_float(token.logprob), "rank": rank, "decoded_token": token.token}
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int, num_top: int) -> dict[str, Any]:
     offsets = accumulate((len(token.token) for token in tokens), initial=offset)
     return {
         "tokens": [token.token for token in tokens],
@@ -110,7 +144,7 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[st
         "top_logprobs": [
             None
             if token.logprob is None
-            else {each.token: json_float(each.logprob) for each in (*token.top, token)}
+            else {each.token: json_float(each.logprob) for each in (*token.top[:num_top], token)}
             for token in tokens
         ],
         "text_offset": list(offsets)[:-1],

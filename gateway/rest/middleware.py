@@ -7,8 +7,11 @@ import logging
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from carrel.process.request_context import RequestContext, working_for
+from carrel.process.trace_context import TRACEPARENT, read_traceparent
 from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
+from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.errors import error_response, internal_error_response
 from gateway.rest.page import PATH as PAGE_PATH
@@ -38,7 +41,8 @@ class RootPathMiddleware:
 
 
 class RequestIdMiddleware:
-    """Puts the request's id into `scope["state"]["request_id"]` and into every answer's X-Request-Id."""
+    """Puts the request's id into `scope["state"]["request_id"]`, into every answer's X-Request-Id and, with the trace
+    that the client sent, into all that is logged of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,7 +51,8 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = public_id(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        request_id = public_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -55,17 +60,19 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        with working_for(RequestContext(request_id, read_traceparent(headers.get(TRACEPARENT)))):
+            await self._app(scope, receive, send_with_id)
 
 
 class AuthMiddleware:
     """Refuses requests without a key; of the others `scope["state"]["caller"]` says whose they are, and their answers
     what is left to it. Decides by the raw path of the scope, which no header can change."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, rate_limits: RateLimits) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, rate_limits: RateLimits, metrics: Metrics) -> None:
         self._app = app
         self._keys = keys
         self._rate_limits = rate_limits
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
@@ -77,7 +84,8 @@ class AuthMiddleware:
             named = f"Bearer {key}" if key is not None else None
             caller = self._keys.caller(headers.get("authorization", named))
             if caller is None:
-                await error_response(Unauthorized())(scope, receive, send)
+                self._metrics.count_rejected(error := Unauthorized())
+                await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
             send = self._telling(caller, send)

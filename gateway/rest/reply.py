@@ -39,7 +39,7 @@ async def reply(
         answer = await while_connected(request.receive, collect(generation.events))
         if answer.error is not None:
             return writer.unfinished(answer, answer.error)
-        if sum(len(choice.logprobs) for choice in answer.choices) > MANY_LOGPROBS:
+        if sum(len(each.logprobs) + len(each.prompt_logprobs) for each in answer.choices) > MANY_LOGPROBS:
             # others' streams go on meanwhile
             return JSONResponse(await asyncio.to_thread(writer.whole, answer))
         return JSONResponse(writer.whole(answer))

@@ -20,6 +20,8 @@ from carrel.process.request_limits import (
     RANGES,
 )
 from gateway.exchange import Scalar
+from gateway.grammars import JsonSchema
+from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
 # of a prompt: one of texts that are numbers is one of texts
@@ -91,9 +93,18 @@ class CarrelBody(Body):
     ] = None
 
 
-MAX_TOOLS = 128
-# an object, a truth value, or the text of one
-JsonSchema = dict[str, Any] | bool | str
+class WorkBody(Body):
+    """Whatever gives the worker work: how soon, with whom it shares, and what is attended."""
+
+    priority: Annotated[int, within("priority")] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    carrel: CarrelBody | None = None
+
+
+class AnswerBody(WorkBody):
+    """Whatever asks for an answer."""
+
+    timeout_seconds: Timeout | None = None
 
 
 class StreamOptions(Body):
@@ -111,7 +122,7 @@ class TextPart(Body):
     text: str | None = None
 
 
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION_NAME)]
 
 
 class CalledFunction(Body):
@@ -165,7 +176,7 @@ class StructuredOutputs(Body):
     grammar: Annotated[str, Field(description="in Lark's format, or GBNF")] | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(AnswerBody):
     """The fields that chat and completion share. Others are kept, so that their readers can refuse some."""
 
     model_config = ConfigDict(extra="allow")
@@ -182,6 +193,10 @@ class GenerationBody(Body):
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     logit_bias: dict[TokenId, Annotated[float, within("logit_bias")]] | None = None
     seed: Annotated[int, within("seed")] | None = None
+    prompt_logprobs: Annotated[
+        Annotated[int, within("logprobs")] | None,
+        Field(description="of the prompt's tokens, but in no stream"),
+    ] = None
     user: str | None = None
     # -1 is off, as 0 is
     top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
@@ -190,9 +205,7 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
-    priority: Annotated[int, within("priority")] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
     response_format: ResponseFormat | None = None
@@ -204,8 +217,6 @@ class GenerationBody(Body):
     return_token_ids: Annotated[
         bool | None, Field(description="of prompt and answer, beside their texts")
     ] = None
-    timeout_seconds: Timeout | None = None
-    carrel: CarrelBody | None = None
 
 
 class FunctionBody(Body):
@@ -253,7 +264,7 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
 
 
-class SessionBody(Body):
+class SessionBody(WorkBody):
     """What to do with a session: warm it with a text, token ids or messages, pin or unpin it, or first the one and then
     the other."""
 
@@ -266,9 +277,6 @@ class SessionBody(Body):
         int | None,
         Field(ge=1, le=MAX_PIN_SECONDS, description="how long it stays pinned; null: until unpinned"),
     ] = None
-    priority: Annotated[int, within("priority")] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
-    carrel: CarrelBody | None = None
 
 
 class SessionAnswer(Body):

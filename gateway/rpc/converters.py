@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from google.protobuf.struct_pb2 import Struct
+
+from gateway.errors import InvalidRequest
 from gateway.exchange import (
     ChatRequest,
     ChoiceFinished,
@@ -13,11 +16,14 @@ from gateway.exchange import (
     Message,
     Prefilling,
     ReasoningDelta,
+    Scalar,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
     Usage,
 )
+from gateway.rpc.structure import read_grammar
+from gateway.rpc.tools import read_calls, read_tools
 from gateway.v1 import chat_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2
 
@@ -26,7 +32,8 @@ SAMPLING_FIELDS = frozenset(field.name for field in gpu_worker_pb2.SamplingParam
 
 
 def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
-    """The message's sampling fields are the worker's, by the same names."""
+    """The message's sampling fields are the worker's, by the same names. Raises InvalidRequest for what cannot be
+    done."""
     present = {field.name: value for field, value in message.ListFields()}
     draft = gpu_worker_pb2.GenerateRequest(
         sampling=gpu_worker_pb2.SamplingParams(
@@ -38,9 +45,8 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         prefix_salt=caller,
         cache_salt=message.cache_salt,
         policy_options=message.carrel.options,
+        grammar=read_grammar(message),
     )
-    if message.json_schema:
-        draft.grammar.CopyFrom(gpu_worker_pb2.Grammar(json_schema=message.json_schema, param="json_schema"))
     match message.carrel.WhichOneof("budget"):
         case "budget_share":
             draft.budget.share = message.carrel.budget_share
@@ -56,12 +62,49 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         draft=draft,
     )
     return ChatRequest(
-        tuple(Message(each.role, each.content) for each in message.messages),
+        tuple(_read_message(each) for each in message.messages),
         options,
-        request_id=message.request_id or None,
-        adds_generation_prompt=not (continues or message.no_generation_prompt),
-        continues_final=continues,
+        _read_template_arguments(message.chat_template_kwargs),
+        message.request_id or None,
+        not (continues or message.no_generation_prompt),
+        continues,
+        read_tools(message),
+        tells_reasoning=True,
     )
+
+
+def _read_message(message: pb.Message) -> Message:
+    return Message(
+        message.role,
+        message.content,
+        read_calls(message),
+        message.tool_call_id or None,
+        message.name or None,
+        message.reasoning_content or None,
+    )
+
+
+def _read_template_arguments(given: Struct) -> dict[str, Scalar]:
+    """Raises InvalidRequest for lists and objects."""
+    found: dict[str, Scalar] = {}
+    for name, value in given.fields.items():
+        match value.WhichOneof("kind"):
+            case "string_value":
+                found[name] = value.string_value
+            case "bool_value":
+                found[name] = value.bool_value
+            case "number_value":
+                number = value.number_value
+                # it has no whole numbers of its own
+                found[name] = int(number) if number.is_integer() else number
+            case "null_value" | None:
+                found[name] = None
+            case _:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name[:50]} must be a text, a number, a truth value or null.",
+                    "chat_template_kwargs",
+                )
+    return found
 
 
 class ChatEvents:
@@ -78,6 +121,13 @@ class ChatEvents:
             case TextDelta(index=index, text=text, logprobs=logprobs) if text or logprobs:
                 delta = pb.Delta(content=text, index=index, logprobs=map(_logprob, logprobs))
                 return pb.ChatEvent(request_id=self._request_id, delta=delta)
+            case ReasoningDelta(index=index, text=text):
+                return pb.ChatEvent(
+                    request_id=self._request_id, delta=pb.Delta(index=index, reasoning_content=text)
+                )
+            case ToolCallDelta(index=index, place=place, id=call_id, name=name, arguments=arguments):
+                call = pb.ToolCallDelta(place=place, id=call_id, name=name, arguments=arguments)
+                return pb.ChatEvent(request_id=self._request_id, delta=pb.Delta(index=index, tool_call=call))
             case ChoiceFinished(index=index, finish_reason=reason):
                 self._finish_reasons[index] = reason
                 return None
@@ -87,8 +137,7 @@ class ChatEvents:
                 return pb.ChatEvent(request_id=self._request_id, complete=complete)
             case Prefilling() if self._include_progress:
                 return pb.ChatEvent(request_id=self._request_id, progress=pb.Progress(**asdict(event)))
-            case TextDelta() | Prefilling() | ReasoningDelta() | ToolCallDelta():
-                # of chats that ask for them: none does here
+            case TextDelta() | Prefilling():
                 return None
 
     def error(self, error: pb.Error) -> pb.ChatEvent:

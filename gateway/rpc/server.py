@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, Unauthorized
+from gateway.metrics import Metrics
 from gateway.rpc.decoding import DecodeInterceptor
 from gateway.rpc.errors import abort
 from gateway.rpc.servicer import ChatServicer
@@ -25,11 +26,12 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a key in `authorization`. Only health is open."""
 
-    def __init__(self, keys: KeyRing) -> None:
+    def __init__(self, keys: KeyRing, metrics: Metrics) -> None:
         self._keys = keys
 
         async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
-            await abort(context, Unauthorized())
+            metrics.count_rejected(error := Unauthorized())
+            await abort(context, error)
 
         self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
 
@@ -82,7 +84,7 @@ class ChatServer:
         self._service = service
         keys = service.keys
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(keys), DecodeInterceptor(CHAT)],
+            interceptors=[AuthInterceptor(keys, service.metrics), DecodeInterceptor(CHAT)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_message_bytes),

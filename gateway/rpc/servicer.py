@@ -9,11 +9,13 @@ from contextlib import aclosing
 
 import grpc
 
+from carrel.process.request_context import RequestContext, working_for
+from carrel.process.trace_context import trace_of_call
 from gateway.auth import KeyRing
 from gateway.errors import ServiceError
 from gateway.rpc.converters import ChatEvents, read_chat
 from gateway.rpc.errors import INTERNAL, abort, error_event
-from gateway.service import ChatService
+from gateway.service import ChatService, public_id
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 UNREAD = "The answer was not read in time; see --write-timeout."
@@ -31,6 +33,13 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
         self._write_timeout_s = write_timeout_s
 
     async def Complete(self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> None:
+        # so that the answer's is that of the log
+        request.request_id = public_id(request.request_id)
+        trace = trace_of_call(context.invocation_metadata())
+        with working_for(RequestContext(request.request_id, trace)):
+            await self._complete(request, context)
+
+    async def _complete(self, request: chat_pb2.ChatRequest, context: grpc.aio.ServicerContext) -> None:
         try:
             async with aclosing(self._events(request, context)) as events:
                 async for event in events:

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gateway/v1/chat.proto\x12\x11\x63\x61rrel.gateway.v1\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x91\x07\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.carrel.gateway.v1.Message\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x05\x88\x01\x01\x12\x30\n\x06\x63\x61rrel\x18\x0e \x01(\x0b\x32 .carrel.gateway.v1.CarrelOptions\x12\x12\n\nsession_id\x18\x0f \x01(\t\x12\x18\n\x10include_progress\x18\x10 \x01(\x08\x12\x12\n\ncache_salt\x18\x11 \x01(\t\x12\x10\n\x08priority\x18\x12 \x01(\x05\x12\x13\n\x0bjson_schema\x18\x13 \x01(\t\x12\x0e\n\x01n\x18\x14 \x01(\rH\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x15 \x01(\rH\x07\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x16 \x03(\x0b\x32-.carrel.gateway.v1.ChatRequest.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x17 \x01(\r\x12\x12\n\nignore_eos\x18\x18 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x19 \x03(\r\x12\x1c\n\x14no_generation_prompt\x18\x1a \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x1b \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x1c \x01(\r\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x1d \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x04\n\x02_nB\x0b\n\t_logprobs\"\xca\x01\n\rCarrelOptions\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0c\x62udget_share\x18\x02 \x01(\x01H\x00\x12\x17\n\rbudget_tokens\x18\x03 \x01(\x04H\x00\x12>\n\x07options\x18\x04 \x03(\x0b\x32-.carrel.gateway.v1.CarrelOptions.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06\x62udget\"Z\n\x05\x44\x65lta\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x31\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1f.carrel.gateway.v1.TokenLogprob\"k\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12,\n\x03top\x18\x04 \x03(\x0b\x32\x1f.carrel.gateway.v1.TokenLogprob\"\x7f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x04\x12.\n\x06\x63\x61rrel\x18\x04 \x01(\x0b\x32\x1e.carrel.gateway.v1.CarrelUsage\"\xd4\x01\n\x0b\x43\x61rrelUsage\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x15\n\rbudget_tokens\x18\x02 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\x04\x12\x18\n\x10offloaded_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x61ttended_tokens\x18\x06 \x01(\x01\x12\x15\n\rwindow_tokens\x18\x07 \x01(\x01\x12\x10\n\x08hit_rate\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ytes_moved\x18\t \x01(\x04\"Q\n\x08Progress\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\"b\n\x08\x43omplete\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.carrel.gateway.v1.Usage\x12\x16\n\x0e\x66inish_reasons\x18\x03 \x03(\t\"C\n\x05\x45rror\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\"\xe0\x01\n\tChatEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x18.carrel.gateway.v1.DeltaH\x00\x12/\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1b.carrel.gateway.v1.CompleteH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.carrel.gateway.v1.ErrorH\x00\x12/\n\x08progress\x18\x05 \x01(\x0b\x32\x1b.carrel.gateway.v1.ProgressH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListModelsRequest\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x04\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.carrel.gateway.v1.Model2\xad\x01\n\x04\x43hat\x12J\n\x08\x43omplete\x12\x1e.carrel.gateway.v1.ChatRequest\x1a\x1c.carrel.gateway.v1.ChatEvent0\x01\x12Y\n\nListModels\x12$.carrel.gateway.v1.ListModelsRequest\x1a%.carrel.gateway.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gateway/v1/chat.proto\x12\x11\x63\x61rrel.gateway.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x98\x01\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1b.carrel.gateway.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x94\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12,\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1a.carrel.gateway.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xb3\t\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12,\n\x08messages\x18\x03 \x03(\x0b\x32\x1a.carrel.gateway.v1.Message\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x05\x88\x01\x01\x12\x30\n\x06\x63\x61rrel\x18\x0e \x01(\x0b\x32 .carrel.gateway.v1.CarrelOptions\x12\x12\n\nsession_id\x18\x0f \x01(\t\x12\x18\n\x10include_progress\x18\x10 \x01(\x08\x12\x12\n\ncache_salt\x18\x11 \x01(\t\x12\x10\n\x08priority\x18\x12 \x01(\x05\x12\x13\n\x0bjson_schema\x18\x13 \x01(\t\x12\x0e\n\x01n\x18\x14 \x01(\rH\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x15 \x01(\rH\x07\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x16 \x03(\x0b\x32-.carrel.gateway.v1.ChatRequest.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x17 \x01(\r\x12\x12\n\nignore_eos\x18\x18 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x19 \x03(\r\x12\x1c\n\x14no_generation_prompt\x18\x1a \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x1b \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x1c \x01(\r\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x1d \x01(\x08\x12&\n\x05tools\x18\x1e \x03(\x0b\x32\x17.carrel.gateway.v1.Tool\x12\x32\n\x0btool_choice\x18\x1f \x01(\x0e\x32\x1d.carrel.gateway.v1.ToolChoice\x12\x11\n\ttool_name\x18  \x01(\t\x12 \n\x13parallel_tool_calls\x18! \x01(\x08H\x08\x88\x01\x01\x12@\n\x12structured_outputs\x18\" \x01(\x0b\x32$.carrel.gateway.v1.StructuredOutputs\x12\x35\n\x14\x63hat_template_kwargs\x18# \x01(\x0b\x32\x17.google.protobuf.Struct\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x04\n\x02_nB\x0b\n\t_logprobsB\x16\n\x14_parallel_tool_calls\"\xca\x01\n\rCarrelOptions\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0c\x62udget_share\x18\x02 \x01(\x01H\x00\x12\x17\n\rbudget_tokens\x18\x03 \x01(\x04H\x00\x12>\n\x07options\x18\x04 \x03(\x0b\x32-.carrel.gateway.v1.CarrelOptions.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06\x62udget\"\xaa\x01\n\x05\x44\x65lta\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x31\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1f.carrel.gateway.v1.TokenLogprob\x12\x19\n\x11reasoning_content\x18\x04 \x01(\t\x12\x33\n\ttool_call\x18\x05 \x01(\x0b\x32 .carrel.gateway.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05place\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"k\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12,\n\x03top\x18\x04 \x03(\x0b\x32\x1f.carrel.gateway.v1.TokenLogprob\"\x7f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x04\x12.\n\x06\x63\x61rrel\x18\x04 \x01(\x0b\x32\x1e.carrel.gateway.v1.CarrelUsage\"\xd4\x01\n\x0b\x43\x61rrelUsage\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x15\n\rbudget_tokens\x18\x02 \x01(\x04\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\x04\x12\x15\n\rcached_tokens\x18\x04 \x01(\x04\x12\x18\n\x10offloaded_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x61ttended_tokens\x18\x06 \x01(\x01\x12\x15\n\rwindow_tokens\x18\x07 \x01(\x01\x12\x10\n\x08hit_rate\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ytes_moved\x18\t \x01(\x04\"Q\n\x08Progress\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\"b\n\x08\x43omplete\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.carrel.gateway.v1.Usage\x12\x16\n\x0e\x66inish_reasons\x18\x03 \x03(\t\"C\n\x05\x45rror\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\"\xe0\x01\n\tChatEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x18.carrel.gateway.v1.DeltaH\x00\x12/\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1b.carrel.gateway.v1.CompleteH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.carrel.gateway.v1.ErrorH\x00\x12/\n\x08progress\x18\x05 \x01(\x0b\x32\x1b.carrel.gateway.v1.ProgressH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListModelsRequest\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x04\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.carrel.gateway.v1.Model*o\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x01\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x32\xad\x01\n\x04\x43hat\x12J\n\x08\x43omplete\x12\x1e.carrel.gateway.v1.ChatRequest\x1a\x1c.carrel.gateway.v1.ChatEvent0\x01\x12Y\n\nListModels\x12$.carrel.gateway.v1.ListModelsRequest\x1a%.carrel.gateway.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +36,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CARRELOPTIONS_OPTIONSENTRY']._loaded_options = None
   _globals['_CARRELOPTIONS_OPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MESSAGE']._serialized_start=44
-  _globals['_MESSAGE']._serialized_end=84
-  _globals['_CHATREQUEST']._serialized_start=87
-  _globals['_CHATREQUEST']._serialized_end=1000
-  _globals['_CHATREQUEST_LOGITBIASENTRY']._serialized_start=855
-  _globals['_CHATREQUEST_LOGITBIASENTRY']._serialized_end=903
-  _globals['_CARRELOPTIONS']._serialized_start=1003
-  _globals['_CARRELOPTIONS']._serialized_end=1205
-  _globals['_CARRELOPTIONS_OPTIONSENTRY']._serialized_start=1149
-  _globals['_CARRELOPTIONS_OPTIONSENTRY']._serialized_end=1195
-  _globals['_DELTA']._serialized_start=1207
-  _globals['_DELTA']._serialized_end=1297
-  _globals['_TOKENLOGPROB']._serialized_start=1299
-  _globals['_TOKENLOGPROB']._serialized_end=1406
-  _globals['_USAGE']._serialized_start=1408
-  _globals['_USAGE']._serialized_end=1535
-  _globals['_CARRELUSAGE']._serialized_start=1538
-  _globals['_CARRELUSAGE']._serialized_end=1750
-  _globals['_PROGRESS']._serialized_start=1752
-  _globals['_PROGRESS']._serialized_end=1833
-  _globals['_COMPLETE']._serialized_start=1835
-  _globals['_COMPLETE']._serialized_end=1933
-  _globals['_ERROR']._serialized_start=1935
-  _globals['_ERROR']._serialized_end=2002
-  _globals['_CHATEVENT']._serialized_start=2005
-  _globals['_CHATEVENT']._serialized_end=2229
-  _globals['_LISTMODELSREQUEST']._serialized_start=2231
-  _globals['_LISTMODELSREQUEST']._serialized_end=2250
-  _globals['_MODEL']._serialized_start=2252
-  _globals['_MODEL']._serialized_end=2294
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2296
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2358
-  _globals['_CHAT']._serialized_start=2361
-  _globals['_CHAT']._serialized_end=2534
+  _globals['_TOOLCHOICE']._serialized_start=3264
+  _globals['_TOOLCHOICE']._serialized_end=3375
+  _globals['_MESSAGE']._serialized_start=75
+  _globals['_MESSAGE']._serialized_end=227
+  _globals['_TOOL']._serialized_start=229
+  _globals['_TOOL']._serialized_end=306
+  _globals['_TOOLCALL']._serialized_start=308
+  _globals['_TOOLCALL']._serialized_end=363
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=366
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=514
+  _globals['_CHOICES']._serialized_start=516
+  _globals['_CHOICES']._serialized_end=540
+  _globals['_CHATREQUEST']._serialized_start=543
+  _globals['_CHATREQUEST']._serialized_end=1746
+  _globals['_CHATREQUEST_LOGITBIASENTRY']._serialized_start=1577
+  _globals['_CHATREQUEST_LOGITBIASENTRY']._serialized_end=1625
+  _globals['_CARRELOPTIONS']._serialized_start=1749
+  _globals['_CARRELOPTIONS']._serialized_end=1951
+  _globals['_CARRELOPTIONS_OPTIONSENTRY']._serialized_start=1895
+  _globals['_CARRELOPTIONS_OPTIONSENTRY']._serialized_end=1941
+  _globals['_DELTA']._serialized_start=1954
+  _globals['_DELTA']._serialized_end=2124
+  _globals['_TOOLCALLDELTA']._serialized_start=2126
+  _globals['_TOOLCALLDELTA']._serialized_end=2201
+  _globals['_TOKENLOGPROB']._serialized_start=2203
+  _globals['_TOKENLOGPROB']._serialized_end=2310
+  _globals['_USAGE']._serialized_start=2312
+  _globals['_USAGE']._serialized_end=2439
+  _globals['_CARRELUSAGE']._serialized_start=2442
+  _globals['_CARRELUSAGE']._serialized_end=2654
+  _globals['_PROGRESS']._serialized_start=2656
+  _globals['_PROGRESS']._serialized_end=2737
+  _globals['_COMPLETE']._serialized_start=2739
+  _globals['_COMPLETE']._serialized_end=2837
+  _globals['_ERROR']._serialized_start=2839
+  _globals['_ERROR']._serialized_end=2906
+  _globals['_CHATEVENT']._serialized_start=2909
+  _globals['_CHATEVENT']._serialized_end=3133
+  _globals['_LISTMODELSREQUEST']._serialized_start=3135
+  _globals['_LISTMODELSREQUEST']._serialized_end=3154
+  _globals['_MODEL']._serialized_start=3156
+  _globals['_MODEL']._serialized_end=3198
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3200
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3262
+  _globals['_CHAT']._serialized_start=3378
+  _globals['_CHAT']._serialized_end=3551
 # @@protoc_insertion_point(module_scope)

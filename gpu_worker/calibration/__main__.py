@@ -24,7 +24,7 @@ from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 with one line on stderr for what cannot be used."""
-    log_to_stderr()
+    log_to_stderr("gpu_worker", log_format="text")
     try:
         arguments = parser().parse_args(argv)
         events = ProcessEvents("gpu_worker", arguments.json_events)

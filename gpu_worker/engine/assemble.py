@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.probe import Probe
-from gpu_worker.engine.admission import JOINING_TOKENS
-from gpu_worker.engine.auto_policy import FEW_TOKENS
-from gpu_worker.engine.decode import DecodeStep
+from gpu_worker.engine.admission.admission import JOINING_TOKENS
+from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
+from gpu_worker.engine.admission.intake import Intake
+from gpu_worker.engine.admission.patience import PATIENCE_SECONDS
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.patience import PATIENCE_SECONDS
-from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefills import MakePrefill
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.prefills import MakePrefill
+from gpu_worker.engine.prompts.short_pass import ShortPass
+from gpu_worker.engine.prompts.short_prefill import PrefillChoice
 from gpu_worker.engine.scheduler import STRETCH
-from gpu_worker.engine.short_pass import ShortPass
-from gpu_worker.engine.short_prefill import PrefillChoice
+from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
-from gpu_worker.policies.registry import AUTO, LONG, long_policy, registry
+from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
@@ -103,8 +103,7 @@ def assemble(
         hides_training=device.type == "cuda",
         model=root,
     )
-    long = long_policy(client.selects_in_store)
-    default = long if options.default_policy == AUTO else options.default_policy
+    default = LONG if options.default_policy == AUTO else options.default_policy
     probe = Probe(offloader, shape.scale)
     recall = RecallCache(
         shape,

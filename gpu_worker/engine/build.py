@@ -14,12 +14,12 @@ import torch
 from carrel.process.faults import Faults, read_faults
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
+from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
-from gpu_worker.engine.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.earlier_pool import EarlierPool
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
+from gpu_worker.engine.steps.earlier_pool import EarlierPool
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
@@ -28,8 +28,9 @@ from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import AUTO, CALIBRATED, option_names, registry
+from gpu_worker.policies.registry import AUTO, CALIBRATED, LONG, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.store.traces import Traces
 from kv_store.client import Layout, StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,9 @@ NO_FAULTS = Faults()
 CPU_SEQS, GPU_SEQS = 8, 32
 
 
-def build_engine(config: WorkerConfig, report: Report) -> Engine:
-    """Load the model, attach to the store, allocate the memory. Raises ConfigError, ModelError, StoreUnavailable."""
+def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = None) -> Engine:
+    """Load the model, attach to the store, allocate the memory. traces: that calls to the store are part of; None: of
+    none. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))
     faults = read_faults(config.faults)
     if faults:
@@ -95,7 +97,7 @@ def build_engine(config: WorkerConfig, report: Report) -> Engine:
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model, faults)
+    client = connect_store(config, model, faults, traces)
     report("attach to the KV store", 1, 1)
     if not faults:
         return assemble(model, client, options)
@@ -133,7 +135,9 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
     return policies
 
 
-def connect_store(config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS) -> StoreClient:
+def connect_store(
+    config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS, traces: Traces | None = None
+) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
     sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
     layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
@@ -148,6 +152,7 @@ def connect_store(config: WorkerConfig, model: LoadedModel, faults: Faults = NO_
             call_seconds=STORE_CALL_SECONDS,
             token=config.store_token,
             root=config.store_root,
+            trace_of=(traces or Traces()).find,
         )
     except StoreError as error:
         raise StoreUnavailable(f"cannot attach to the KV store at {config.store}: {error}") from error
@@ -210,7 +215,7 @@ def _slot_bytes(
         shape=shape,
         dtype=model.decoder.dtype,
         policies=policies,
-        default_policy=config.long_policy if config.default_policy == AUTO else config.default_policy,
+        default_policy=LONG if config.default_policy == AUTO else config.default_policy,
         default_budget=config.budget,
         prefill_chunk=config.prefill_chunk,
         full_layers=config.full_layers,
@@ -247,5 +252,5 @@ def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str
     row_bytes = 2 * shape.head_dim * shape.dtype.itemsize
     bandwidth = copy_bandwidth(shape.device)
     num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
-    code_bytes = index_bytes(policies[config.long_policy], shape) // num_rows
+    code_bytes = index_bytes(policies[LONG], shape) // num_rows
     return max_full_tokens(shape, row_bytes, config.budget, code_bytes, bandwidth)

@@ -8,23 +8,23 @@ import torch
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.device import Mark
-from gpu_worker.engine.admission import Admission
-from gpu_worker.engine.decode import DecodeStep
-from gpu_worker.engine.decoding import Decoding
-from gpu_worker.engine.drawing import Drawn, FirstTokens, draw
-from gpu_worker.engine.entry import Entry
+from gpu_worker.engine.admission.admission import Admission
+from gpu_worker.engine.admission.entry import Entry
+from gpu_worker.engine.admission.intake import Intake
+from gpu_worker.engine.admission.patience import PATIENCE_SECONDS, Patience
+from gpu_worker.engine.admission.preemption import Preemption
+from gpu_worker.engine.admission.store_care import StoreCare
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
-from gpu_worker.engine.intake import Intake
-from gpu_worker.engine.outbox import Outbox
 from gpu_worker.engine.pace import Pace, PromptSeconds, Span
-from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
-from gpu_worker.engine.preemption import Preemption
-from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefills import AnyPass, MakePrefill, Prefills
-from gpu_worker.engine.prompt_memory import PromptRoom
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill, Prefills
+from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
-from gpu_worker.engine.store_care import StoreCare
+from gpu_worker.engine.steps.decode import DecodeStep
+from gpu_worker.engine.steps.decoding import Decoding
+from gpu_worker.engine.steps.drawing import Drawn, FirstTokens, draw
+from gpu_worker.engine.steps.outbox import Outbox
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -141,10 +141,10 @@ class Engine:
         prefilled = self._prefill_prompts(decoding)
         self._end_decode(decoding)
         worked = prefilled or (decoding is not None and decoding.has_run)
-        worked = self._finish_prefills(wait=not worked) or worked
-        worked = self._take_indexes(wait=not worked) or worked
-        # Else the next step, which follows at once, tells.
-        if prefilled or not self.scheduler.with_status(Status.DECODE):
+        finished = self._finish_prefills(wait=not worked)
+        worked = self._take_indexes(wait=not (worked or finished)) or worked or finished
+        # Else the next step, which follows at once, tells; but before that of a new shape it may be captured.
+        if prefilled or finished or not self.scheduler.with_status(Status.DECODE):
             self._outbox.tell()
         return worked
 
@@ -178,8 +178,8 @@ class Engine:
         """The prompt that is next, admitted if it waited. Where the next one finds no room nobody overtakes it to the
         room that comes, but who needs no arena overtakes those who wait for it; and those in progress go on."""
         may_admit = may_offload = True
-        held = {*self._patience.held, *self.prefills.computed}
-        while (sequence := self.scheduler.next_prompt(may_admit, may_offload, held)) is not None:
+        next_prompt, held = self.scheduler.next_prompt, self._patience.held_with
+        while (sequence := next_prompt(may_admit, may_offload, held(self.prefills.computed))) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
             if (admitted := self._entry.admit(sequence)) is None:

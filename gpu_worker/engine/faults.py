@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from carrel.process.faults import Faults, Kind, Point
-from gpu_worker.engine.decode import DecodeStep, StepResult
-from gpu_worker.engine.prefills import AnyPass, MakePrefill
+from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill
+from gpu_worker.engine.steps.decode import DecodeStep, StepResult
 from gpu_worker.state.sequence import Sequence as RunningSequence
 from kv_store.client import (
     IndexSegment,

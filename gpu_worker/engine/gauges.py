@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_worker.caches import CacheSet
-from gpu_worker.engine.preemption import Preemption
-from gpu_worker.engine.prefills import Prefills
+from gpu_worker.engine.admission.preemption import Preemption
+from gpu_worker.engine.prompts.prefills import Prefills
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.records import EngineStats
 from gpu_worker.state.slot_pool import SlotPool

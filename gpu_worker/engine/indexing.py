@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
 from gpu_worker.engine.each import each
-from gpu_worker.engine.prompt import Prompt
+from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader, TrainedLayer

@@ -17,9 +17,9 @@ from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
-from gpu_worker.engine.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
-from gpu_worker.engine.prompt_memory import prefill_bytes
-from gpu_worker.engine.short_memory import short_pass_bytes
+from gpu_worker.engine.prompts.prompt_memory import prefill_bytes
+from gpu_worker.engine.prompts.short_memory import short_pass_bytes
+from gpu_worker.engine.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         own, rest = _parser().parse_known_args(argv)
         config = parse_arguments(rest)
-        log_to_stderr(config.log_level)
+        log_to_stderr("gpu_worker", config.log_level, config.log_format)
         events = ProcessEvents("gpu_worker", config.json_events)
         job = read_job(own.job)
         wait_for_store(config.store, config.store_timeout_s, config.store_token, config.store_root)

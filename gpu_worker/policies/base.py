@@ -168,5 +168,5 @@ def without_index(policy: Policy) -> str:
     """Why a policy cannot be served where the store selects, and what to do."""
     return (
         f"Policy {policy.name!r} selects by an index on the worker's device, and with --transport grpc there is none: "
-        "choose pqcache or clusterkv, or start the worker with --transport zero_copy or shm."
+        "choose bitkeys, pqcache or clusterkv, or start the worker with --transport zero_copy or shm."
     )

@@ -9,9 +9,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from gpu_worker.kernels.attention import Rest
 from gpu_worker.kernels.top_k import outside, top_k
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy, StepQueries
-from kv_store.client import KMeansParams, PQParams
+from kv_store.client import IndexParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class IndexJob:
 
     begin: int
     end: int
-    params: PQParams | KMeansParams
-    coarse: PQParams | KMeansParams | None = None
+    params: IndexParams
+    coarse: IndexParams | None = None
     is_quick: bool = False
     needs_keys: bool = False
     num_before: int = 0
@@ -139,6 +140,10 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """The job for a prefilled prompt's candidates [begin, end); None: nothing is trained."""
         return None
 
+    def store_job(self, plan: Plan, begin: int, end: int) -> IndexJob | None:
+        """The job for a store that selects by itself; else as `prompt_job`, and so by default."""
+        return self.prompt_job(plan, begin, end)
+
     def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
         """What the store would train of the job, on the keys' device and without waiting for it.
 
@@ -178,6 +183,10 @@ class RecallPolicy(Policy, Generic[IndexT]):
         candidate overrides this.
         """
         return top_k(self.score(index, candidates), counts, width)
+
+    def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor) -> Rest | None:
+        """What is attended in place of the candidates beside `selected`, which `select` gave; None: nothing."""
+        return None
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # The policy that stands for `full` or for the one of long contexts, by the request's length.
 AUTO = "auto"
-# The policy of long contexts, and of requests that name none. Where the store selects it is one that the store trains.
-LONG, LONG_IN_STORE = "bitkeys", "pqcache"
+# The policy of long contexts, and of requests that name none.
+LONG = "bitkeys"
 # There once the worker has a file of `carrel calibrate`: whatever retains and evicts nothing at every step.
 CALIBRATED = tuple(
     f"{name}+outliers" for name in ("snapkv", "pyramidkv", "semantickv", "protokv", "nacl", "chelsea")
@@ -116,21 +116,14 @@ def check_name(name: str, calibrated: bool = False) -> None:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(sorted(known))}")
 
 
-def long_policy(selects_in_store: bool) -> str:
-    """The policy of long contexts, and of requests that name none."""
-    return LONG_IN_STORE if selects_in_store else LONG
-
-
-def check_allowed(
-    allowed: Collection[str], default: str, calibrated: bool = False, selects_in_store: bool = False
-) -> None:
+def check_allowed(allowed: Collection[str], default: str, calibrated: bool = False) -> None:
     """Raises ValueError unless all of these exist, and the server's default is one of them; with `auto` also what that
     chooses of. None at all: everything is allowed."""
     for name in allowed:
         check_name(name, calibrated)
     if allowed and default not in allowed:
         raise ValueError(f"{default!r}, of --policy, is none of them; add it, or choose another --policy")
-    chosen = "full", long_policy(selects_in_store)
+    chosen = "full", LONG
     if AUTO in allowed and (missing := set(chosen).difference(allowed)):
         raise ValueError(f"auto chooses {' or '.join(chosen)}; add {' and '.join(sorted(missing))} too")
 

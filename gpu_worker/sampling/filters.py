@@ -31,6 +31,12 @@ def first_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     return order_keys(logits).topk(k, dim=-1).indices
 
 
+def ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Places of a token of each row in the order, the first 1: [B, V] float32, [B] int64 -> [B] int64."""
+    keys = order_keys(logits)
+    return 1 + (keys > keys.gather(-1, token_ids.unsqueeze(-1))).sum(-1)
+
+
 def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Keep exactly the k greatest logits of each row; k: [B] int64 in [1, V]."""
     keys = order_keys(logits)

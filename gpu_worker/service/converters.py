@@ -31,6 +31,7 @@ from gpu_worker.records import (
     TokenEvent,
 )
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+from kv_store.client import StoreStats
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
@@ -140,6 +141,8 @@ def _token(event: TokenEvent) -> pb.Token:
     if event.logprob is not None:
         token.logprob = event.logprob
         token.top.extend(pb.TokenLogprob(token_id=i, logprob=logprob) for i, logprob in event.top)
+    if event.rank is not None:
+        token.rank = event.rank
     return token
 
 
@@ -201,3 +204,34 @@ def write_session(card: SessionCard) -> pb.Session:
 
 def write_stats(stats: EngineStats) -> pb.StatsResponse:
     return pb.StatsResponse(**dataclasses.asdict(stats))
+
+
+def write_store_stats(stats: StoreStats) -> pb.StoreStatsResponse:
+    """Under the names of metrics, of which those that end in `_total` count."""
+    return pb.StoreStatsResponse(
+        arena_bytes=stats.arena_bytes,
+        reserved_bytes=stats.reserved_bytes,
+        leased_bytes=stats.leased_bytes,
+        index_bytes=stats.index_bytes,
+        pinned_bytes=stats.pinned_bytes,
+        sequences=stats.num_sequences,
+        indexes=stats.num_indexes,
+        leases=stats.num_workers,
+        sessions=stats.num_sessions,
+        prefix_lookup_tokens_total=stats.prefix_lookup_tokens,
+        prefix_hit_tokens_total=stats.prefix_hit_tokens,
+        evicted_bytes_total=stats.evicted_bytes,
+        evicted_sessions_total=stats.evicted_sessions,
+        expired_leases_total=stats.expired_leases,
+        gathered_rows_total=stats.gathered_rows,
+        index_trainings_total=stats.num_trainings,
+        index_training_seconds_total=stats.training_seconds,
+        call_bounds=stats.call_bounds,
+        calls=[pb.StoreCalls(**dataclasses.asdict(each)) for each in stats.calls],
+        disk_bytes=stats.disk.num_bytes,
+        disk_written_bytes_total=stats.disk.written_bytes,
+        disk_read_bytes_total=stats.disk.read_bytes,
+        disk_skipped_total=stats.disk.num_skipped,
+        disk_errors_total=stats.disk.num_errors,
+        disk_corrupt_files_total=stats.disk.num_corrupt,
+    )

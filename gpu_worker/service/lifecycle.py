@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from carrel.process.certificates import Identity
 from carrel.process.events import ProcessEvents
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import EngineStats
@@ -14,6 +15,7 @@ from gpu_worker.service.engine_thread import Engine, EngineThread
 from gpu_worker.service.hang_alarm import HangAlarm
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.store.sessions import Sessions
+from gpu_worker.store.traces import Traces
 
 STATUS_SECONDS = 1.0
 # of readings, between which rates are told
@@ -45,9 +47,11 @@ class Lifecycle:
         prepare: Preparation | None = None,
         hang_timeout_seconds: float = 0.0,
         grammars: Grammars | None = None,
+        identity: Identity | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        """prepare: done first, on the engine's thread: some libraries keep what they plan by thread. grammars: as
-        `WorkerServer` has them."""
+        """prepare: done first, on the engine's thread: some libraries keep what they plan by thread. grammars, identity
+        and traces: as `WorkerServer` has them."""
         loop = asyncio.get_running_loop()
         self._listen = listen
         self._shutdown_timeout_seconds = shutdown_timeout_seconds
@@ -59,7 +63,9 @@ class Lifecycle:
         self._engine = EngineThread(
             engine, max_queue, lambda: loop.call_soon_threadsafe(self._ended.set), self._alarm.reset
         )
-        self._server = WorkerServer(self._engine, sessions, listen, grammars=grammars)
+        self._server = WorkerServer(
+            self._engine, sessions, listen, grammars=grammars, identity=identity, traces=traces
+        )
 
     def request_stop(self) -> None:
         """Begin to drain; for the loop's own thread, a signal handler say."""

@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from carrel.process.certificates import Identity
 from gpu_worker.errors import ConfigError
 from gpu_worker.grammar import Grammars
 from gpu_worker.service.engine_thread import EngineThread
@@ -18,6 +19,7 @@ from gpu_worker.service.event_stream import MAX_PENDING_EVENTS
 from gpu_worker.service.interceptor import BoundaryInterceptor
 from gpu_worker.service.servicer import GPUWorkerServicer
 from gpu_worker.store.sessions import Sessions
+from gpu_worker.store.traces import Traces
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 SERVICE = gpu_worker_pb2.DESCRIPTOR.services_by_name["GPUWorker"].full_name
@@ -37,11 +39,16 @@ class WorkerServer:
         listen: str,
         max_pending: int = MAX_PENDING_EVENTS,
         grammars: Grammars | None = None,
+        identity: Identity | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        """grammars: of the engine's model, and ended with this; None: made here."""
+        """grammars: of the engine's model, and ended with this; None: made here. identity: with it nobody is served but
+        over TLS, and with a certificate that this knows. traces: by which the engine's store client knows those of
+        running requests; None: it does not."""
         info = engine.info
         self._grammars = grammars or Grammars(info.model, info.eos_token_ids)
         self._listen = listen
+        self._identity = identity
         self._is_bound = False
         # typed Any: stubs of grpc_health, where installed, leave its aio part out
         module: Any = health
@@ -56,7 +63,7 @@ class WorkerServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ),
         )
-        servicer = GPUWorkerServicer(engine, sessions, self._grammars, max_pending)
+        servicer = GPUWorkerServicer(engine, sessions, self._grammars, traces or Traces(), max_pending)
         gpu_worker_pb2_grpc.add_GPUWorkerServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -65,7 +72,7 @@ class WorkerServer:
     async def start(self) -> None:
         """Listen and answer. Raises ConfigError when the address cannot be bound."""
         try:
-            self._server.add_insecure_port(self._listen)
+            self._bind()
         except RuntimeError as error:
             raise ConfigError(
                 f"--listen {self._listen!r} cannot be bound; choose another address."
@@ -75,6 +82,14 @@ class WorkerServer:
             path.chmod(0o600)
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
+
+    def _bind(self) -> None:
+        if (own := self._identity) is None:
+            self._server.add_insecure_port(self._listen)
+            return
+        pairs = [(own.key, own.certificate)]
+        credentials = grpc.ssl_server_credentials(pairs, own.root, require_client_auth=True)
+        self._server.add_secure_port(self._listen, credentials)
 
     async def stop_serving(self) -> None:
         """Report NOT_SERVING; running calls go on."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import operator
 from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
 
+from carrel.process.request_context import RequestContext, working_for
+from carrel.process.trace_context import trace_of_call
+from carrel.process.tracing import Span
 from gpu_worker.errors import StoreUnavailable
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import (
     AttentionEvent,
     CompleteEvent,
     ErrorEvent,
+    GenerationRequest,
     ProgressEvent,
     PromptEvent,
     TokenEvent,
@@ -23,9 +29,26 @@ from gpu_worker.service import converters
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.event_stream import MAX_PENDING_EVENTS, EventStream
 from gpu_worker.store.sessions import Sessions
+from gpu_worker.store.traces import Traces, tell_phases
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 Result = TypeVar("Result")
+
+# of each request, one line when it ends
+ENDED = "%s: %s after %d tokens to %d, %d of them cached; queue %.0f ms, prefill %.0f ms, index %.0f ms, decode %.0f ms"
+TOLD = operator.attrgetter(
+    *(
+        "completion_tokens",
+        "prompt_tokens",
+        "cached_tokens",
+        "queue_ms",
+        "prefill_ms",
+        "index_wait_ms",
+        "decode_ms",
+    )
+)
+
+logger = logging.getLogger(__name__)
 
 # a caller waits a second at most, the way to here included
 STORE_SECONDS = 0.6
@@ -39,11 +62,13 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         engine: EngineThread,
         sessions: Sessions,
         grammars: Grammars,
+        traces: Traces,
         max_pending: int = MAX_PENDING_EVENTS,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
         self._grammars = grammars
+        self._traces = traces
         self._max_pending = max_pending
 
     async def Generate(
@@ -51,11 +76,22 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
     ) -> None:
         converters.check_edition(request)
         generation = converters.read_request(request, self._engine.info)
-        # Tells the caller that the request is taken: a grammar, and the first event, may take long.
-        await context.send_initial_metadata(())
-        if (grammar := converters.read_grammar(request)) is not None:
-            constraint = await asyncio.wrap_future(self._grammars.compile(grammar))
-            generation = dataclasses.replace(generation, constraint=constraint)
+        request_id = generation.request_id
+        parent = trace_of_call(context.invocation_metadata())
+        with (
+            self._traces.running(request_id, parent) as span,
+            working_for(RequestContext(request_id, span.trace)),
+        ):
+            # Tells the caller that the request is taken: a grammar, and the first event, may take long.
+            await context.send_initial_metadata(())
+            if (grammar := converters.read_grammar(request)) is not None:
+                constraint = await asyncio.wrap_future(self._grammars.compile(grammar))
+                generation = dataclasses.replace(generation, constraint=constraint)
+            await self._stream(generation, span, context)
+
+    async def _stream(
+        self, generation: GenerationRequest, span: Span, context: grpc.aio.ServicerContext
+    ) -> None:
         request_id = generation.request_id
         stream = EventStream(
             asyncio.get_running_loop(), lambda: self._engine.abort(request_id), self._max_pending
@@ -73,11 +109,14 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
                         await context.write(converters.write_progress(event))
                     case AttentionEvent():
                         await context.write(converters.write_attention(event))
-                    case CompleteEvent():
+                    case CompleteEvent(reason, usage):
                         has_ended = True
+                        logger.info(ENDED, request_id, reason.value, *TOLD(usage))
+                        tell_phases(span, usage)
                         await context.write(converters.write_complete(event))
                     case ErrorEvent():
                         has_ended = True
+                        logger.info("%s: %s", request_id, type(event.error).__name__)
                         raise event.error
         finally:
             # also reached by a cancelled call or a broken connection
@@ -100,6 +139,11 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self, request: gpu_worker_pb2.StatsRequest, context: grpc.aio.ServicerContext
     ) -> gpu_worker_pb2.StatsResponse:
         return converters.write_stats(self._engine.stats())
+
+    async def StoreStats(
+        self, request: gpu_worker_pb2.StoreStatsRequest, context: grpc.aio.ServicerContext
+    ) -> gpu_worker_pb2.StoreStatsResponse:
+        return converters.write_store_stats(await _in_time(self._sessions.store_stats))
 
     async def ListSessions(
         self, request: gpu_worker_pb2.ListSessionsRequest, context: grpc.aio.ServicerContext

@@ -12,7 +12,14 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.errors import ArenaFull, CapacityError, RowsCorrupt, StoreSilent, StoreUnavailable
+from gpu_worker.errors import (
+    ArenaFull,
+    CapacityError,
+    PrefixLoading,
+    RowsCorrupt,
+    StoreSilent,
+    StoreUnavailable,
+)
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.prefixes import KnownPrefixes
@@ -26,6 +33,7 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
+from kv_store.client import PrefixLoading as Loading
 from kv_store.client import StoreSilent as NoAnswer
 
 logger = logging.getLogger(__name__)
@@ -191,8 +199,8 @@ class StoreLink:
         return True
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises ArenaFull, CapacityError, RowsCorrupt, StoreSilent or StoreUnavailable where the store's
-        client raises.
+        """Its result. Raises ArenaFull, CapacityError, PrefixLoading, RowsCorrupt, StoreSilent or StoreUnavailable
+        where the store's client raises.
 
         Their texts are for users: what names sockets and sequences goes to the log.
         """
@@ -203,6 +211,8 @@ class StoreLink:
             if not error.missing_bytes:
                 raise CapacityError(text) from error
             raise ArenaFull(text, error.missing_bytes) from error
+        except Loading as error:
+            raise PrefixLoading("a known prefix comes from the KV store's disk") from error
         except NoAnswer as error:
             raise StoreSilent("the KV store does not answer") from error
         except LOST as error:

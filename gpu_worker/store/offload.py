@@ -129,7 +129,7 @@ class Offloader:
         self, sequence: Sequence, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
     ) -> int:
         """Start a sequence with room for `num_tokens`, in one call; returns how many of its first tokens the store has.
-        Raises ArenaFull that names the missing bytes.
+        Raises ArenaFull that names the missing bytes, and PrefixLoading where it is to be called again soon.
 
         hashes: names of the slabs that its prompt fills, by which other requests find them; of the first
         `num_reusable` it shares those that are known. Its slabs reach `arena` as layers are put (`put_layers`). After a

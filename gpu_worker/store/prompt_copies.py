@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
-from gpu_worker.errors import PrefixLost, WorkerError
+from gpu_worker.errors import PrefixLoading, PrefixLost, WorkerError
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.link import Extent, StoreLink
@@ -22,8 +22,8 @@ class PromptCopies:
     """Writes prompts through to the arena while they are computed, and reads back what is known of them.
 
     A copy is no condition: where the store is full, away or lost, the prompt is computed and not kept, and nothing is
-    waited for. So only `load_layer` raises. A copy holds room in the arena for as long as its prompt is computed; from
-    then on it is a prefix like others, which goes when the room is needed.
+    waited for. So only `load_layer` raises, and `open` where it is to be called again. A copy holds room in the arena
+    for as long as its prompt is computed; from then on it is a prefix like others, which goes when the room is needed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PromptCopies:
 
     def open(self, sequence: Sequence, hashes: tuple[bytes, ...], num_reusable: int) -> int:
         """Find what is known of a prompt, and room for the rest of the slabs that it fills, in one call; returns how
-        many of its first tokens are known. hashes, num_reusable: as for `Offloader.open`."""
+        many of its first tokens are known. hashes, num_reusable: as for `Offloader.open`. Raises PrefixLoading."""
         if not (hashes and self._is_cheap and self._link.is_reachable):
             return 0
         room = len(hashes) * self._client.tokens_per_slab
@@ -62,6 +62,8 @@ class PromptCopies:
                     sequence.sequence_id, room, hashes, num_reusable, is_copy=True
                 )
             )
+        except PrefixLoading:
+            raise
         except WorkerError:
             return 0
         return extent.shared

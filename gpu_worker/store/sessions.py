@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from gpu_worker.errors import RequestError, StoreUnavailable
 from gpu_worker.records import GenerationRequest, SessionCard
-from kv_store.client import NotInStore, SessionInfo, StoreClient, StoreError, StoreFull
+from kv_store.client import NotInStore, SessionInfo, StoreClient, StoreError, StoreFull, StoreStats
 
 Result = TypeVar("Result")
 
@@ -73,6 +73,10 @@ class Sessions:
         """Forget a session and free what it holds; False for an unknown one. Requests that use it go on."""
         name = self._name(salt, session_id)
         return self._finds(lambda: self._client.drop_session(name))
+
+    def store_stats(self) -> StoreStats:
+        """The whole store's figures."""
+        return self._ask(self._client.stats)
 
     def _owner(self, salt: bytes) -> str:
         return _digest(self._model, salt, b"owner").hex()

@@ -139,14 +139,16 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Token(_message.Message):
-    __slots__ = ("token_id", "logprob", "top")
+    __slots__ = ("token_id", "logprob", "top", "rank")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    rank: int
+    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class PromptTokens(_message.Message):
     __slots__ = ("tokens",)
@@ -367,6 +369,83 @@ class StatsResponse(_message.Message):
     preemptions_total: int
     corrupt_segments_total: int
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., corrupt_segments_total: _Optional[int] = ...) -> None: ...
+
+class StoreStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StoreStatsResponse(_message.Message):
+    __slots__ = ("arena_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "pinned_bytes", "sequences", "indexes", "leases", "sessions", "prefix_lookup_tokens_total", "prefix_hit_tokens_total", "evicted_bytes_total", "evicted_sessions_total", "expired_leases_total", "gathered_rows_total", "index_trainings_total", "index_training_seconds_total", "call_bounds", "calls", "disk_bytes", "disk_written_bytes_total", "disk_read_bytes_total", "disk_skipped_total", "disk_errors_total", "disk_corrupt_files_total")
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_LOOKUP_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_SESSIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_LEASES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_TRAININGS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_TRAINING_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CALL_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITTEN_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_READ_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_SKIPPED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_ERRORS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_CORRUPT_FILES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    arena_bytes: int
+    reserved_bytes: int
+    leased_bytes: int
+    index_bytes: int
+    pinned_bytes: int
+    sequences: int
+    indexes: int
+    leases: int
+    sessions: int
+    prefix_lookup_tokens_total: int
+    prefix_hit_tokens_total: int
+    evicted_bytes_total: int
+    evicted_sessions_total: int
+    expired_leases_total: int
+    gathered_rows_total: int
+    index_trainings_total: int
+    index_training_seconds_total: float
+    call_bounds: _containers.RepeatedScalarFieldContainer[float]
+    calls: _containers.RepeatedCompositeFieldContainer[StoreCalls]
+    disk_bytes: int
+    disk_written_bytes_total: int
+    disk_read_bytes_total: int
+    disk_skipped_total: int
+    disk_errors_total: int
+    disk_corrupt_files_total: int
+    def __init__(self, arena_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., sequences: _Optional[int] = ..., indexes: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., prefix_lookup_tokens_total: _Optional[int] = ..., prefix_hit_tokens_total: _Optional[int] = ..., evicted_bytes_total: _Optional[int] = ..., evicted_sessions_total: _Optional[int] = ..., expired_leases_total: _Optional[int] = ..., gathered_rows_total: _Optional[int] = ..., index_trainings_total: _Optional[int] = ..., index_training_seconds_total: _Optional[float] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[StoreCalls, _Mapping]]] = ..., disk_bytes: _Optional[int] = ..., disk_written_bytes_total: _Optional[int] = ..., disk_read_bytes_total: _Optional[int] = ..., disk_skipped_total: _Optional[int] = ..., disk_errors_total: _Optional[int] = ..., disk_corrupt_files_total: _Optional[int] = ...) -> None: ...
+
+class StoreCalls(_message.Message):
+    __slots__ = ("method", "seconds", "counts", "codes")
+    class CodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    seconds: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    codes: _containers.ScalarMap[str, int]
+    def __init__(self, method: _Optional[str] = ..., seconds: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., codes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("session_id", "tokens", "bytes", "created_at", "last_used_at", "pinned", "expires_at")

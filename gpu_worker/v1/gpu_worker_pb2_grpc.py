@@ -54,6 +54,11 @@ class GPUWorkerStub(object):
                 request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.StoreStats = channel.unary_unary(
+                '/carrel.gpu_worker.v1.GPUWorker/StoreStats',
+                request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsRequest.SerializeToString,
+                response_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsResponse.FromString,
+                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/carrel.gpu_worker.v1.GPUWorker/ListSessions',
                 request_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.ListSessionsRequest.SerializeToString,
@@ -100,6 +105,13 @@ class GPUWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StoreStats(self, request, context):
+        """The store's, which the worker asks for them. UNAVAILABLE within a second where it is silent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSessions(self, request, context):
         """Sessions of one caller, which others neither see nor change. UNAVAILABLE within a second where the store is silent.
         """
@@ -141,6 +153,11 @@ def add_GPUWorkerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.FromString,
                     response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.SerializeToString,
+            ),
+            'StoreStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreStats,
+                    request_deserializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsRequest.FromString,
+                    response_serializer=gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -266,6 +283,33 @@ class GPUWorker(object):
             '/carrel.gpu_worker.v1.GPUWorker/Stats',
             gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsRequest.SerializeToString,
             gpu__worker_dot_v1_dot_gpu__worker__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/carrel.gpu_worker.v1.GPUWorker/StoreStats',
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsRequest.SerializeToString,
+            gpu__worker_dot_v1_dot_gpu__worker__pb2.StoreStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from kv_store.client.errors import (
     HandoffRefused,
     InvalidStoreRequest,
     NotInStore,
+    PrefixLoading,
     StaleEpoch,
     StoreError,
     StoreFull,
@@ -20,6 +21,8 @@ from kv_store.client.errors import (
 from kv_store.client.indexes import (
     KMEANS_METRICS,
     PQ_METRICS,
+    BitParams,
+    IndexParams,
     IndexSegment,
     KMeansParams,
     PQParams,
@@ -28,20 +31,24 @@ from kv_store.client.indexes import (
 from kv_store.client.layout import Layout
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
-from kv_store.client.wire import SequenceStats, SessionInfo, StoreStats
+from kv_store.client.wire import CallStats, SequenceStats, SessionInfo, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",
     "PQ_METRICS",
     "Begun",
+    "BitParams",
+    "CallStats",
     "CorruptRows",
     "HandoffRefused",
+    "IndexParams",
     "IndexSegment",
     "InvalidStoreRequest",
     "KMeansParams",
     "Layout",
     "NotInStore",
     "PQParams",
+    "PrefixLoading",
     "RowsWanted",
     "SequenceStats",
     "SessionInfo",

@@ -24,7 +24,7 @@ from kv_store.client.errors import (
 from kv_store.client.indexes import IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.lease import Lease
-from kv_store.client.rpc import StoreRpc
+from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
@@ -96,10 +96,11 @@ def attach(
     token: str,
     interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
     root: bytes = b"",
+    trace_of: TraceOf = no_trace,
 ) -> Attachment:
     """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
     StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, call_seconds, token, interceptors, root)
+    rpc = StoreRpc(target, call_seconds, token, interceptors, root, trace_of)
     try:
         with refusing_odd_fields():
             request = pb.AttachRequest(

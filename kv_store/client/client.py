@@ -20,7 +20,7 @@ from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
-from kv_store.client.rpc import MAX_MESSAGE_BYTES
+from kv_store.client.rpc import MAX_MESSAGE_BYTES, TraceOf, no_trace
 from kv_store.client.slab_tables import SlabTables
 from kv_store.client.transports import transport_class
 from kv_store.client.wire import SessionInfo, StoreStats
@@ -71,28 +71,20 @@ class StoreClient:
         token: str = "",
         interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
         root: bytes = b"",
+        trace_of: TraceOf = no_trace,
     ) -> Self:
         """Attach to the store at `target` ("unix:PATH" or "HOST:PORT"), waiting up to the timeout for it.
 
         call_seconds: what each call may take from then on, beside the time that rows take to move, and `reattach` too;
         None: as long. token: the store's, where it asks for one. interceptors: of its calls. root: see `open_channel`.
-        Raises InvalidStoreRequest when the store holds another layout, StoreFull, HandoffRefused, TokenRefused.
+        trace_of: see `StoreRpc`. Raises InvalidStoreRequest when the store holds another layout, StoreFull,
+        HandoffRefused, TokenRefused.
         """
         kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
+        own = (token, interceptors, root, trace_of)
 
         def connect(seconds: float) -> Attachment:
-            return attach(
-                target,
-                layout,
-                worker_id,
-                kind,
-                max_gather_rows,
-                seconds,
-                call_seconds,
-                token,
-                interceptors,
-                root,
-            )
+            return attach(target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, *own)
 
         return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
 
@@ -139,7 +131,8 @@ class StoreClient:
         slabs for `num_tokens` tokens in all. After StoreSilent it may be asked again.
 
         takes_less: where room is missing it has the known prefix only; where none is known it is not started, and
-        has no slabs. Raises StoreFull, which names the missing bytes, InvalidStoreRequest.
+        has no slabs. Raises StoreFull, which names the missing bytes, InvalidStoreRequest, and PrefixLoading: ask again
+        soon.
         """
         attached = self._attached
         attached.ends.settle_for(sequence_id, prefix_hashes)

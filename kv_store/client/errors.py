@@ -6,6 +6,7 @@ StoreError
 ├── StoreUnreachable      no answer within the deadline, or the connection is gone
 │   └── StoreSilent       no answer within the deadline: the call may be repeated
 ├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
+├── PrefixLoading         more of a prefix will be in the arena soon: ask again
 ├── StoreFull             no room; the text names the missing bytes
 ├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
 ├── NotInStore            an unknown sequence or index
@@ -46,6 +47,11 @@ class StoreSilent(StoreUnreachable):
 
 class StaleEpoch(StoreError):
     """What this client knows belongs to a store or a lease that has ended; `reattach()` starts over."""
+
+
+class PrefixLoading(StoreError):
+    """What the store knows of a prefix comes from its disk: nothing was begun, and the same call finds it in the arena
+    soon, or what there is after some seconds."""
 
 
 class StoreFull(StoreError):

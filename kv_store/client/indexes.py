@@ -14,6 +14,7 @@ PQ_METRICS = ("l2", "ip")
 KMEANS_METRICS = ("cosine", "l2", "ip")
 # Of the arrays of an index, within its segment.
 ALIGNMENT = 256
+MAX_SINKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,26 @@ class KMeansParams:
         return _aligned(centroids) + _aligned(layout.num_kv_heads * num_tokens * 4)
 
 
-IndexParams = PQParams | KMeansParams
+@dataclass(frozen=True, slots=True)
+class BitParams:
+    """Keys less their mean, rotated and rounded to two bits a coordinate (the worker's policy `bitkeys`). Its first
+    `num_sinks` tokens are always attended: they count in the weights of the others, and are no candidates."""
+
+    num_sinks: int = 0
+
+    @property
+    def max_iterations(self) -> int:
+        """None are made."""
+        return 0
+
+    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
+        """What one layer's index over so many tokens takes in the arena."""
+        heads, width = layout.num_kv_heads, layout.head_dim
+        anchors = heads * (1 + self.num_sinks) * width * 4
+        return _aligned(anchors) + _aligned(heads * (num_tokens - self.num_sinks) * (-(-width // 4) + 2))
+
+
+IndexParams = PQParams | KMeansParams | BitParams
 
 
 def _aligned(num_bytes: int) -> int:
@@ -89,7 +109,7 @@ class IndexSegment:
 
     pq: codebooks float32 [H, m, 2**b, d/m], codes uint8 [H, N, m]; by "ip" a centroid has its added coordinate last,
     d/m + 1 in all, and max_square_norms float32 [H, m] is phi. kmeans: centroids float32 [H, C, d], labels int32
-    [H, N]. Row i of codes and labels is token `token_begin + i`.
+    [H, N]. Row i of codes and labels is token `token_begin + i`. Only a store that selects makes one of bits.
     """
 
     kind: str

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from carrel.process.trace_context import TRACEPARENT, TraceContext
 from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.channel import open_channel
@@ -16,6 +17,7 @@ from kv_store.client.errors import (
     CorruptRows,
     InvalidStoreRequest,
     NotInStore,
+    PrefixLoading,
     StaleEpoch,
     StoreError,
     StoreFull,
@@ -35,6 +37,8 @@ LEAST_BYTES_PER_SECOND = 32 << 20
 TOKEN_KEY = "authorization"
 # In the trailing metadata of a store that is full.
 MISSING_BYTES_KEY = "carrel-missing-bytes"
+# By a sequence's id.
+TraceOf = Callable[[str], TraceContext | None]
 # gRPC's own words for a method that the other side does not have.
 _UNKNOWN_METHOD = "Method not found!"
 _OPTIONS = (
@@ -54,12 +58,17 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.CANCELLED: StoreUnreachable,
     grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
     grpc.StatusCode.RESOURCE_EXHAUSTED: StoreFull,
+    grpc.StatusCode.ABORTED: PrefixLoading,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidStoreRequest,
     grpc.StatusCode.NOT_FOUND: NotInStore,
     grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
     grpc.StatusCode.DATA_LOSS: CorruptRows,
 }
+
+
+def no_trace(sequence_id: str) -> None:
+    """None."""
 
 
 def refusal(store: Edition) -> str | None:
@@ -105,10 +114,13 @@ class StoreRpc:
         token: str = "",
         interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
         root: bytes = b"",
+        trace_of: TraceOf = no_trace,
     ) -> None:
-        """timeout_seconds: the deadline of a call, beside the time that its rows take. root: see `open_channel`."""
+        """timeout_seconds: the deadline of a call, beside the time that its rows take. root: see `open_channel`.
+        trace_of: the trace that a sequence's calls are part of, by its id."""
         self.target = target
         self._metadata = token_metadata(token)
+        self._trace_of = trace_of
         self._timeout_seconds = timeout_seconds
         self._is_silent = False
         self._answered_at = time.monotonic()
@@ -149,13 +161,13 @@ class StoreRpc:
     def call(self, method: Callable[..., Reply], request: Any, num_bytes: int = 0) -> Reply:
         """The reply. num_bytes: of rows that are moved until it comes."""
         with self._in_time():
-            return method(request, timeout=self._deadline(num_bytes), metadata=self._metadata)
+            return method(request, timeout=self._deadline(num_bytes), metadata=self._metadata_of(request))
 
     def wait(self, method: Callable[..., Reply], request: Any, timeout_seconds: float) -> Reply:
         """The reply to a call that may take long, for a thread that may wait; also of a store that is silent now."""
         try:
             with translated(self.target):
-                return method(request, timeout=timeout_seconds, metadata=self._metadata)
+                return method(request, timeout=timeout_seconds, metadata=self._metadata_of(request))
         except StoreSilent as exc:
             raise StoreUnreachable(str(exc)) from exc
 
@@ -185,6 +197,11 @@ class StoreRpc:
                     raise StoreError(f"more than the {most_bytes} bytes asked for came", self.target)
                 chunks.append(chunk.data)
         return b"".join(chunks)
+
+    def _metadata_of(self, request: Any) -> tuple[tuple[str, str], ...]:
+        """Calls for several sequences belong to no trace."""
+        trace = self._trace_of(getattr(request, "sequence_id", ""))
+        return self._metadata if trace is None else (*self._metadata, (TRACEPARENT, str(trace)))
 
     def _deadline(self, num_bytes: int) -> float:
         return self._timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND

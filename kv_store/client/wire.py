@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from carrel.process.version import Edition, edition_of
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StoreError, refusing_odd_fields
-from kv_store.client.indexes import ArrayRef, IndexParams, KMeansParams, PQParams
+from kv_store.client.indexes import ArrayRef, BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.rows import RowsWanted, TopKWanted
 from kv_store.v1 import kv_store_pb2 as pb
@@ -32,8 +32,36 @@ class SequenceStats:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStats:
+    """How the calls of one method went. counts: of calls by the time that they took, up to each of the store's
+    `call_bounds`, then of those above all; seconds: summed; codes: how many ended how, by gRPC's names."""
+
+    method: str
+    seconds: float
+    counts: tuple[int, ...]
+    codes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """Of the disk tier: bytes of slabs there now, and since the start bytes written and read, prefixes and sessions
+    that were left out, errors of the disk, and files that were not what was written."""
+
+    num_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    num_skipped: int = 0
+    num_errors: int = 0
+    num_corrupt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
-    """The store's gauges of now and its counters since the start."""
+    """The store's gauges of now and its counters since the start.
+
+    leased_bytes: of slabs handed out, what live workers hold; the rest may be evicted. evicted_bytes,
+    evicted_sessions: given up to make room. call_bounds: in seconds, ascending.
+    """
 
     epoch: int
     arena_bytes: int
@@ -48,6 +76,16 @@ class StoreStats:
     training_seconds: float
     gathered_rows: int
     sequences: tuple[SequenceStats, ...]
+    pinned_bytes: int = 0
+    num_trainings: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evicted_bytes: int = 0
+    evicted_sessions: int = 0
+    expired_leases: int = 0
+    call_bounds: tuple[float, ...] = ()
+    calls: tuple[CallStats, ...] = ()
+    disk: DiskStats = DiskStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +106,7 @@ _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
-KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS}
+KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS, "bits": pb.INDEX_KIND_BITS}
 KIND_NAMES = {value: name for name, value in KINDS.items()}
 
 
@@ -116,8 +154,10 @@ def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
             kmeans = request.kmeans
             metric = _metric_from_message(kmeans.metric)
             return KMeansParams(kmeans.num_clusters, metric, kmeans.max_iterations)
+        case "bits":
+            return BitParams(request.bits.num_sinks)
         case _:
-            raise InvalidStoreRequest("the request names no kind of index: set pq or kmeans")
+            raise InvalidStoreRequest("the request names no kind of index: set pq, kmeans or bits")
 
 
 def _metric_to_message(metric: str) -> pb.Metric:
@@ -166,7 +206,12 @@ def stats_to_message(stats: StoreStats) -> pb.StatsResponse:
 
 def stats_from_message(message: pb.StatsResponse) -> StoreStats:
     sequences = tuple(SequenceStats(**_fields(SequenceStats, each)) for each in message.sequences)
-    return StoreStats(**{**_fields(StoreStats, message), "sequences": sequences})
+    calls = tuple(
+        CallStats(each.method, each.seconds, tuple(each.counts), dict(each.codes)) for each in message.calls
+    )
+    disk = DiskStats(**_fields(DiskStats, message.disk))
+    own = {"disk": disk, "sequences": sequences, "calls": calls, "call_bounds": tuple(message.call_bounds)}
+    return StoreStats(**{**_fields(StoreStats, message), **own})
 
 
 def _fields(kind: type, source: Message | SequenceEnd) -> dict[str, Any]:
@@ -176,7 +221,9 @@ def _fields(kind: type, source: Message | SequenceEnd) -> dict[str, Any]:
 def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
     """The parameters' messages have their fields, by the same names. Raises InvalidStoreRequest for a value that no
     message can carry."""
-    values: Any = {**dataclasses.asdict(params), "metric": _metric_to_message(params.metric)}
+    values: Any = dataclasses.asdict(params)
+    if "metric" in values:
+        values["metric"] = _metric_to_message(values["metric"])
     with refusing_odd_fields():
         request = pb.BuildIndexRequest(**fields)  # type: ignore[arg-type]
         match params:
@@ -184,6 +231,8 @@ def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
                 request.pq.CopyFrom(pb.PQParams(**values))
             case KMeansParams():
                 request.kmeans.CopyFrom(pb.KMeansParams(**values))
+            case BitParams():
+                request.bits.CopyFrom(pb.BitParams(**values))
     return request
 
 

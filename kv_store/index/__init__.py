@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kv_store.client.indexes import IndexParams, KMeansParams, PQParams
+from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.index.base import ArraySpec, FitOptions, Index
+from kv_store.index.bits import BitIndex
 from kv_store.index.bound import Effort, FitCost, IterationBound
 from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource
 from kv_store.index.kmeans import KMeansIndex
@@ -30,3 +31,5 @@ def make_index(params: IndexParams) -> Index:
             return PQIndex(params)
         case KMeansParams():
             return KMeansIndex(params)
+        case BitParams():
+            return BitIndex(params)

@@ -61,6 +61,11 @@ class Index(ABC):
         """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
 
     @property
+    def num_leading(self) -> int:
+        """How many of the fitted tokens, the first, are no candidates: the second array has no rows of them."""
+        return 0
+
+    @property
     def is_searchable(self) -> bool:
         """Whether its second array says something of each token."""
         return True

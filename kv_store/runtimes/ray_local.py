@@ -18,6 +18,7 @@ import ray
 import ray.exceptions
 
 from carrel.process.events import ProcessEvents
+from carrel.process.logs import share_stderr
 from kv_store.actor import ACTOR_NAME, MAX_CONCURRENCY, NAMESPACE, StoreActor
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError, KVStoreError
@@ -64,7 +65,7 @@ class RayRuntime(Runtime):
                 num_cpus=1,
                 max_restarts=config.max_restarts,
                 max_concurrency=MAX_CONCURRENCY,
-            ).remote(config)
+            ).remote(config, share_stderr())
             stack.callback(self._stop_actor)
             self._await_ready()
             events.progress("start the store", 1, 1)
@@ -84,7 +85,9 @@ class RayRuntime(Runtime):
                 raise KVStoreError("the store's process died") from exc
         self._await_ready()
         self._life = self._actor.wait.remote()
-        self._events.status("the store was restarted by Ray: it is empty, with a new epoch")
+        self._events.status(
+            "the store was restarted by Ray, with a new epoch and what is on its disk, if it has one"
+        )
 
     def close(self) -> None:
         self._stack.close()

@@ -19,6 +19,7 @@ class IndexKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_KIND_UNSPECIFIED: _ClassVar[IndexKind]
     INDEX_KIND_PQ: _ClassVar[IndexKind]
     INDEX_KIND_KMEANS: _ClassVar[IndexKind]
+    INDEX_KIND_BITS: _ClassVar[IndexKind]
 
 class Metric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +34,7 @@ ROW_TYPE_FP32: RowType
 INDEX_KIND_UNSPECIFIED: IndexKind
 INDEX_KIND_PQ: IndexKind
 INDEX_KIND_KMEANS: IndexKind
+INDEX_KIND_BITS: IndexKind
 METRIC_UNSPECIFIED: Metric
 METRIC_L2: Metric
 METRIC_COSINE: Metric
@@ -224,8 +226,14 @@ class KMeansParams(_message.Message):
     max_iterations: int
     def __init__(self, num_clusters: _Optional[int] = ..., metric: _Optional[_Union[Metric, str]] = ..., max_iterations: _Optional[int] = ...) -> None: ...
 
+class BitParams(_message.Message):
+    __slots__ = ("num_sinks",)
+    NUM_SINKS_FIELD_NUMBER: _ClassVar[int]
+    num_sinks: int
+    def __init__(self, num_sinks: _Optional[int] = ...) -> None: ...
+
 class BuildIndexRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "token_end", "pq", "kmeans", "seed", "prefill_seconds")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer", "token_begin", "token_end", "pq", "kmeans", "bits", "seed", "prefill_seconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +242,7 @@ class BuildIndexRequest(_message.Message):
     TOKEN_END_FIELD_NUMBER: _ClassVar[int]
     PQ_FIELD_NUMBER: _ClassVar[int]
     KMEANS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -244,9 +253,10 @@ class BuildIndexRequest(_message.Message):
     token_end: int
     pq: PQParams
     kmeans: KMeansParams
+    bits: BitParams
     seed: int
     prefill_seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., seed: _Optional[int] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., pq: _Optional[_Union[PQParams, _Mapping]] = ..., kmeans: _Optional[_Union[KMeansParams, _Mapping]] = ..., bits: _Optional[_Union[BitParams, _Mapping]] = ..., seed: _Optional[int] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
 
 class ArrayRef(_message.Message):
     __slots__ = ("name", "offset", "num_bytes", "dtype", "shape", "checksum")
@@ -494,8 +504,24 @@ class SequenceStats(_message.Message):
     reserved_bytes: int
     def __init__(self, sequence_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...
 
+class DiskStats(_message.Message):
+    __slots__ = ("num_bytes", "written_bytes", "read_bytes", "num_skipped", "num_errors", "num_corrupt")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    written_bytes: int
+    read_bytes: int
+    num_skipped: int
+    num_errors: int
+    num_corrupt: int
+    def __init__(self, num_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., num_skipped: _Optional[int] = ..., num_errors: _Optional[int] = ..., num_corrupt: _Optional[int] = ...) -> None: ...
+
 class StatsResponse(_message.Message):
-    __slots__ = ("epoch", "arena_bytes", "held_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "num_sequences", "num_indexes", "num_workers", "num_sessions", "training_seconds", "gathered_rows", "sequences")
+    __slots__ = ("epoch", "arena_bytes", "held_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "num_sequences", "num_indexes", "num_workers", "num_sessions", "training_seconds", "gathered_rows", "sequences", "pinned_bytes", "num_trainings", "prefix_lookup_tokens", "prefix_hit_tokens", "evicted_bytes", "evicted_sessions", "expired_leases", "call_bounds", "calls", "disk")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +535,16 @@ class StatsResponse(_message.Message):
     TRAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GATHERED_ROWS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAININGS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_LEASES_FIELD_NUMBER: _ClassVar[int]
+    CALL_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     arena_bytes: int
     held_bytes: int
@@ -522,4 +558,33 @@ class StatsResponse(_message.Message):
     training_seconds: float
     gathered_rows: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceStats]
-    def __init__(self, epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_indexes: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_sessions: _Optional[int] = ..., training_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceStats, _Mapping]]] = ...) -> None: ...
+    pinned_bytes: int
+    num_trainings: int
+    prefix_lookup_tokens: int
+    prefix_hit_tokens: int
+    evicted_bytes: int
+    evicted_sessions: int
+    expired_leases: int
+    call_bounds: _containers.RepeatedScalarFieldContainer[float]
+    calls: _containers.RepeatedCompositeFieldContainer[CallStats]
+    disk: DiskStats
+    def __init__(self, epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_indexes: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_sessions: _Optional[int] = ..., training_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceStats, _Mapping]]] = ..., pinned_bytes: _Optional[int] = ..., num_trainings: _Optional[int] = ..., prefix_lookup_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., evicted_sessions: _Optional[int] = ..., expired_leases: _Optional[int] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[CallStats, _Mapping]]] = ..., disk: _Optional[_Union[DiskStats, _Mapping]] = ...) -> None: ...
+
+class CallStats(_message.Message):
+    __slots__ = ("method", "seconds", "counts", "codes")
+    class CodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    seconds: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    codes: _containers.ScalarMap[str, int]
+    def __init__(self, method: _Optional[str] = ..., seconds: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., codes: _Optional[_Mapping[str, int]] = ...) -> None: ...

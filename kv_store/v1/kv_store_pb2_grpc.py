@@ -140,7 +140,8 @@ class KVStoreServicer(object):
 
     def Begin(self, request, context):
         """Starts a sequence, or leaves nothing behind: it shares the sealed slabs of the longest known prefix, and has slabs for
-        `num_tokens` tokens in all. One that was started already keeps what it has, so a call may be repeated.
+        `num_tokens` tokens in all. One that was started already keeps what it has, so a call may be repeated. ABORTED, with
+        nothing begun, while more of the prefix comes from the disk: to be asked again soon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

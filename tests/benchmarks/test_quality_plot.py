@@ -79,3 +79,9 @@ def test_a_cell_where_every_answer_is_right_is_drawn(tmp_path: Path) -> None:
     assert report.results()[0].high < report.results()[0].exact_match
     quality_plot.draw(report.results(), tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_every_committed_result_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("### ")]
+    assert shown == [f"### {path.stem}" for path in sorted(RESULTS.glob("*.json"))]

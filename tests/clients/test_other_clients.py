@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,3 +87,11 @@ def test_litellm(server: Serving) -> None:
         assert answer["whole"] == "".join(answer["pieces"]) != "", name
         assert 0 < answer["tokens"] <= 24
     assert len({answer["whole"] for answer in told.values()}) == 1
+
+
+def test_langchain_as_the_page_has_it(server: Serving) -> None:
+    page = (ROOT / "docs" / "clients.md").read_text()
+    [program] = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "langchain" in each]
+    command = [os.environ["CLIENTS_PYTHON"], "-c", program.replace("http://127.0.0.1:8000", server.url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr[-3000:]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,14 @@ import psutil
 from ports import free_ports
 from waiting import PATIENCE, wait_until
 
+from carrel.serve.banner import DOCUMENT
 from gateway.v1 import chat_pb2_grpc
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
+# Words that the questions of the tests have: what is asked is in no log, but for the banner's example.
+ASKED = ("secret number", "Once upon a time", "boats came home")
 NANO = ROOT / "models" / "carrel-nano"
 
 
@@ -54,6 +57,15 @@ class Serving:
         """The process that runs `python -m module`."""
         return next(process for process in self.descendants() if module in process.cmdline())
 
+    def listening(self) -> set[str]:
+        """The addresses at which any of them takes TCP connections."""
+        found = set()
+        for process in (psutil.Process(self.process.pid), *self.descendants()):
+            with suppress(psutil.Error):
+                sockets = process.net_connections(kind="tcp")
+                found |= {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+        return found
+
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -78,7 +90,10 @@ def serving(*arguments: str, arena: str = "1GiB", model: Path = NANO) -> Iterato
     try:
         wait_ready(process, f"http://127.0.0.1:{port}/ready", log)
         run = next(path for path in base.iterdir() if path.is_dir() and path.name.startswith("carrel-"))
-        yield Serving(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", run, log)
+        server = Serving(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", run, log)
+        yield server
+        said = [line for line in log.read_text().splitlines() if DOCUMENT not in line]
+        assert not [line for line in said if any(word in line for word in ASKED)]
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         if process.poll() is None:

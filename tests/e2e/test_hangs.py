@@ -72,6 +72,8 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
         "zero_copy", MANY, *SLABS, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10"
     ) as server:
         assert server.run.stat().st_mode & 0o777 == 0o700
+        # Ray's processes, too
+        assert server.listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         chat(server, capsys)
         before = answer(server)
         dense, recalls = Stream(server, "full"), Stream(server, "pqcache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,9 +91,10 @@ def is_left(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain() -> None:
+def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(tmp_path: Path) -> None:
     # slabs of 256 tokens
-    with serving("--shutdown-timeout", "50", "--no-warmup", "--slab-bytes", "256KiB") as server:
+    options = ("--shutdown-timeout", "50", "--no-warmup", "--slab-bytes", "256KiB")
+    with serving(*options, "--kv-store-path", str(tmp_path)) as server:
         seen = server.descendants()
         warmed = session(server, "POST", {"messages": MESSAGES, "pinned": True})
         assert warmed["warmed"]["prompt_tokens"] - 256 < warmed["tokens"] == warmed["bytes"] // TOKEN_BYTES
@@ -131,7 +133,10 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain()
         until(lambda: readiness(server) == 503, server)
         until(lambda: readiness(server) == 200, server)
         assert not is_left(actor)
-        assert session(server, "GET")["error"]["code"] == "session_not_found"
+        # what was on the disk is known to the next one
+        kept = session(server, "GET")
+        assert (kept["tokens"], kept["pinned"]) == (warmed["tokens"], True)
+        assert num_cached(server, "pqcache") == kept["tokens"]
         assert answer(server) == before
 
         stream = running_stream(server)

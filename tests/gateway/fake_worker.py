@@ -46,6 +46,8 @@ class Script:
     has_pinned_all: bool = False
     version: str = field(default_factory=lambda: own_edition().version)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
+    # of each of them
+    traceparents: list[str | None] = field(default_factory=list)
     num_cancelled: int = 0
     aborted: list[str] = field(default_factory=list)
 
@@ -59,6 +61,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
     async def Generate(self, request, context):
         script = self._script()
         script.requests.append(request)
+        script.traceparents.append(dict(context.invocation_metadata()).get("traceparent"))
         aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
         try:
             while script.hangs:
@@ -109,7 +112,12 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
     def _scored(self, request):
         """Its tokens from the second on, each the likelier the later, with one that is likelier."""
         tokens = [
-            pb.Token(token_id=token, logprob=-1.0 - at, top=[pb.TokenLogprob(token_id=20, logprob=-0.25)])
+            pb.Token(
+                token_id=token,
+                logprob=-1.0 - at,
+                top=[pb.TokenLogprob(token_id=20, logprob=-0.25)],
+                rank=2 + at,
+            )
             for at, token in enumerate(request.prompt_token_ids[1:])
         ]
         return pb.GenerateResponse(prompt=pb.PromptTokens(tokens=tokens))
@@ -180,6 +188,14 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             slot_capacity_tokens=4096,
             fetched_bytes_total=11,
             store_reachable=self._script().store_reachable,
+        )
+
+    async def StoreStats(self, request, context):
+        if not self._script().store_reachable:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer")
+        calls = [pb.StoreCalls(method="Begin", seconds=0.75, counts=[2, 1], codes={"OK": 3})]
+        return pb.StoreStatsResponse(
+            arena_bytes=1 << 20, evicted_bytes_total=512, call_bounds=[0.5], calls=calls
         )
 
 

@@ -13,24 +13,24 @@ from gateway.config import GatewayConfig, parse_config
 def test_open_addresses_need_a_key() -> None:
     for host in ("0.0.0.0", "::", "10.1.2.3", "example.org"):
         with pytest.raises(OptionError, match="--allow-open"):
-            GatewayConfig(model="m", worker="w", host=host)
-        GatewayConfig(model="m", worker="w", host=host, allow_open=True)
-        GatewayConfig(model="m", worker="w", host=host, api_keys=("k",))
+            GatewayConfig(model="m", worker="unix:w", host=host)
+        GatewayConfig(model="m", worker="unix:w", host=host, allow_open=True)
+        GatewayConfig(model="m", worker="unix:w", host=host, api_keys=("k",))
     for host in ("127.0.0.1", "::1", "localhost"):
-        GatewayConfig(model="m", worker="w", host=host)
+        GatewayConfig(model="m", worker="unix:w", host=host)
 
 
 def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARREL_API_KEY", "a, b")
     monkeypatch.setenv("CARREL_MODEL", "some/model")
-    config = parse_config(["--worker", "w"])
+    config = parse_config(["--worker", "unix:w"])
     assert config.api_keys == ("a", "b")
     assert "'a'" not in repr(config)
     assert config.model_names == ("some/model",)
-    config = parse_config(["--worker", "w", "--api-key", "c", "d", "--served-model-name", "x", "y,z"])
+    config = parse_config(["--worker", "unix:w", "--api-key", "c", "d", "--served-model-name", "x", "y,z"])
     assert config.api_keys == ("c", "d")
     assert config.api_key_weights == ()
-    assert parse_config(["--worker", "w", "--api-key-weights", "2,0.5"]).api_key_weights == (2.0, 0.5)
+    assert parse_config(["--worker", "unix:w", "--api-key-weights", "2,0.5"]).api_key_weights == (2.0, 0.5)
     assert config.model_names == ("x", "y", "z")
 
 
@@ -38,16 +38,18 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
     ("arguments", "named"),
     [
         ([], "--worker is missing: give it, or set CARREL_WORKER"),
-        (["--worker", "w", "--port", "8001"], "--grpc-port"),
-        (["--worker", "w", "--api-key", "a\nb"], "--api-key"),
-        (["--worker", "w", "--api-key", "a", "b", "--api-key-weights", "2"], "1 numbers for 2 keys"),
-        (["--worker", "w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
-        (["--worker", "w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
-        (["--worker", "w", "--api-key", "a", "--api-key-weights", "x"], "--api-key-weights 'x'"),
-        (["--worker", "w", "--max-connections", "999999999"], "ulimit -n"),
-        (["--worker", "w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
+        (["--worker", "unix:w", "--port", "8001"], "--grpc-port"),
+        (["--worker", "unix:w", "--api-key", "a\nb"], "--api-key"),
+        (["--worker", "unix:w", "--api-key", "a", "b", "--api-key-weights", "2"], "1 numbers for 2 keys"),
+        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
+        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
+        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "x"], "--api-key-weights 'x'"),
+        (["--worker", "unix:w", "--max-connections", "999999999"], "ulimit -n"),
+        (["--worker", "unix:w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
+        (["--worker", "worker:8101"], "--allow-plain-worker"),
+        (["--worker", "worker:8101", "--worker-ca-file", "/c.pem"], "needs --worker-client-keyfile"),
         (
-            ["--worker", "w", "--ssl-keyfile", "/k.pem", "--ssl-certfile", "/none.pem"],
+            ["--worker", "unix:w", "--ssl-keyfile", "/k.pem", "--ssl-certfile", "/none.pem"],
             "/none.pem.* cannot be used",
         ),
     ],
@@ -73,10 +75,10 @@ def test_one_of_several_keys_has_a_quarter_of_the_places(
     keys: tuple[str, ...], asked: int | None, limit: int | None
 ) -> None:
     config = GatewayConfig(
-        model="m", worker="w", api_keys=keys, max_concurrent=100, max_concurrent_per_key=asked
+        model="m", worker="unix:w", api_keys=keys, max_concurrent=100, max_concurrent_per_key=asked
     )
     assert config.max_per_key(len(set(keys))) == limit
 
 
 def test_a_model_is_named_by_its_folder(tmp_path: Path) -> None:
-    assert GatewayConfig(model=str(tmp_path), worker="w").model_names == (tmp_path.name,)
+    assert GatewayConfig(model=str(tmp_path), worker="unix:w").model_names == (tmp_path.name,)

@@ -103,3 +103,18 @@ def test_a_shortage_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixture
         (True, False),
         (False, True),
     ]
+
+
+def test_what_is_no_http_ends_its_connection_and_no_more(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(stack) as link:
+        link.sendall(head + b"no chunk\r\n")
+        assert b" 400 " in link.recv(1000)
+    with connect(stack) as answered:
+        answered.sendall(head)
+        assert b" 404 " in answered.recv(1000)
+        answered.sendall(b"no chunk\r\n")
+        drip(answered)
+    assert [record.message for record in caplog.records if record.exc_info] == []

@@ -92,7 +92,7 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A ready gateway, which must then be told to end, and a client of it."""
     port = str(free_port())
-    more = ("--port", port, "--json-events", *arguments)
+    more = ("--port", port, "--json-events", "--log-level", "debug", *arguments)
     process = start(command(model_dir, worker, *more, grpc_port=grpc_port))
     try:
         wait_ready(process)
@@ -101,8 +101,9 @@ def running(
     finally:
         status, errors = finish(process)
     assert status == 0, errors
-    # nothing that a client wrote is logged
+    # nothing that a client wrote is logged, however much is
     assert "hello" not in errors
+    assert {json.loads(line)["process"] for line in errors.splitlines()} <= {"gateway"}
 
 
 def test_sigterm_drains(model_dir: Path, worker: tuple[str, Script]) -> None:

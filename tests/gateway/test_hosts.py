@@ -18,7 +18,7 @@ from gateway.rest.hosts import HostGuard
 
 def refusal(pairs: list[tuple[str, str]], is_host_optional: bool = False, **values: Any) -> str | None:
     """Code of what an open gateway answers to headers of these names and values; None where it serves."""
-    guard = HostGuard(GatewayConfig(model="m", worker="w", **values))
+    guard = HostGuard(GatewayConfig(model="m", worker="unix:w", **values))
     try:
         guard.check(Headers(raw=[(a.encode(), b.encode()) for a, b in pairs]), is_host_optional)
     except (Forbidden, InvalidRequest) as error:

@@ -136,6 +136,13 @@ def test_two_policies_answer_the_same_question(tab: chromium.Tab, stack: Stack) 
     tab.wait("document.querySelectorAll('[data-ended=stop]').length === 2")
     sent = {(request.policy, request.budget.share) for request in stack.script.requests}
     assert sent == {("pqcache", 0.1), ("full", 0.0)}
+    assert {request.sampling.temperature for request in stack.script.requests} == {0}
+    # Where the contexts are stays in sight, however long the answers.
+    tab.look(1320, 770)
+    tab.run("document.querySelector('.log').style.minHeight = '3000px'")
+    tab.run("scrollTo(0, 9999)")
+    tops = tab.run("[...document.querySelectorAll('.view')].map((view) => view.getBoundingClientRect().top)")
+    assert all(0 <= top < 100 for top in tops), tops
 
 
 @pytest.mark.slow

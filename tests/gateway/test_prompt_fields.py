@@ -66,7 +66,8 @@ def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stac
         (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (CHAT, {"timeout_seconds": 0}, "timeout_seconds"),
         (COMPLETION, {"skip_special_tokens": False}, "skip_special_tokens"),
-        (COMPLETION, {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (COMPLETION, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
 )
 def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, Any], param: str) -> None:
@@ -79,3 +80,32 @@ def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, 
 def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
     neutral = {"skip_special_tokens": True, "bad_words": []}
     assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"
+
+
+def test_how_likely_a_prompt_is_is_told_as_vllm_does(stack: Stack) -> None:
+    script = stack.say("dog")
+    fields = {"prompt_logprobs": 1, "max_tokens": 1, "n": 2}
+    chat = httpx.post(stack.url + CHAT, json={"messages": [ASKED], **fields}, timeout=PATIENCE).json()
+    prompt = list(script.requests[0].prompt_token_ids)
+    first, *others = chat["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(prompt) - 1
+    for at, (token_id, told) in enumerate(zip(prompt[1:], others, strict=True)):
+        text = stack.tokenizer.decode([token_id], skip_special_tokens=False)
+        assert told[str(token_id)] == {"logprob": -1.0 - at, "rank": 2 + at, "decoded_token": text}
+        assert (told["20"]["logprob"], told["20"]["rank"]) == (-0.25, 1)
+    assert chat["choices"][0]["logprobs"] is None
+
+    asked = {"prompt": [[10, 11, 12], [13]], "prompt_logprobs": 0, "logprobs": 1, "max_tokens": 1}
+    for echo in (False, True):
+        choices = httpx.post(stack.url + COMPLETION, json={**asked, "echo": echo}, timeout=PATIENCE).json()[
+            "choices"
+        ]
+        told = [choice["prompt_logprobs"] for choice in choices]
+        assert [[each and list(each) for each in prompt] for prompt in told] == [
+            [None, ["11"], ["12"]],
+            [None],
+        ]
+        of_answer = choices[0]["logprobs"]["top_logprobs"]
+        assert len(of_answer) == (4 if echo else 1)
+        assert not echo or len(of_answer[1]) == 2

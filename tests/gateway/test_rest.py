@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def test_a_prompt_that_fits_may_be_written_with_escapes(model_dir: Path) -> None
     async def limit() -> int:
         worker = Mock()
         worker.info = AsyncMock(return_value=pb.GetInfoResponse(max_model_len=131_072))
-        config = GatewayConfig(model=str(model_dir), worker="w")
+        config = GatewayConfig(model=str(model_dir), worker="unix:w")
         return await ChatService(
             config, worker, load_tokenizer(model_dir, None), pb.SamplingParams()
         ).max_body_bytes()
@@ -354,9 +355,56 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     ):
         assert f"# TYPE carrel_worker_{name} gauge" in text
         assert f'carrel_worker_{name}{{model_name="tiny"}} {value}' in text
+    assert 'carrel_build_info{commit="' in text
+    assert 'carrel_draining{model_name="tiny"} 0.0' in text
+    assert 'carrel_store_arena_bytes{model_name="tiny"} 1.048576e+06' in text
+    assert 'carrel_store_evicted_bytes_total{model_name="tiny"} 512.0' in text
+    of_begin = 'method="Begin",model_name="tiny"'
+    assert f'carrel_store_calls_total{{code="OK",{of_begin}}} 3.0' in text
+    for bound, count in ((0.5, 2.0), ("+Inf", 3.0)):
+        assert f'carrel_store_call_seconds_bucket{{le="{bound}",{of_begin}}} {count}' in text
+    assert f"carrel_store_call_seconds_sum{{{of_begin}}} 0.75" in text
     stack.script.store_reachable = False
     assert http.get("/health").status_code == 200
     assert error_of(http.get("/ready"))["code"] == "store_unavailable"
+    assert "carrel_store_" not in http.get("/metrics").text
+
+
+def test_what_is_refused_is_counted_by_reason(locked_stack: Stack) -> None:
+    def rejected() -> dict[str, float]:
+        text = locked_stack.service.metrics.render(None).decode()
+        return {
+            reason: float(count)
+            for reason, count in re.findall(
+                r'^carrel_requests_rejected_total{.*reason="(\w+)"} (.+)$', text, re.M
+            )
+        }
+
+    def ask(key: str = "right-key", **fields: object) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"messages": HELLO, **fields}
+        httpx.post(f"{locked_stack.url}{CHAT}", json=body, headers=headers, timeout=PATIENCE)
+
+    before = rejected()
+    locked_stack.say("the fox")
+    ask()
+    ask("wrong-key")
+    ask(model="another")
+    admission = locked_stack.service.admission
+    admission.is_draining = True
+    try:
+        ask()
+        text = locked_stack.service.metrics.render(None).decode()
+    finally:
+        admission.is_draining = False
+    assert 'carrel_draining{model_name="tiny"} 1.0' in text
+    # what fails half-way was not refused
+    locked_stack.say("the fox", fail_at=1)
+    ask()
+    gained = {
+        reason: count - before[reason] for reason, count in rejected().items() if count - before[reason]
+    }
+    assert gained == {"unauthorized": 1, "unknown_model": 1, "shutting_down": 1}
 
 
 def test_an_answers_phases_are_observed_and_a_failed_ones_as_far_as_they_ended(

@@ -293,3 +293,20 @@ def test_a_client_that_does_not_read_is_ended(tmp_path: Path, model_dir: Path) -
                 list(call)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert "--write-timeout" in caught.value.details()
+
+
+def test_the_trace_of_a_request_goes_on_to_the_worker_by_either_protocol(
+    chat: chat_pb2_grpc.ChatStub, http: httpx.Client, stack: Stack
+) -> None:
+    script = stack.say("the fox")
+    valid = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    for sent in (valid, "00-nonsense-01", None):
+        headers = {} if sent is None else {"traceparent": sent}
+        http.post("/v1/chat/completions", json=body, headers=headers)
+        list(
+            chat.Complete(
+                pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE, metadata=tuple(headers.items())
+            )
+        )
+    assert script.traceparents == [valid, valid, None, None, None, None]

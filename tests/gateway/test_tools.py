@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import grpc
 import httpx
 import openai
 import pydantic
@@ -15,6 +16,8 @@ import pytest
 from fake_worker import Script
 from gateway_stack import Stack, running_stack, write_tokenizer
 from waiting import PATIENCE
+
+from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 CHAT = "/v1/chat/completions"
 ASKED = {"role": "user", "content": "hi"}
@@ -316,3 +319,101 @@ def test_a_response_parses_into_a_model(client: openai.OpenAI, stack: Stack) -> 
     parsed = client.responses.parse(model="tiny", input="hi", text_format=Place)
     assert parsed.output_parsed == Place(city="Rome")
     assert json.loads(script.requests[0].grammar.json_schema)["required"] == ["city"]
+
+
+def over_grpc(stack: Stack, **fields: Any) -> list[chat_pb2.ChatEvent]:
+    request = chat_pb2.ChatRequest(**{"messages": [chat_pb2.Message(**ASKED)], **fields})
+    with grpc.insecure_channel(stack.grpc_target) as channel:
+        return list(chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=PATIENCE))
+
+
+def test_chat_grpc_has_tools_calls_and_thoughts_as_rest(own: Stack) -> None:
+    called = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    rest = {
+        "messages": [
+            ASKED,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "c1", "type": "function", "function": called}],
+            },
+            {"role": "tool", "content": "7", "tool_call_id": "c1"},
+        ],
+        "tools": [WEATHER, STRICT],
+        "chat_template_kwargs": {"thinks": True},
+    }
+    messages = [
+        chat_pb2.Message(**ASKED),
+        chat_pb2.Message(role="assistant", tool_calls=[chat_pb2.ToolCall(id="c1", **called)]),
+        chat_pb2.Message(role="tool", content="7", tool_call_id="c1"),
+    ]
+    tools = [
+        chat_pb2.Tool(name="weather", description="now", parameters=json.dumps(PARAMETERS)),
+        chat_pb2.Tool(name="time", strict=True),
+    ]
+    script = own.say(f"Let me see.</think>I look.\n{CALL}")
+    events = over_grpc(own, messages=messages, tools=tools, chat_template_kwargs={"thinks": True})
+    message = post(own, **rest)["choices"][0]["message"]
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    assert "".join(delta.reasoning_content for delta in deltas) == message["reasoning_content"]
+    assert "".join(delta.content for delta in deltas) == message["content"] == "I look."
+    calls = [delta.tool_call for delta in deltas if delta.HasField("tool_call")]
+    assert (calls[0].name, calls[0].id[:5]) == ("weather", "call_")
+    assert json.loads("".join(call.arguments for call in calls)) == {"city": "Rome"}
+    assert list(events[-1].complete.finish_reasons) == ["tool_calls"]
+
+    same = {"tools": [WEATHER, TIME], "parallel_tool_calls": False}
+    named = [tools[0], chat_pb2.Tool(name="time")]
+    for fields, as_rest in (
+        ({"tool_choice": chat_pb2.TOOL_CHOICE_REQUIRED}, "required"),
+        ({"tool_choice": chat_pb2.TOOL_CHOICE_NONE}, "none"),
+        ({"tool_name": "time"}, {"type": "function", "function": {"name": "time"}}),
+    ):
+        over_grpc(own, tools=named, parallel_tool_calls=False, **fields)
+        post(own, tool_choice=as_rest, **same)
+    for asked in script.requests:
+        asked.request_id = ""
+    assert script.requests[::2] == script.requests[1::2]
+
+
+def test_chat_grpc_holds_answers_to_grammars_as_rest(stack: Stack) -> None:
+    script = stack.say("x")
+    for kind, value in (
+        ("json", '{"type": "object"}'),
+        ("json_object", True),
+        ("regex", "a+"),
+        ("choice", ["a", "b"]),
+        ("grammar", 'start: "a"'),
+    ):
+        told = {"texts": value} if kind == "choice" else value
+        over_grpc(stack, structured_outputs={kind: told})
+        post(stack, structured_outputs={kind: value})
+    over_grpc(stack, json_schema="{}")
+    post(stack, structured_outputs={"json": "{}"})
+    *same, (over, rest) = zip(script.requests[::2], script.requests[1::2], strict=True)
+    assert all(over.grammar == rest.grammar and over.HasField("grammar") for over, rest in same)
+    assert over.grammar.json_schema == rest.grammar.json_schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": chat_pb2.TOOL_CHOICE_REQUIRED}, "tool_choice"),
+        ({"tool_choice": 9}, "tool_choice"),
+        ({"tools": [{"name": "a b"}]}, "tools"),
+        ({"tools": [{"name": "a", "parameters": "[1]"}]}, "tools"),
+        ({"tools": [{"name": "a", "parameters": "[" * 9999}]}, "tools"),
+        ({"tools": [{"name": "a"}] * 129}, "tools"),
+        ({"messages": [{**ASKED, "tool_calls": [{"id": "c", "name": "a", "arguments": "x"}]}]}, "messages"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": {}}}, "structured_outputs.choice"),
+        ({"json_schema": "{}", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs"),
+    ],
+)
+def test_chat_grpc_refuses_what_it_cannot_hold(stack: Stack, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        over_grpc(stack, **fields)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(caught.value.trailing_metadata())["carrel-param"] == param
+    assert not stack.script.requests

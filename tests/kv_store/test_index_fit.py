@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kv_store.client import KMeansParams, Layout, PQParams
+from kv_store.client import BitParams, IndexParams, KMeansParams, Layout, PQParams
 from kv_store.client.layout import SlabGeometry
 from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, ArrayKeys, Effort, FitCost, FitOptions, IterationBound, make_index
@@ -190,9 +190,12 @@ def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
         KMeansParams(4, "dot"),
         PQParams(2, 4, 0, "cosine"),
         PQParams(2, 4, 0, "dot"),
+        BitParams(-1),
+        BitParams(10),
+        BitParams(2**31),
     ],
 )
-def test_parameters_out_of_range_are_refused(params: PQParams | KMeansParams) -> None:
+def test_parameters_out_of_range_are_refused(params: IndexParams) -> None:
     with pytest.raises(InvalidArgument):
         make_index(params).specs(Layout(1, 1, 16), 10)
 
@@ -287,7 +290,7 @@ def test_a_long_head_is_fitted_some_rows_at_a_time() -> None:
 def test_keys_that_are_not_finite_are_refused() -> None:
     keys = clustered(600, 8, 5)
     keys[599, 3] = np.inf
-    for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5)):
+    for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5), BitParams(2)):
         with pytest.raises(InvalidArgument, match="infinity"):
             make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
 
@@ -299,9 +302,10 @@ def test_keys_that_are_not_finite_are_refused() -> None:
         PQParams(4, 3, metric="ip"),
         PQParams(2, 5, codebooks_only=True),
         KMeansParams(9),
+        BitParams(5),
     ],
 )
-def test_a_worker_knows_what_an_index_takes(params: PQParams | KMeansParams) -> None:
+def test_a_worker_knows_what_an_index_takes(params: IndexParams) -> None:
     layout = Layout(2, 3, 24, "bf16")
     specs = make_index(params).specs(layout, 101)
     assert params.num_bytes(layout, 101) == sum(-(-spec.num_bytes // 256) * 256 for spec in specs)

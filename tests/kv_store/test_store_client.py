@@ -1,5 +1,7 @@
 """The client against a store in this process: every transport, restarts, misuse."""
 
+import json
+import logging
 import math
 import threading
 import time
@@ -10,6 +12,9 @@ import pytest
 from store_samples import LAYOUT, keys_of, random_rows
 from waiting import PATIENCE, wait_until
 
+from carrel.process.log_lines import JSONLines
+from carrel.process.trace_context import TraceContext
+from kv_store.call_meter import CALL_BOUNDS, CallMeter
 from kv_store.client import (
     InvalidStoreRequest,
     KMeansParams,
@@ -345,3 +350,43 @@ def test_a_heartbeat_keeps_a_quiet_client_alive() -> None:
         assert [sequence.worker_id for sequence in quiet.stats().sequences] == ["quiet"]
         quiet.check()
         quiet.close()
+
+
+def test_calls_are_timed_by_method_and_counted_by_how_they_ended(connect: Connect) -> None:
+    client = connect(transport="grpc")
+    filled(client, 40)
+    with pytest.raises(StoreFull):
+        client.begin("far too long", 1 << 30)
+    client.gather(0, [RowsWanted("a", 0, np.arange(40))])
+    stats = client.stats()
+    calls = {each.method: each for each in stats.calls}
+    assert calls["Begin"].codes == {"OK": 1, "RESOURCE_EXHAUSTED": 1}
+    # streams too, either way
+    assert calls["PutRows"].codes == {"OK": client.layout.num_layers}
+    assert calls["GatherRows"].codes == {"OK": 1}
+    assert sum(calls["Begin"].counts) == 2
+    assert calls["Begin"].seconds > 0
+    assert len(calls["Begin"].counts) == len(stats.call_bounds) + 1
+
+
+def test_a_call_counts_where_its_time_lies() -> None:
+    meter = CallMeter()
+    for seconds in (0.0, CALL_BOUNDS[0], CALL_BOUNDS[0] * 1.01, 2 * CALL_BOUNDS[-1]):
+        meter.add("Begin", seconds, "OK")
+    (told,) = meter.read()
+    assert told.counts == (2, 1, *[0] * (len(CALL_BOUNDS) - 2), 1)
+
+
+def test_a_call_for_a_sequence_is_told_of_with_its_trace(
+    local_store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.setFormatter(JSONLines("kv_store"))
+    traces = {"a": TraceContext("a" * 32, "b" * 16)}
+    with caplog.at_level(logging.DEBUG, "kv_store.call_meter"):
+        client = StoreClient.connect(local_store.target, LAYOUT, worker_id="w", trace_of=traces.get)
+        client.begin("a", 40)
+        client.begin("b", 40)
+        client.close()
+    lines = [json.loads(line) for line in caplog.text.splitlines()]
+    begun = [line for line in lines if line["message"].startswith("Begin: OK in")]
+    assert [(line["request_id"], line.get("trace_id")) for line in begun] == [("a", "a" * 32), ("b", None)]

@@ -151,7 +151,7 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     end(store, state.epoch, "b", "v")
     clock.now += 11.0
     assert store.reap() == 1
-    assert store.stats().reserved_bytes == 0
+    assert (store.stats().reserved_bytes, store.stats().expired_leases) == (0, 2)
 
 
 def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
@@ -298,6 +298,13 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     assert store.stats().num_sessions == 1
     store.reserve(epoch, "w", "big", 32 * TOKENS)
     assert all_known() == [0, 0, 0]
+    stats = store.stats()
+    assert (stats.evicted_bytes, stats.evicted_sessions) == (3 * 16 * SLAB_BYTES, 2)
+    # each look at three chains of eight slabs, and what it found
+    assert (stats.prefix_lookup_tokens, stats.prefix_hit_tokens) == (
+        5 * 24 * TOKENS,
+        (24 + 16 + 12 + 12) * TOKENS,
+    )
     assert (len(state.sessions), int(state.sessions.counts.sum())) == (0, 0)
 
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -44,8 +45,9 @@ def command(folder: Path, runtime: str) -> list[str]:
     ]
 
 
-def start(folder: Path, runtime: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(command(folder, runtime), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def start(folder: Path, runtime: str, *options: str, log: IO[str] | None = None) -> subprocess.Popen[str]:
+    line = [*command(folder, runtime), *options]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if json.loads(line)["event"] == "ready":
@@ -112,9 +114,10 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.e2e
-def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
+def test_ray_runs_the_store_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     before = shared_memory()
-    process = start(folder, "ray")
+    with (tmp_path / "log").open("w") as log:
+        process = start(folder, "ray", "--log-level", "debug", log=log)
     try:
         client = connect(folder)
         rows = fill(client)
@@ -133,6 +136,9 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path) -> None:
         assert not await_end(children)
         assert list(folder.iterdir()) == []
         assert shared_memory() <= before
+        # the actor logs where its driver does
+        told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line[0] == "{"]
+        assert [line["request_id"] for line in told if line["message"].startswith("BuildIndex: OK")] == ["a"]
         with pytest.raises(StoreUnreachable):
             client.stats()
         client.close()

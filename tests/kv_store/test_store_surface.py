@@ -14,7 +14,16 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from store_samples import LAYOUT, random_rows
 from waiting import PATIENCE
 
-from kv_store.client import InvalidStoreRequest, KMeansParams, NotInStore, PQParams, StoreClient, wire
+from kv_store.client import (
+    BitParams,
+    IndexParams,
+    InvalidStoreRequest,
+    KMeansParams,
+    NotInStore,
+    PQParams,
+    StoreClient,
+    wire,
+)
 from kv_store.client.wire import own_edition
 from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
@@ -252,9 +261,10 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
         PQParams(2, 6, 0, "ip"),
         PQParams(2, 6, 0, "l2", True),
         *(KMeansParams(9, m, 3) for m in ("cosine", "l2", "ip")),
+        BitParams(3),
     ],
 )
-def test_index_parameters_come_back_from_their_message(params: PQParams | KMeansParams) -> None:
+def test_index_parameters_come_back_from_their_message(params: IndexParams) -> None:
     assert wire.params_from_message(wire.build_index(params)) == params
 
 

@@ -23,7 +23,7 @@ from gateway.rest.schemas import (
     StreamOptions,
 )
 from gpu_worker.policies.registry import registry
-from gpu_worker.v1.gpu_worker_pb2 import StatsResponse
+from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreStatsResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def test_the_cli_page_names_every_command() -> None:
 
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    operations = operations_of(GatewayConfig(model="m", worker="w"), Mock())
+    operations = operations_of(GatewayConfig(model="m", worker="unix:w"), Mock())
     routes = [operation.path for operation in operations]
     asked = [operation.body for operation in operations if operation.body is not None]
     bodies = (*asked, CarrelBody, StreamOptions, SessionChangedAnswer)
@@ -68,7 +68,7 @@ def test_the_api_page_names_every_route_field_and_error() -> None:
 
 
 def test_the_deployment_page_names_every_metric() -> None:
-    text = Metrics("tiny").render(StatsResponse()).decode()
+    text = Metrics("tiny").render(StatsResponse(), StoreStatsResponse()).decode()
     page = (ROOT / "docs/deployment.md").read_text()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     told = {

@@ -72,6 +72,7 @@ FLOORS = (
     "sampling",
     "grammar",
     "policies",
+    "neighbours",
     "config",
     "state",
     "store",

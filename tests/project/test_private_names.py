@@ -12,7 +12,8 @@ ALLOWED = {
     "_actions",  # argparse: the options of a parser
     "_cdata",  # torch: a storage's address
     "_getframe",  # sys: who calls
-    "_get_np_dtype",  # triton: what its interpreter does over and over
+    "_convert_float",  # triton: what its interpreter does over and over
+    "_get_np_dtype",
     "_patch_lang",
     "_local_scalar_dense",  # torch's operators that read data
     "_unique2",

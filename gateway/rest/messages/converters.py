@@ -7,10 +7,10 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
-from gateway.rest.converters import read_carrel
+from gateway.rest.drafts import draft_of
 from gateway.rest.messages.schemas import CountBody, MessagesBody, ToolChoiceBody
 from gateway.rest.messages.turns import read_turns
-from gateway.rest.tools import checked
+from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # What would change the answer, with the value that changes nothing beside null.
@@ -47,14 +47,7 @@ def read_message_request(body: MessagesBody, request_id: str | None, caller: byt
     if body.top_k is not None:
         # -1 is off, as 0 is
         sampling.top_k = max(0, body.top_k)
-    draft = pb.GenerateRequest(
-        sampling=sampling,
-        session_id=body.session_id or "",
-        prefix_salt=caller,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-    )
-    read_carrel(body.carrel, draft)
+    draft = draft_of(body, caller, body.session_id, sampling)
     options = GenerationOptions(
         body.model, stop=tuple(body.stop_sequences or ()), timeout_s=body.timeout_seconds, draft=draft
     )

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
-from gateway.rest.schemas import MAX_TOOLS, Body, CarrelBody, FunctionName, Texts, Timeout, within
+from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32
+from gateway.rest.schemas import AnswerBody, Body, FunctionName, Texts, within
+from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Block(Body):
@@ -57,7 +58,10 @@ class CountBody(Body):
     tool_choice: ToolChoiceBody | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, AnswerBody):
+    # of two bases the last says it
+    model_config = ConfigDict(extra="allow")
+
     max_tokens: Annotated[int, within("max_tokens")]
     stop_sequences: Texts | None = None
     stream: bool | None = None
@@ -66,10 +70,6 @@ class MessagesBody(CountBody):
     top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
     metadata: Annotated[dict[str, Any] | None, Field(description="is taken, and changes nothing")] = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
-    priority: Annotated[int, within("priority")] | None = None
-    timeout_seconds: Timeout | None = None
-    carrel: CarrelBody | None = None
 
 
 class TextBlock(Body):

@@ -7,11 +7,11 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Message, Tool, ToolChoice, Tools
-from gateway.rest.converters import read_carrel
+from gateway.grammars import ANY_OBJECT, json_grammar
+from gateway.rest.drafts import draft_of
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import NamedFunction, ResponsesBody, TextFormat
-from gateway.rest.structure import ANY_OBJECT, json_grammar
-from gateway.rest.tools import checked
+from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 LOGPROBS = "message.output_text.logprobs"
@@ -43,15 +43,7 @@ def read_response_request(
         sampling.logprobs = body.top_logprobs or 0
     elif body.top_logprobs:
         raise InvalidRequest(f"top_logprobs needs {LOGPROBS!r} in include.", "top_logprobs")
-    draft = pb.GenerateRequest(
-        sampling=sampling,
-        session_id=session_id,
-        prefix_salt=caller,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-        grammar=_read_format(body),
-    )
-    read_carrel(body.carrel, draft)
+    draft = draft_of(body, caller, session_id, sampling, _read_format(body))
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body.input))
     options = GenerationOptions(body.model, timeout_s=body.timeout_seconds, draft=draft)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway.errors import InvalidRequest
 from gateway.exchange import Message, ToolCall
 from gateway.rest.responses.schemas import InputItem, Part
-from gateway.rest.tools import check_arguments
+from gateway.tool_calls.checks import check_arguments
 
 
 def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from carrel.process.request_limits import MAX_CACHE_SALT_CHARS
-from gateway.rest.schemas import MAX_TOOLS, Body, CarrelBody, FunctionName, JsonSchema, Texts, Timeout, within
+from gateway.grammars import JsonSchema
+from gateway.rest.schemas import AnswerBody, Body, FunctionName, Texts, within
+from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Part(Body):
@@ -50,7 +51,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(AnswerBody):
     """Others are kept, so that their reader can refuse some."""
 
     model_config = ConfigDict(extra="allow")
@@ -79,10 +80,6 @@ class ResponsesBody(Body):
     metadata: Annotated[dict[str, str] | None, Field(description="comes back with the answer")] = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
-    priority: Annotated[int, within("priority")] | None = None
-    timeout_seconds: Timeout | None = None
-    carrel: CarrelBody | None = None
 
 
 class OutputText(Body):

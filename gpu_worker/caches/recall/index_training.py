@@ -87,7 +87,12 @@ class IndexTraining:
 
     def job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """The job for the store on a prefilled layer; None: nothing."""
-        job = prompt_job(sequence) if sequence.plan.selects else None
+        if not sequence.plan.selects:
+            return None
+        if self._offloader.selects_in_store:
+            plan = sequence.plan
+            return recall_policy(sequence).store_job(plan, plan.num_sink, sequence.window_begin)
+        job = prompt_job(sequence)
         if job is None or self._is_trained_here(job, layer):
             return None
         return job.coarsened() if self._is_quick and not sequence.can_miss else job

@@ -57,7 +57,7 @@ class Selection:
         self._parts = parts
 
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
-        """Attention of the new tokens, exact over what they attend: [B, H_q, d]."""
+        """Attention of the new tokens, exact over sinks, window and selection: [B, H_q, d]."""
         rows, shape, parts, scale = self._group.lanes, self._group.shape, self._parts, self._parts.shape.scale
         candidates = Candidates(
             layer,
@@ -73,7 +73,10 @@ class Selection:
         self.latest = self._selected(candidates)
         selected = self._resident(layer, self.latest)
         fixed = parts.fixed.at(layer, shape.num_fixed)
-        return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale)
+        rest = None
+        if parts.in_store is None:
+            rest = self._policy.stand_in(self._index, candidates, self.latest)
+        return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale, rest)
 
     def _selected(self, candidates: Candidates) -> Tensor:
         """The store selects, or the policy over its index on the device: int64 [B, H_kv, K], ascending, then -1."""

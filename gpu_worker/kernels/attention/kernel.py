@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 
 from gpu_worker.kernels.attention.programs import attend_split, join_splits
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE, Rest
 from gpu_worker.kernels.attention.splits import MAX_SPLITS, num_splits
 
 # K|V bytes that a program has in flight, at most.
@@ -36,7 +36,13 @@ INTERPRETED_PROCESSORS = 132
 
 
 def attend_slots(
-    query: Tensor, pool: Tensor, fixed: Tensor, seats: Tensor, selected: Tensor, scale: float
+    query: Tensor,
+    pool: Tensor,
+    fixed: Tensor,
+    seats: Tensor,
+    selected: Tensor,
+    scale: float,
+    rest: Rest | None = None,
 ) -> Tensor:
     """See the reference. All on one CUDA device; the elements of a head and of a slot are contiguous.
 
@@ -44,7 +50,7 @@ def attend_slots(
     """
     num_fixed = fixed.shape[2]
     lists = _Lists(fixed, seats, selected, None, None, num_fixed, num_fixed + selected.shape[2])
-    return _attend(query, pool, lists, SLOT_STAGES, scale)
+    return _attend(query, pool, lists, SLOT_STAGES, scale, rest)
 
 
 def attend_blocks(
@@ -79,7 +85,9 @@ class _Lists:
     capacity: int
 
 
-def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: float) -> Tensor:
+def _attend(
+    query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: float, rest: Rest | None = None
+) -> Tensor:
     _check_rows(query, pool)
     _check_lists(lists, query.shape[0])
     batch, num_heads, head_dim = query.shape
@@ -128,6 +136,8 @@ def _attend(query: Tensor, pool: Tensor, lists: _Lists, num_stages: int, scale: 
         partial,
         partial_lse,
         lengths,
+        None if rest is None else rest.values,
+        None if rest is None else rest.log_weights,
         output,
         *lengths_strides,
         capacity,

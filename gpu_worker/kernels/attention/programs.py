@@ -119,6 +119,8 @@ def join_splits(
     partial: tl.tensor,
     partial_lse: tl.tensor,
     lengths: tl.tensor,
+    rest_values: tl.tensor,
+    rest_log_weights: tl.tensor,
     output: tl.tensor,
     lengths_stride_b: tl.tensor,
     lengths_stride_h: tl.tensor,
@@ -144,11 +146,20 @@ def join_splits(
     every = tl.arange(0, SPLITS_TILE)
     every_lse = tl.load(partial_lse + every * GROUP, mask=every < num_used, other=float("-inf"))
     top = tl.max(every_lse, axis=0)
+    if rest_values is not None:
+        rest = tl.load(rest_log_weights + query_head) * LOG2_E
+        top = tl.maximum(top, rest)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(every_lse - top), axis=0)
 
     dims = tl.arange(0, DIM_TILE)
     joined = tl.zeros([DIM_TILE], tl.float32)
+    if rest_values is not None:
+        weight = tl.exp2(rest - top)
+        total += weight
+        joined += weight * tl.load(
+            rest_values + query_head * HEAD_DIM + dims, mask=dims < HEAD_DIM, other=0.0
+        )
     for first in range(0, num_used, JOIN_TILE):
         split = first + tl.arange(0, JOIN_TILE)
         lse = tl.load(partial_lse + split * GROUP, mask=split < num_used, other=float("-inf"))

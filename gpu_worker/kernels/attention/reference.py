@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 BLOCK_SIZE = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What stands in for tokens that are not attended, one row of each query head. values: float32 [B, H_q, d], finite.
+    log_weights: float32 [B, H_q], as softmax has them: of the sum of the tokens' weights; -inf where there are none."""
+
+    values: Tensor
+    log_weights: Tensor
+
+
 def attend_slots(
-    query: Tensor, pool: Tensor, fixed: Tensor, seats: Tensor, selected: Tensor, scale: float
+    query: Tensor,
+    pool: Tensor,
+    fixed: Tensor,
+    seats: Tensor,
+    selected: Tensor,
+    scale: float,
+    rest: Rest | None = None,
 ) -> Tensor:
     """Attention of one new token over two lists of slots, for sequences and KV heads of unequal length.
 
     query: bf16, fp16 or fp32 [B, H_q, d]. pool: [num_slots, 2d] of its dtype, a row is K then V. fixed: int32 [seats,
     H_kv, F], pool rows of what every step attends (sinks and window); seats: int64 [B], the seat of each lane.
     selected: int32 [B, H_kv, K], pool rows of what this step selected. -1 pads anywhere; a head with nothing but
-    padding gets zeros. Returns [B, H_q, d] in the query's dtype. Softmax and sums are float32.
+    padding gets zeros. rest: attended beside them. Returns [B, H_q, d] in the query's dtype. Softmax and sums are
+    float32.
     """
     slots = torch.cat([fixed[seats], selected], dim=-1)
     batch, num_kv_heads, width = slots.shape
     masked = slots < 0
     listed = slots.clamp(min=0)
     rows = pool.index_select(0, listed.flatten()).view(batch, num_kv_heads, width, pool.shape[1])
-    return _attend(query, rows, masked, scale, None)
+    return _attend(query, rows, masked, scale, None, rest)
 
 
 def attend_blocks(
@@ -53,7 +71,14 @@ def attend_blocks(
     return _attend(query, rows, masked, scale, None if bias is None else bias[seats, :, :longest])
 
 
-def _attend(query: Tensor, rows: Tensor, masked: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def _attend(
+    query: Tensor,
+    rows: Tensor,
+    masked: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    rest: Rest | None = None,
+) -> Tensor:
     batch, num_heads, head_dim = query.shape
     num_kv_heads = rows.shape[1]
     grouped = query.view(batch, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
@@ -66,7 +91,13 @@ def _attend(query: Tensor, rows: Tensor, masked: Tensor, scale: float, bias: Ten
         scores = scores.masked_fill(masked[:, :, None], float("-inf"))
         # A masked slot may hold anything, NaN included: 0 * NaN would reach the output.
         values = values.masked_fill(masked[..., None], 0.0)
+    if rest is not None:
+        scores = torch.cat([scores, rest.log_weights.view(*scores.shape[:3], 1)], dim=-1)
     weights = scores.softmax(dim=-1)
     if is_masked:
-        weights = weights.masked_fill(masked.all(dim=-1)[:, :, None, None], 0.0)
-    return (weights @ values).view(batch, num_heads, head_dim).to(query.dtype)
+        nothing = (scores == float("-inf")).all(dim=-1, keepdim=True)
+        weights = weights.masked_fill(nothing, 0.0)
+    output = weights[..., : values.shape[2]] @ values
+    if rest is not None:
+        output += weights[..., -1:] * rest.values.view(output.shape)
+    return output.view(batch, num_heads, head_dim).to(query.dtype)

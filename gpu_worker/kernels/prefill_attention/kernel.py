@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
+from gpu_worker.kernels.join_pieces import join_pieces
 from gpu_worker.kernels.prefill_attention.packed import Packed
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
 
@@ -59,6 +60,10 @@ def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
         for num_keys in _units_up_to(num_rows - num_queries):
             _cudnn(piece, keys[:, :, :num_keys], values[:, :, :num_keys], scale)
             yield
+    # A past of so many units is so many pieces at most, beside the chunk's own; each number of them is compiled.
+    for num_pieces in range(2, (num_rows // UNIT).bit_length() + 2):
+        log_sums = torch.zeros(num_pieces, query.shape[1], 1, device=query.device)
+        join_pieces(log_sums, *[query[:1]] * num_pieces)
 
 
 def _units_up_to(num_tokens: int) -> Iterator[int]:
@@ -103,12 +108,12 @@ def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         output, log_sum = _flash(query, own_keys, own_values, scale)
     if not past:
         return output
-    joined = output.float()
+    of_pieces = [(output, log_sum)]
     for piece in _pieces(past):
-        output, log_sum_of_piece = _cudnn(query, keys[:, :, piece], values[:, :, piece], scale)
-        joined.lerp_(output.float(), torch.sigmoid(log_sum_of_piece - log_sum))
-        log_sum = torch.logaddexp(log_sum, log_sum_of_piece)
-    return joined.to(query.dtype)
+        of_pieces.append(_cudnn(query, keys[:, :, piece], values[:, :, piece], scale))
+    log_sums = torch.stack([log_sum[0, :, :, 0] for _, log_sum in of_pieces])
+    joined = join_pieces(log_sums, *(output[0].transpose(0, 1) for output, _ in of_pieces))
+    return joined.transpose(0, 1)[None]
 
 
 def _pieces(num_tokens: int) -> Iterator[slice]:

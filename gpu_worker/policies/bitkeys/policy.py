@@ -8,26 +8,32 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels.attention import Rest
 from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.bitkeys.bit_rest import bit_rest, fit_values
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.bit_select import bit_select
 from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes, padded_length
 from gpu_worker.policies.bitkeys.rotation import Rotation
-from gpu_worker.policies.hyper_parameters import Between, SplitShare
-from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
+from gpu_worker.policies.hyper_parameters import Between, OneOf, SplitShare
+from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, PrefilledLayer, RecallPolicy
+from kv_store.client import BitParams
 
 
 @dataclass(frozen=True, slots=True)
 class BitIndex:
     """codes: uint8 [seats, L, H_kv, N, ceil(d/4)]; scales: float16 [seats, L, H_kv, N], both by position, N the
     `padded_length` of max_model_len. means: float32 [seats, L, H_kv, d], of the prompt's keys. sinks: float32
-    [seats, L, H_kv, num_sink, d], their keys less the mean."""
+    [seats, L, H_kv, num_sink, d], their keys less the mean. With a fitted rest, else None: value_means, float32
+    [seats, L, H_kv, d], and slopes, bfloat16 [seats, L, H_kv, d, d], as `fit_values` has them."""
 
     codes: Tensor
     scales: Tensor
     means: Tensor
     sinks: Tensor
     rotation: Rotation
+    value_means: Tensor | None
+    slopes: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +43,25 @@ class BitKeys(RecallPolicy[BitIndex]):
     num_sink: always attended first tokens. recent_ratio: the share of the rest of the budget that goes to the local
     window; the more is selected, the more of the attention weight is found. Codes are unbiased as RaBitQ's are (Gao and
     Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
+    rest: what is attended in place of the tokens that are not selected: "none", or "fitted", one row of the weight that
+    a sample of the codes gives them, with the value that a linear fit of the prompt's values on its keys expects there.
     """
 
     num_sink: Annotated[int, Between(1, 64)] = 4
     recent_ratio: SplitShare = 0.1
+    rest: Annotated[str, OneOf(("none", "fitted"))] = "none"
 
     name = "bitkeys"
+    needs_index_here = False
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+    @property
+    def _fits(self) -> bool:
+        return self.rest == "fitted"
 
     def allocate(self, shape: CacheShape) -> BitIndex:
         length, head_dim = padded_length(shape.max_model_len), shape.head_dim
@@ -57,6 +71,8 @@ class BitKeys(RecallPolicy[BitIndex]):
             means=shape.seated(head_dim, dtype=torch.float32),
             sinks=shape.seated(self.num_sink, head_dim, dtype=torch.float32),
             rotation=Rotation.of(head_dim, shape.device),
+            value_means=shape.seated(head_dim, dtype=torch.float32) if self._fits else None,
+            slopes=shape.seated(head_dim, head_dim, dtype=torch.bfloat16) if self._fits else None,
         )
 
     def observe_prefill(self, index: BitIndex, prefilled: PrefilledLayer) -> None:
@@ -69,6 +85,19 @@ class BitKeys(RecallPolicy[BitIndex]):
         index.sinks[place][:, :num_sink] = keys[:, :num_sink] - means[:, None]
         coded = keys[:, : self.window_begin(plan, keys.shape[1])]
         code_prompt(coded, means, index.rotation.matrix, index.codes[place], index.scales[place])
+        if index.value_means is not None and index.slopes is not None:
+            candidates = slice(num_sink, coded.shape[1])
+            fit_values(
+                keys[:, candidates],
+                prefilled.values[:, candidates],
+                means,
+                index.value_means[place],
+                index.slopes[place],
+            )
+
+    def store_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
+        # Sinks and window too: keys are coded less the mean of all, and sinks count in what weights sum to.
+        return IndexJob(0, end + plan.num_recent, BitParams(plan.num_sink))
 
     def extend(self, index: BitIndex, leaving: Leaving) -> None:
         span = slice(leaving.layers.start, leaving.layers.stop)
@@ -85,6 +114,25 @@ class BitKeys(RecallPolicy[BitIndex]):
     def select(self, index: BitIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         problem = _problem(index, candidates)
         return bit_select(*problem, counts, width, candidates.num_positions, candidates.scale)
+
+    def stand_in(self, index: BitIndex, candidates: Candidates, selected: Tensor) -> Rest | None:
+        if index.value_means is None or index.slopes is None:
+            return None
+        layer = candidates.layer
+        return bit_rest(
+            candidates.query,
+            index.rotation.matrix,
+            index.codes[:, layer],
+            index.scales[:, layer],
+            index.means[:, layer],
+            index.value_means[:, layer],
+            index.slopes[:, layer],
+            candidates.seats,
+            candidates.begin,
+            candidates.end,
+            selected,
+            candidates.scale,
+        )
 
     def score(self, index: BitIndex, candidates: Candidates) -> Tensor:
         return bit_score(*_problem(index, candidates), candidates.scale, candidates.num_positions)

@@ -38,8 +38,8 @@ class Stream:
 class Service:
     """The deployed application."""
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.url = f"http://{host}:{port}"
         self._pool = ThreadPoolExecutor(32)
 
     def metrics(self) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
@@ -39,6 +39,7 @@ class FakeFleet:
     known: dict[str, Report]
     script: Callable[[str], list[Step]]
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    metadata: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     aborted: list[tuple[str, str]] = field(default_factory=list)
     # what the workers reply to a short call
@@ -46,8 +47,14 @@ class FakeFleet:
     told: list[tuple[str, bytes]] = field(default_factory=list)
 
     async def generate(
-        self, request: bytes, timeout_s: float, wanted: str, lost: tuple[str, ...]
+        self,
+        request: bytes,
+        timeout_s: float,
+        wanted: str,
+        lost: tuple[str, ...],
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[Frame, None]:
+        self.metadata.append(tuple(metadata))
         self.asked.append((wanted, lost))
         replica = wanted
         try:

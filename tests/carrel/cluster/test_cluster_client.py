@@ -17,6 +17,8 @@ from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing
+from carrel.process.request_context import RequestContext, working_for
+from carrel.process.trace_context import TraceContext
 from gateway.errors import InvalidRequest, Overloaded, StoreUnavailable, WorkerUnavailable
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -340,3 +342,27 @@ async def test_sessions_are_those_of_all_replicas_and_a_change_reaches_each() ->
         client.fleet.replies = () if failed is None else (found, failed)
         with pytest.raises(error):
             await client.worker.pin_session(pb.PinSessionRequest(session_id="s", pinned=True))
+
+
+async def test_the_stores_of_all_replicas_are_told_as_one() -> None:
+    client = Client(FakeFleet(replicas("a", "b"), lambda name: []))
+
+    def told(*calls: pb.StoreCalls) -> bytes:
+        return pb.StoreStatsResponse(arena_bytes=8, call_bounds=[0.5], calls=calls).SerializeToString()
+
+    begin = pb.StoreCalls(method="Begin", seconds=0.5, counts=[1, 0], codes={"OK": 1})
+    slow = pb.StoreCalls(method="Begin", seconds=2, counts=[0, 1], codes={"NOT_FOUND": 1})
+    seal = pb.StoreCalls(method="Seal", counts=[3, 0], codes={"OK": 3})
+    client.fleet.replies = (told(begin), told(slow, seal))
+    both = pb.StoreCalls(method="Begin", seconds=2.5, counts=[1, 1], codes={"OK": 1, "NOT_FOUND": 1})
+    expected = pb.StoreStatsResponse(arena_bytes=16, call_bounds=[0.5], calls=[both, seal])
+    assert await client.worker.store_stats() == expected
+
+
+async def test_a_requests_trace_goes_on_to_its_replica() -> None:
+    client = Client(FakeFleet(replicas("a"), lambda name: answering(name, token(1), COMPLETE)))
+    await client.events()
+    trace = TraceContext("a" * 32, "b" * 16)
+    with working_for(RequestContext("r1", trace)):
+        await client.events()
+    assert client.fleet.metadata == [(), (("traceparent", str(trace)),)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,29 @@ def test_no_port_but_the_gateways_is_open_to_all() -> None:
     everyone, ours = POLICY["spec"]["ingress"]
     assert everyone == {"ports": [{"port": 8000, "protocol": "TCP"}]}
     assert all("podSelector" in peer for peer in ours["from"])
+
+
+def test_taking_away_waits_longer_than_serve_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, asked = [["carrel"]] * 3, list[str]()
+
+    def slow(name: str) -> None:
+        asked.append(name)
+        raise TimeoutError("these were not deleted after 60 s")
+
+    def status() -> SimpleNamespace:
+        return SimpleNamespace(applications=names.pop() if names else [])
+
+    monkeypatch.setattr("carrel.cluster.deployment.serve", SimpleNamespace(delete=slow, status=status))
+    monkeypatch.setattr("carrel.cluster.deployment.POLL_S", 0.0)
+    # the command sets them
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    assert main(["deploy", "--remove"]) == 0
+    assert (asked, names) == (["carrel"], [])
+    names += [["carrel"]] * 9
+    assert main(["deploy", "--remove", "--timeout", "0"]) == 1
+    assert "is not gone after 0 s; it goes on ending" in capsys.readouterr().err

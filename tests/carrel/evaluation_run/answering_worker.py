@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,9 @@ POLICIES = (
 DEVICE_BYTES, HOST_BYTES = 3 * 2**20, 5 * 2**20
 # Milliseconds of a prefill and of a decode step under `full`; the others take twice and half as long.
 PREFILL_MS, STEP_MS = 40.0, 6.0
+MODEL = Path(__file__).resolve().parents[3] / "models" / "carrel-nano"
+# Of the short run that it knows the questions of.
+LENGTH, NUM_DOCUMENTS = 1024, 6
 
 
 class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
@@ -111,3 +115,16 @@ def serve(worker: FakeWorker, folder: Path) -> tuple[grpc.Server, str]:
     server.add_insecure_port(address)
     server.start()
     return server, address
+
+
+@dataclass
+class FakeRun:
+    """A served fake worker and the arguments of `carrel eval` that reach it."""
+
+    worker: FakeWorker
+    arguments: list[str]
+
+    def without(self, flag: str) -> list[str]:
+        """The arguments but for this one, which a test gives itself."""
+        place = self.arguments.index(flag)
+        return self.arguments[:place] + self.arguments[place + 2 :]

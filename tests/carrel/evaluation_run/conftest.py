@@ -5,18 +5,16 @@ from __future__ import annotations
 import lzma
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import grpc
 import pytest
-from answering_worker import FakeWorker, serve
+from answering_worker import LENGTH, MODEL, NUM_DOCUMENTS, FakeRun, FakeWorker, serve
 
 from carrel.evaluation.suite import Suite, load_suite
 
-MODEL = Path(__file__).resolve().parents[3] / "models" / "carrel-nano"
-LENGTH, NUM_DOCUMENTS, SEED = 1024, 6, 7
+SEED = 7
 
 
 @pytest.fixture(scope="session")
@@ -35,19 +33,6 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def suite(books: Path) -> Suite:
     return load_suite(MODEL, books, SEED)
-
-
-@dataclass
-class FakeRun:
-    """A served fake worker and the arguments of `carrel eval` that reach it."""
-
-    worker: FakeWorker
-    arguments: list[str]
-
-    def without(self, flag: str) -> list[str]:
-        """The arguments but for this one, which a test gives itself."""
-        place = self.arguments.index(flag)
-        return self.arguments[:place] + self.arguments[place + 2 :]
 
 
 @pytest.fixture

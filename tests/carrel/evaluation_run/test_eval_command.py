@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from answering_worker import DEVICE_BYTES, HOST_BYTES, PREFILL_MS, STEP_MS
-from conftest import LENGTH, NUM_DOCUMENTS, FakeRun
+from answering_worker import DEVICE_BYTES, HOST_BYTES, LENGTH, NUM_DOCUMENTS, PREFILL_MS, STEP_MS, FakeRun
 
 from carrel.cli import main
 from carrel.evaluation import worker_client

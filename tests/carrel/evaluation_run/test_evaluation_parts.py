@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import LENGTH, MODEL
+from answering_worker import LENGTH, MODEL
 
 from carrel.cli import main
 from carrel.errors import ChildError, EvaluationError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 
 import pytest
@@ -45,6 +46,13 @@ def test_a_stream_may_be_given() -> None:
     out = io.StringIO()
     ProcessEvents("gateway", is_json=False, out=out).status("draining 2 requests")
     assert out.getvalue() == "gateway: draining 2 requests\n"
+
+
+def test_where_the_log_is_json_so_are_they(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_all(ProcessEvents("gateway", is_json=False, log_format="auto"))
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [each["message"] for each in told] == ["load weights: done", "ready on unix:/x", "running 1"]
+    assert {(each["process"], each["level"]) for each in told} == {("gateway", "INFO")}
 
 
 def test_a_supervisor_that_is_gone_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from io import StringIO
 
@@ -100,3 +101,32 @@ def test_a_death_is_told_on_the_console_for_errors_and_its_load_is_no_more(is_te
     display.close()
     assert seen(target).count("no room") == 1
     assert "shown as it came" not in seen(target)
+
+
+def test_lines_of_json_are_passed_on_and_others_made_into_such() -> None:
+    target, errors = console(is_terminal=True), console(is_terminal=True)
+    display = create_display(target, is_verbose=False, errors=errors, as_json=True)
+    own = '{"time": "2026-01-01T00:00:00.000Z", "message": "[ok] ' + "x" * 200 + '"}'
+    display.starting("store")
+    display.progress("store", Progress("load weights", 4, 4))
+    display.line("store", own)
+    display.line("store", "Ray says\x1b[1m hello")
+    display.ready("store")
+    display.show("a banner")
+    display.status("store", "2 running")
+    display.lost("store", "store died", ["its last line"])
+    display.failed(ChildError("store is gone", ["why"]))
+    display.close()
+    lines = seen(target).splitlines()
+    assert own in lines
+    told = [json.loads(line) for line in lines if line != own]
+    assert [(each["process"], each["message"]) for each in told] == [
+        ("carrel", "store: starting"),
+        ("carrel", "store: load weights 4/4"),
+        ("store", "Ray says\x1b[1m hello"),
+        ("carrel", "store: ready"),
+        ("carrel", "store: 2 running"),
+        ("carrel", "store is gone"),
+    ]
+    assert told[-1]["error"] == "why"
+    assert json.loads(seen(errors))["message"] == "store died"

@@ -43,6 +43,8 @@ def test_every_option_of_a_process_is_one_of_serve() -> None:
     wired = {"listen", "arena_socket", "runtime", "max_restarts", "store", "store_timeout_s", "worker"}
     wired |= {"allow_remote", "json_events", "store_token", "store_token_file"}
     wired |= {"store_ca_file", "store_ssl_keyfile", "store_ssl_certfile"}
+    wired |= {"worker_ssl_keyfile", "worker_ssl_certfile", "worker_client_ca_file"}
+    wired |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "allow_plain_worker"}
     known = {each.field for each in options_of(ServeOptions)}
     for kind in (StoreConfig, WorkerConfig, GatewayConfig):
         assert {each.field for each in options_of(kind)} - known <= wired
@@ -74,8 +76,11 @@ def test_what_nobody_names_is_left_to_the_processes() -> None:
         listen="unix:/run/x/gpu_worker.sock",
         store="unix:/run/x/kv_store.sock",
         json_events=True,
+        log_format="text",
     )
-    assert store == StoreConfig(listen="unix:/run/x/kv_store.sock", arena_bytes=2**23, json_events=True)
+    assert store == StoreConfig(
+        listen="unix:/run/x/kv_store.sock", arena_bytes=2**23, json_events=True, log_format="text"
+    )
     # quiet, since the banner says what is served
     assert gateway.log_level == "warning"
     assert [process.log_level for process in processes("--log-level", "debug")] == ["debug"] * 3

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, mixed_requests, random_prompt, request
 from offload_rig import attached, count_calls
+from waiting import PATIENCE, wait_until
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import InvalidLogits, StoreUnavailable
@@ -19,7 +22,9 @@ from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import EngineStats, Usage
+from gpu_worker.state.sequence import Status
 from kv_store.client import InvalidStoreRequest, StoreClient
+from kv_store.disk.files import TierFiles
 from kv_store.local import LocalStore
 
 LEAST = HotCacheSize(tokens=1)
@@ -211,6 +216,38 @@ def test_a_flipped_bit_in_a_known_prefix_gives_the_tokens_of_a_cold_run(
             assert rig.engine.stats().corrupt_segments_total % 27 == 0
         assert rig.engine.stats().corrupt_segments_total == 54
         assert rig.client.stats().num_sequences == 0
+
+
+def test_what_the_store_kept_on_its_disk_is_read_and_others_do_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read, read_column = threading.Event(), TierFiles.read_column
+
+    def read_when_told(files: TierFiles, name: bytes, slabs: Any) -> None:
+        assert may_read.wait(PATIENCE)
+        read_column(files, name, slabs)
+
+    monkeypatch.setattr(TierFiles, "read_column", read_when_told)
+    document = random_prompt(150, 8)
+    with arena_rig(reuses_prefixes=True, disk=tmp_path) as (store, rig):
+        for policy, budget in (("oracle", 0.3), ("full", 1.0)):
+            one = request(policy, policy, budget, prompt=(*document, 5), max_tokens=12)
+            cold = rig.run(replace(one, request_id=f"cold {policy}", shares_prefix=False))[0].tokens
+            rig.run(replace(one, request_id=f"first {policy}"))
+            store.server.store.settle()
+            store.restart()
+            wait_until(rig.engine.offloader.renew)
+            may_read.clear()
+            rig.submit(one)
+            unknown = random_prompt(60, len(policy))
+            rig.submit(request(f"other {policy}", policy, budget, prompt=unknown, max_tokens=12))
+            while len(rig.records[f"other {policy}"].tokens) < 12:
+                rig.step()
+            assert rig.sequence(policy).status is Status.WAITING
+            may_read.set()
+            wait_until(lambda: rig.step() is None and not rig.engine.has_work)
+            record = rig.records[policy]
+            assert (record.tokens, record.usage.cached_tokens) == (cold, 144)
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])

@@ -14,9 +14,9 @@ import torch
 from engine_rig import Record
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine import attention_views
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.steps import attention_views
 from gpu_worker.models import load_model
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache

@@ -25,8 +25,8 @@ from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
-from gpu_worker.engine.decode import StepResult
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from engine_rig import Record, Rig, random_prompt, request
 
+from gpu_worker.engine.steps.decode import StepResult
+from gpu_worker.engine.steps.drawing import FirstTokens
+from gpu_worker.engine.steps.outbox import Outbox
 from gpu_worker.records import GenerationRequest, ProgressEvent
-from gpu_worker.state.sequence import Status
+from gpu_worker.state.sequence import Sequence, Status
 
 
 def progress(record: Record) -> list[ProgressEvent]:
@@ -74,3 +78,21 @@ def test_gauges_tell_the_prompts_in_progress_and_those_that_wait() -> None:
     rig.drain()
     stats = rig.engine.stats()
     assert (stats.prefilling, stats.prefilling_tokens_left, stats.waiting_tokens) == (0, 0, 0)
+
+
+def test_a_first_token_is_told_before_the_next_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: tokens come later than they are asked for, and events are held back beside a step."""
+    monkeypatch.setattr("gpu_worker.engine.engine.Outbox", lambda device: Outbox(torch.device("cuda")))
+    monkeypatch.setattr(FirstTokens, "is_there", lambda self, sequence, wait: wait)
+    rig = Rig()
+    rig.submit(request("one"))
+    run, told = rig.engine.decode.run, list[int]()
+
+    def queue_step(sequences: list[Sequence]) -> StepResult:
+        told.append(len(rig.records["one"].tokens))
+        return run(sequences)
+
+    monkeypatch.setattr(rig.engine.decode, "run", queue_step)
+    rig.drain()
+    # Each step that follows has begun when the one before it is told.
+    assert told[:3] == [1, 1, 2]

@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, Rig, random_prompt, request
@@ -14,9 +16,9 @@ from waiting import wait_until
 
 from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
-from gpu_worker.engine.prefill import Prefill
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
@@ -32,6 +34,9 @@ RATES = (
     "store.call:drop:0.02,store.call:delay:0.05:0.002,arena.write:partial:0.002,index:drop:0.01,index:alloc:0.02,"
     "prompt:alloc:0.05,step:alloc:0.004"
 )
+# Of the store's disk, which has no room for all that is asked.
+DISK_RATES = "disk.write:partial:0.1,disk.write:alloc:0.01,disk.read:flip:0.05,disk.read:delay:0.1:0.002"
+DISK_BYTES = 1 << 18
 MORE_RATES = {
     "zero_copy": "",
     "shm": ",transfer:drop:0.002,arena.read:flip:0.002",
@@ -40,7 +45,9 @@ MORE_RATES = {
 
 
 @contextmanager
-def history_rig(transport: str, faults: Faults) -> Iterator[tuple[LocalStore, Rig]]:
+def history_rig(
+    transport: str, faults: Faults, disk: Path | None = None, seed: int = 0
+) -> Iterator[tuple[LocalStore, Rig]]:
     """Few slots, so that much is recalled, and an arena in which not all have room at once."""
     policies = registry(
         PQCache(num_bits=3, num_sink=4, max_iterations=3),
@@ -48,10 +55,10 @@ def history_rig(transport: str, faults: Faults) -> Iterator[tuple[LocalStore, Ri
         Oracle(num_sink=4),
     )
     connect = faulty_connect(faults)
-    with attached(LAYOUT, transport, NUM_SLABS, connect=connect, verify_reads=transport != "zero_copy") as (
-        store,
-        client,
-    ):
+    options: dict[str, Any] = {"connect": connect, "verify_reads": transport != "zero_copy"}
+    if disk is not None:
+        options |= {"disk": disk, "disk_bytes": DISK_BYTES, "faults": f"{DISK_RATES},seed={seed}"}
+    with attached(LAYOUT, transport, NUM_SLABS, **options) as (store, client):
         yield (
             store,
             Rig(
@@ -137,15 +144,18 @@ class History:
         return num_whole
 
 
-def check_history(seed: int, undisturbed: dict[str, list[int]], num_requests: int) -> None:
+def check_history(seed: int, undisturbed: dict[str, list[int]], num_requests: int, folder: Path) -> None:
     transport = TRANSPORTS[seed % len(TRANSPORTS)]
     faults = read_faults(f"{RATES}{MORE_RATES[transport]},seed={seed}")
-    with history_rig(transport, faults) as (store, rig):
+    with history_rig(transport, faults, folder, seed) as (store, rig):
         history = History(seed, store, rig)
         history.run(num_requests)
         num_whole = history.check(undisturbed)
         struck = {f"{fault.point}:{fault.kind}": count for fault, count in faults.struck.items()}
-        print(f"seed {seed}, {transport}: {num_whole} of {len(history.asked)} whole; {struck}")
+        disk = store.server.store.stats().disk
+        print(
+            f"seed {seed}, {transport}: {num_whole} of {len(history.asked)} whole; {struck}; since a start {disk}"
+        )
         assert faults.struck
         # Whatever happened, the next one is served, and nothing of the others is left.
         faults.end()
@@ -158,12 +168,14 @@ def check_history(seed: int, undisturbed: dict[str, list[int]], num_requests: in
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_are_right_or_errors(seed: int, undisturbed: dict[str, list[int]]) -> None:
-    check_history(seed, undisturbed, 10)
+def test_answers_are_right_or_errors(seed: int, undisturbed: dict[str, list[int]], tmp_path: Path) -> None:
+    check_history(seed, undisturbed, 10, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3, 103))
-def test_answers_are_right_or_errors_of_many_seeds(seed: int, undisturbed: dict[str, list[int]]) -> None:
-    check_history(seed, undisturbed, 24)
+def test_answers_are_right_or_errors_of_many_seeds(
+    seed: int, undisturbed: dict[str, list[int]], tmp_path: Path
+) -> None:
+    check_history(seed, undisturbed, 24, tmp_path)

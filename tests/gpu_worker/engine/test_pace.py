@@ -8,7 +8,8 @@ import pytest
 from engine_rig import make_model
 
 from gpu_worker.device import Mark
-from gpu_worker.engine.pace import ITL_SECONDS, ITL_STEPS, Pace, Span, layer_work
+from gpu_worker.engine.pace import ITL_SECONDS, ITL_STEPS, Pace, Span
+from gpu_worker.engine.prompts.work import layer_work
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import cast
 
 from engine_rig import request
 
-from gpu_worker.engine.prompt_memory import PromptRoom
+from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.sampling import SamplerState

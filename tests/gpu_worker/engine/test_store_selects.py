@@ -81,6 +81,8 @@ def requests() -> list[GenerationRequest]:
         request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=60),
         request("pq decoded", "pqcache", 30, prompt=random_prompt(130, 2), num_prefill=96, max_tokens=20),
         request("product", "pqcache+ip", 0.25, prompt=random_prompt(112, 9), max_tokens=40),
+        request("bits", "bitkeys", 0.25, prompt=random_prompt(112, 10), max_tokens=60),
+        request("bits decoded", "bitkeys", 30, prompt=random_prompt(130, 11), num_prefill=96, max_tokens=20),
         request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=90),
         request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=60),
         request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
@@ -138,7 +140,7 @@ def test_what_lies_on_the_device_is_not_sent() -> None:
 def test_a_policy_with_an_index_of_its_own_is_refused_by_name() -> None:
     with attached(LAYOUT, "grpc", num_slabs=NUM_SLABS) as (_, client):
         rig = rig_over(client)
-        for name in ("oracle", "quest", "sparq", "bitkeys", "infinigen", "infllm"):
+        for name in ("oracle", "quest", "sparq", "infinigen", "infllm"):
             with pytest.raises(RequestError, match=f"'{name}'.*--transport zero_copy") as caught:
                 rig.submit(request(name, name, 0.2))
             assert caught.value.param == "carrel.policy"

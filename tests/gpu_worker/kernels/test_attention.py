@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.attention import reference
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE, Rest
 from gpu_worker.kernels.attention.splits import MAX_SPLITS, PROGRAMS_PER_PROCESSOR, num_splits
 
 kernel = pytest.importorskip("gpu_worker.kernels.attention.kernel")
@@ -143,6 +143,27 @@ def test_listed_slots(group: int, head_dim: int, dtype: torch.dtype, device: tor
     slots = random_slots([[1, 64], [129, 63]], 130, device, num_slots=200)
     # The first list ends in the middle of a tile.
     assert_lists_attend(query, pool, listed(slots, 37), scale)
+
+
+def test_a_row_that_stands_in_is_attended_as_a_slot_of_its_score_and_value(device: torch.device) -> None:
+    query, pool, scale = problem(3, 48, torch.float32, device)
+    slots = random_slots([[60, 1], [0, 33]], 70, device, num_slots=200)
+    # Of two heads the last slot goes to the row, of one its only one; one has nothing, and stays so.
+    fixed, seats, selected = listed(slots, 37)
+    weights = torch.full((2, 6), float("-inf"), device=device)
+    values = torch.zeros(2, 6, 48, device=device)
+    fewer = slots.clone()
+    for b, head in (0, 0), (0, 1), (1, 1):
+        column = int((slots[b, head] >= 0).nonzero()[-1])
+        row = pool[slots[b, head, column].long()]
+        weights[b, 3 * head : 3 * head + 3] = query[b, 3 * head : 3 * head + 3] @ row[:48] * scale
+        values[b, 3 * head : 3 * head + 3] = row[48:]
+        fewer[b, head, column] = -1
+    expected = reference.attend_slots(query, pool, fixed, seats, selected, scale).cpu().double()
+    for module in kernel, reference:
+        output = module.attend_slots(query, pool, *listed(fewer, 37), scale, Rest(values, weights))
+        assert_attends(output, expected, torch.float32)
+        assert not output[1, :3].any()
 
 
 @pytest.mark.parametrize(("group", "head_dim", "dtype"), SHAPES)

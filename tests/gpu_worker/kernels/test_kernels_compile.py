@@ -24,6 +24,10 @@ def zeros(*shape, dtype=float32):
 """
 ATTENTION = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
+from gpu_worker.kernels.attention.reference import Rest
+from gpu_worker.kernels.join_pieces.kernel import join_pieces
+
+join_pieces(zeros(3, 4, 9), *[zeros(9, 4, 128, dtype=bfloat16)] * 3)
 
 lengths, seats = torch.ones(2, 2, dtype=int64), torch.arange(2)
 # One type of rows with every list and bias; the other, whose heads are padded, with one of each kind.
@@ -32,6 +36,8 @@ for dtype, group, head_dim, is_first in (bfloat16, 4, 128, True), (float16, 3, 9
     for num_fixed, num_selected in ((0, 1), (144, 1008)) if is_first else ((144, 1008),):
         fixed = zeros(5, 3, 2, num_fixed, dtype=int32)[:, 1]
         attend_slots(query, pool, fixed, seats, zeros(2, 2, num_selected, dtype=int32), 0.1)
+    rest = Rest(zeros(2, 2 * group, head_dim), zeros(2, 2 * group))
+    attend_slots(query, pool, fixed, seats, zeros(2, 2, 9, dtype=int32), 0.1, rest)
     for width in (1, 130) if is_first else (130,):
         tables = zeros(5, 2, width, dtype=int64)
         attend_blocks(query, pool, tables, seats, lengths, 0.1, 64 * width)
@@ -130,6 +136,7 @@ for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (f
     pq_append(keys, codebooks, codes, None, seats, begin)
 """
 BITS = """
+from gpu_worker.policies.bitkeys.bit_rest.kernel import bit_rest
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
 from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
@@ -145,6 +152,8 @@ for dtype, group, head_dim in (bfloat16, 4, 128), (float32, 3, 80), (bfloat16, 2
     index = codes[:, 1], scales[:, 1], sinks, seats, begin, end
     bit_score(query, matrix, *index, 0.1, 5000)
     bit_select(query, matrix, *index, end, 900, 5000, 0.1)
+    fits = means[:, 1], means[:, 1], zeros(2, 3, 2, head_dim, head_dim, dtype=bfloat16)[:, 1]
+    bit_rest(query, matrix, *index[:2], *fits, seats, begin, end, zeros(2, 2, 900, dtype=int64), 0.1)
 """
 ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
@@ -206,7 +215,7 @@ for dtype in bfloat16, float32:
 SCRIPTS = {
     "attention_rows": (
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
-        "attend_split join_splits column_maxima prune finish select_in_tile count_digit tally write_best "
+        "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile count_digit tally write_best "
         "resolve_head copy_rows copy_pairs store_rows find_rows list_misses copy_misses find_offsets "
         "_rms_norm _rope _silu_mul",
     ),
@@ -214,7 +223,7 @@ SCRIPTS = {
         SCORES + PAIRS + BITS,
         "_tables _chunk_totals _weights _assign _products _starts _places _append "
         "_page_bound score_split weigh mark_chunk write_taken "
-        "code_vectors code_tokens round_queries weigh_codes take_levels",
+        "code_vectors code_tokens round_queries weigh_codes take_levels sum_up_rest",
     ),
     "means_merging": (
         KMEANS + PROTOTYPES + SOFT_MATCHING + OBSERVED,

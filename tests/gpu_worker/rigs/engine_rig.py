@@ -11,16 +11,17 @@ import torch
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
 from gpu_worker.engine.assemble import EngineOptions, MakeDecode, assemble
-from gpu_worker.engine.auto_policy import FEW_TOKENS
-from gpu_worker.engine.decode import DecodeStep
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prefill import Prefill
-from gpu_worker.engine.prefills import MakePrefill
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.prefills import MakePrefill
+from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies.base import Family, Policy
+from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.cam.policy import CaM
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
@@ -120,6 +121,7 @@ def every_small_policy() -> dict[str, Policy]:
         Quest(page_size=4),
         SparQ(num_sink=4, num_channels=2),
         InfiniGen(),
+        BitKeys(rest="fitted"),
         InfLLM(block_size=8, repr_topk=2, num_sink=4, chunk_size=16),
         H2OCompensated(num_sink=4),
         Scissorhands(window_size=30, recent_ratio=0.05),
@@ -182,15 +184,15 @@ def request(
 def mixed_requests() -> list[GenerationRequest]:
     """Unequal length, policy, budget, output and protocol, prompts that fill slabs and that do not; one is measured."""
     return [
-        request("a", "full", prompt=random_prompt(33, 1), max_tokens=60),
+        request("a", "full", prompt=random_prompt(33, 1), max_tokens=35),
         request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
         request("c", "pqcache", 17, prompt=random_prompt(96, 3), max_tokens=20),
-        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90),
+        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=65),
         request("e", "clusterkv", 30, prompt=random_prompt(140, 5), max_tokens=30, num_prefill=88),
-        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=50),
+        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=25),
         request("g", "oracle", 1.0, prompt=random_prompt(7, 7), max_tokens=25),
-        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=35, num_prefill=50),
-        request("i", "clusterkv", 1.0, prompt=random_prompt(40, 9), max_tokens=25),
+        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=20, num_prefill=50),
+        request("i", "clusterkv", 1.0, prompt=random_prompt(40, 9), max_tokens=20),
         request("j", "pqcache", 30, prompt=random_prompt(100, 10), max_tokens=20, measure=True),
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.intake import Intake
+from gpu_worker.engine.admission.intake import Intake
 from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams

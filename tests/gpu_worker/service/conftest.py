@@ -19,6 +19,7 @@ from fake_store import FakeStore
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.store.sessions import Sessions
+from gpu_worker.store.traces import Traces
 from gpu_worker.v1 import gpu_worker_pb2_grpc
 
 
@@ -33,6 +34,7 @@ class Worker:
     channel: grpc.aio.Channel
     stub: gpu_worker_pb2_grpc.GPUWorkerStub
     target: str
+    traces: Traces
 
 
 @pytest.fixture
@@ -45,10 +47,12 @@ async def worker(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Worker]:
     target = f"unix:{tmp_path}/w.sock"
     port = EngineThread(engine, max_queue=3, on_death=lambda: None)
     store = FakeStore()
-    server = WorkerServer(port, Sessions(store), target, max_pending=64)  # type: ignore[arg-type]
+    traces = Traces()
+    server = WorkerServer(port, Sessions(store), target, max_pending=64, traces=traces)  # type: ignore[arg-type]
     await server.start()
     async with grpc.aio.insecure_channel(target) as channel:
-        yield Worker(engine, port, store, server, channel, gpu_worker_pb2_grpc.GPUWorkerStub(channel), target)
+        stub = gpu_worker_pb2_grpc.GPUWorkerStub(channel)
+        yield Worker(engine, port, store, server, channel, stub, target, traces)
     engine.gate.set()
     await asyncio.to_thread(port.close)
     await server.stop(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kv_store.client import NotInStore, SessionInfo, StoreFull
+from kv_store.client import CallStats, NotInStore, SessionInfo, StoreFull, StoreStats
 
 
 class FakeStore:
@@ -27,6 +27,16 @@ class FakeStore:
             SessionInfo(name, label, 64, 512, 1.5, 2.5, name in self._pinned, self._pinned.get(name, 0.0))
             for name, (of, label) in self._held.items()
             if of == owner
+        )
+
+    def stats(self) -> StoreStats:
+        self.gate.wait()
+        calls = (CallStats("Begin", 0.75, (2, 1), {"OK": 3}),)
+        return StoreStats(
+            *(1, 4096, 10, 2048, 1024, 0, 2, 0, 1, len(self._held), 0.5, 7, ()),
+            evicted_bytes=512,
+            call_bounds=(0.5,),
+            calls=calls,
         )
 
     def pin_session(self, session_id: str, is_pinned: bool, seconds: float) -> None:

@@ -11,7 +11,7 @@ import types
 from fake_engine import FakeEngine
 
 
-def build_engine(config, report):
+def build_engine(config, report, traces):
     kind = os.environ.get("FAKE_ENGINE", "")
     report("load weights", 1, 1)
     if kind == "loads":
@@ -40,7 +40,7 @@ def fake_module(name, **attributes):
 
 fake_module("torch", set_num_threads=lambda count: None)
 fake_module("gpu_worker.engine.build", build_engine=build_engine)
-fake_module("gpu_worker.engine.warmup", WarmUp=WarmUp)
+fake_module("gpu_worker.engine.warm.warmup", WarmUp=WarmUp)
 
 if __name__ == "__main__":
     from gpu_worker.__main__ import main

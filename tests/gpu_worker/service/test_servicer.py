@@ -1,6 +1,8 @@
 """The service as its client sees it: a real stub, a real server on a Unix socket, a fake engine."""
 
 import asyncio
+import json
+import logging
 import os
 import random
 import threading
@@ -12,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import PATIENCE, eventually
 
+from carrel.process.log_lines import JSONLines
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -385,11 +388,40 @@ async def test_sessions_of_a_caller_are_listed_pinned_and_dropped(worker):
     assert len(theirs.sessions) == 1
 
 
-async def test_a_store_that_hangs_holds_up_nobody_who_asks_for_sessions(worker):
+async def test_the_stores_figures_are_passed_on(worker):
+    told = await worker.stub.StoreStats(pb.StoreStatsRequest(), timeout=PATIENCE)
+    assert (told.arena_bytes, told.leases, told.evicted_bytes_total) == (4096, 1, 512)
+    assert (told.gathered_rows_total, told.index_training_seconds_total) == (7, 0.5)
+    calls = pb.StoreCalls(method="Begin", seconds=0.75, counts=[2, 1], codes={"OK": 3})
+    assert (list(told.call_bounds), list(told.calls)) == ([0.5], [calls])
+
+
+async def test_a_store_that_hangs_holds_up_nobody_who_asks_for_sessions_or_figures(worker):
     worker.store.gate.clear()
-    with pytest.raises(grpc.aio.AioRpcError) as away:
-        await worker.stub.ListSessions(pb.ListSessionsRequest(prefix_salt=b"me"), timeout=PATIENCE)
+    for call in (
+        worker.stub.ListSessions(pb.ListSessionsRequest(prefix_salt=b"me"), timeout=PATIENCE),
+        worker.stub.StoreStats(pb.StoreStatsRequest(), timeout=PATIENCE),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as away:
+            await call
+        assert away.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert dict(away.value.trailing_metadata())["carrel-code"] == "store_unavailable"
     worker.store.gate.set()
-    assert away.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert dict(away.value.trailing_metadata())["carrel-code"] == "store_unavailable"
     assert not (await worker.stub.ListSessions(pb.ListSessionsRequest(), timeout=PATIENCE)).sessions
+
+
+async def test_a_request_is_told_of_in_the_log_and_its_trace_while_it_runs(worker, caplog):
+    caplog.handler.setFormatter(JSONLines("gpu_worker"))
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    worker.engine.gate.clear()
+    call = worker.stub.Generate(request(), timeout=PATIENCE, metadata=(("traceparent", traceparent),))
+    await call.read()
+    # by which calls to the store say it
+    assert str(worker.traces.find("r")) == traceparent
+    with caplog.at_level(logging.INFO, "gpu_worker.service.servicer"):
+        worker.engine.gate.set()
+        await collect(call)
+        await eventually(lambda: worker.traces.find("r") is None)
+    line = json.loads(caplog.text)
+    assert (line["request_id"], line["trace_id"]) == ("r", "0af7651916cd43dd8448eb211c80319c")
+    assert line["message"].startswith("r: length after 4 tokens to 3, ")

@@ -1,0 +1,144 @@
+"""What came of a soak: answers, errors, how long first tokens took around each fault, and what grew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.load.fits import Slope, fit
+from benchmarks.load.processes import DESCRIPTORS, OWN_MIB, PID, PROCESSES
+
+# A process's first seconds: what it loads then is no growth.
+YOUNG_S = 90.0
+
+
+@dataclass(frozen=True)
+class Meter:
+    """One gauge: when a quarter of the time was over, its most from then on, and its last, with nobody asking."""
+
+    name: str
+    settled: float
+    most: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds from a question to its first token, those lost on the way to errors included."""
+
+    n: int
+    median_s: float
+    p99_s: float
+    most_s: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Waits | None:
+        """By the nearest rank. None of none."""
+        waits = sorted(seconds)
+        if not waits:
+            return None
+        return cls(
+            len(waits), waits[(len(waits) - 1) // 2], waits[math.ceil(0.99 * len(waits)) - 1], waits[-1]
+        )
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault: at_s after the start `who` was struck, at ready_s all served again (None: not in time).
+
+    during: of the questions that waited for a first token then; before: of those since the last pause; after: of those
+    until the next one. num_ended: requests that ended by an error meanwhile.
+    """
+
+    who: str
+    how: str
+    at_s: float
+    ready_s: float | None = None
+    num_ended: int = 0
+    before: Waits | None = None
+    during: Waits | None = None
+    after: Waits | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How many requests ended by an error with this code; `none` where the connection broke."""
+
+    code: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Some seconds from at_s on: requests answered and ended by an error, and the first tokens that came."""
+
+    at_s: float
+    num_answered: int
+    num_ended: int
+    first_token: Waits | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The gauges at one time; is_idle: all streams had paused."""
+
+    at_s: float
+    is_idle: bool
+    values: dict[str, float]
+
+
+@dataclass
+class SoakRow:
+    """num_differing: answers, or beginnings of answers, that were not what the same question got alone;
+    first_difference: where the first of them left it, as a share of the answer. num_failed: requests that ended by an
+    error while no fault was on; num_ended: while one was. load_average: of a minute, (median, most) over the run."""
+
+    num_streams: int
+    seconds: float
+    num_questions: int
+    num_answered: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_differing: int = 0
+    first_difference: float | None = None
+    error: str | None = None
+    meters: list[Meter] = field(default_factory=list)
+    ran_s: float = 0.0
+    num_ended: int = 0
+    endings: list[Ending] = field(default_factory=list)
+    faults: list[Struck] = field(default_factory=list)
+    slopes: list[Slope] = field(default_factory=list)
+    bins: list[Bin] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    load_average: list[float] = field(default_factory=list)
+
+
+def slopes(samples: Sequence[Sample]) -> list[Slope]:
+    """Of every gauge: a process's own over each of its lives, what is left when nobody asks over the whole time."""
+    names = dict.fromkeys(name for sample in samples for name in sample.values)
+    owners = {f"{name} {what}": f"{name} {PID}" for name in PROCESSES for what in (OWN_MIB, DESCRIPTORS)}
+    found = []
+    for name in names:
+        if name in owners:
+            lives = _lives(samples, owners[name], name)
+        elif not name.endswith(f" {PID}"):
+            lives = [[(one.at_s, one.values[name]) for one in samples if one.is_idle and name in one.values]]
+        else:
+            continue
+        if (slope := fit(name, lives)) is not None:
+            found.append(slope)
+    return found
+
+
+def _lives(samples: Sequence[Sample], owner: str, name: str) -> list[list[tuple[float, float]]]:
+    """Points of a gauge, by the process that had it, without those of its first seconds."""
+    lives: dict[float, list[tuple[float, float]]] = {}
+    born: dict[float, float] = {}
+    for sample in samples:
+        pid, value = sample.values.get(owner), sample.values.get(name)
+        if pid is None or value is None:
+            continue
+        if sample.at_s - born.setdefault(pid, sample.at_s) >= YOUNG_S:
+            lives.setdefault(pid, []).append((sample.at_s, value))
+    return list(lives.values())

@@ -1,0 +1,145 @@
+"""What a report of a problem should say of the machine and the installation, and nothing that is secret."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from carrel.process.options import OptionError
+from carrel.process.settings import Resolved, read
+from carrel.process.version import commit, version
+from carrel.serve.options import ServeOptions
+
+PACKAGES = (
+    *("torch", "triton", "ray", "faiss-cpu", "numpy", "safetensors", "gguf", "llguidance"),
+    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "starlette", "uvicorn", "prometheus_client"),
+    *("grpcio", "protobuf", "pydantic", "pydantic-settings", "opentelemetry-sdk"),
+)
+# of the environment, beside what Carrel itself reads
+PREFIXES = (
+    *("CUDA_", "GRPC_", "HF_", "LD_LIBRARY_PATH", "NCCL_", "NVIDIA_", "OMP_", "OTEL_", "PYTORCH_", "RAY_"),
+    *("TORCH", "TRITON_"),
+)
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|HEADERS|COOKIE")
+_LOGIN_IN_URL = re.compile(r"//[^/@\s]+@")
+MASKED = "***"
+_GPU_FIELDS = "name,driver_version,memory.total,memory.free,compute_cap"
+_GPU_SECONDS = 10.0
+_LIMITS = {"locked memory": resource.RLIMIT_MEMLOCK, "descriptors": resource.RLIMIT_NOFILE}
+_LIMITS |= {"processes": resource.RLIMIT_NPROC, "address space": resource.RLIMIT_AS}
+
+# by heading, then by name
+Description = dict[str, dict[str, str]]
+
+
+def describe(config: str | None, environment: Mapping[str, str]) -> Description:
+    """All that is told. config: a file of options that `carrel serve` would read."""
+    return {
+        "carrel": {"version": version(), "commit": commit()},
+        "packages": {name: _version_of(name) for name in PACKAGES},
+        "platform": _platform(),
+        "gpus": _gpus(),
+        "memory": _memory(),
+        "limits": {name: _limit(kind) for name, kind in _LIMITS.items()},
+        "options": _options(config),
+        "environment": shown_variables(environment),
+    }
+
+
+def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that matter here, with what may be secret masked: by a variable's name, or within a URL. What
+    `carrel serve` reads is told among the options."""
+    return {
+        name: MASKED if _SECRET.search(name) else _LOGIN_IN_URL.sub(f"//{MASKED}@", text)
+        for name, text in sorted(environment.items())
+        if name.startswith(PREFIXES)
+    }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _platform() -> dict[str, str]:
+    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return {
+        "system": platform.platform(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "processor": model[1] if model else platform.machine(),
+        "cores": f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}",
+        "cores of the container": _text("/sys/fs/cgroup/cpu.max") or "no limit is told",
+    }
+
+
+def _gpus() -> dict[str, str]:
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_GPU_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"none": f"nvidia-smi: {type(error).__name__}"}
+    # name, driver, memory in all and free, compute capability
+    return {str(number): line for number, line in enumerate(told.stdout.splitlines())}
+
+
+def _memory() -> dict[str, str]:
+    wanted = ("MemTotal", "MemAvailable", "SwapTotal", "CommitLimit", "Committed_AS", "Hugepagesize")
+    fields = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines() if ":" in line)
+    return {
+        **{name: fields[name].strip() for name in wanted if name in fields},
+        "of the container": _text("/sys/fs/cgroup/memory.max") or "no limit is told",
+        "/dev/shm": _or_error(_shm),
+        "vm.overcommit_memory": _text("/proc/sys/vm/overcommit_memory"),
+        "transparent huge pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+    }
+
+
+def _shm() -> str:
+    shm = os.statvfs("/dev/shm")
+    gib = shm.f_frsize / 2**30
+    return f"{shm.f_blocks * gib:.2f} GiB, {shm.f_bavail * gib:.2f} GiB free"
+
+
+def _limit(kind: int) -> str:
+    soft, hard = (
+        "unlimited" if each == resource.RLIM_INFINITY else str(each) for each in resource.getrlimit(kind)
+    )
+    return f"{soft}, at most {hard}"
+
+
+def _options(config: str | None) -> dict[str, str]:
+    """Of `carrel serve`, those that differ from their defaults, and where they were given; secrets masked."""
+    try:
+        resolved: Resolved[ServeOptions] = read(ServeOptions, {"config": config} if config else {})
+    except OptionError as error:
+        # it masks secrets too
+        return {"cannot be used": str(error)}
+    return resolved.shown()
+
+
+def _or_error(find: Callable[[], str]) -> str:
+    try:
+        return find()
+    except OSError as error:
+        return f"not known: {error.strerror}"
+
+
+def _text(path: str) -> str:
+    """A small file's text; empty where there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

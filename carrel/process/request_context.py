@@ -1,0 +1,42 @@
+"""Whose work it is that runs now: what log lines and calls to the next process say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from carrel.process.trace_context import TRACEPARENT, TraceContext
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """trace: None for a request of no trace."""
+
+    request_id: str
+    trace: TraceContext | None = None
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+
+
+def current_request() -> RequestContext | None:
+    """Of this task, or this thread; None where it works for no request, or for many."""
+    return _current.get()
+
+
+@contextmanager
+def working_for(request: RequestContext) -> Iterator[None]:
+    """Within it, and in tasks that are begun within it, this is the current request."""
+    token = _current.set(request)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """What a gRPC call says of the current request's trace; nothing where there is none."""
+    request = current_request()
+    return () if request is None or request.trace is None else ((TRACEPARENT, str(request.trace)),)

@@ -1,0 +1,32 @@
+"""What a chat may ask of tools, whatever the protocol."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.errors import InvalidRequest
+from gateway.exchange import ToolChoice, Tools
+
+MAX_TOOLS = 128
+FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+def checked(asked: Tools) -> Tools | None:
+    """None for no tools at all. Raises InvalidRequest for two of one name, and where the one to call is not there."""
+    if len({tool.name for tool in asked.tools}) < len(asked.tools):
+        raise InvalidRequest("Two tools have the same name.", "tools")
+    if asked.choice is ToolChoice.REQUIRED and not asked.callable:
+        missing = "tools is empty" if asked.named is None else f"no tool has the name {asked.named[:64]!r}"
+        raise InvalidRequest(f"tool_choice asks for a call, but {missing}.", "tool_choice")
+    return asked if asked.tools else None
+
+
+def check_arguments(call_id: str, arguments: str, param: str) -> str:
+    """The arguments of a call. Raises InvalidRequest where they are no JSON object."""
+    try:
+        is_object = type(json.loads(arguments)) is dict
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise InvalidRequest(f"The arguments of call {call_id[:64]!r} are no JSON object.", param)
+    return arguments

@@ -1,0 +1,206 @@
+"""Layer-major prefill: all chunks of one layer, then the next layer."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.caches import Cache
+from gpu_worker.device import Mark, to_device
+from gpu_worker.engine.prompts.prompt import Prompt, keeper
+from gpu_worker.engine.prompts.prompt_memory import buffer_tokens
+from gpu_worker.engine.prompts.prompt_pass import PromptPass
+from gpu_worker.engine.prompts.prompt_rows import PromptRows
+from gpu_worker.engine.prompts.prompt_scores import PromptScores
+from gpu_worker.engine.prompts.work import last_layer_work, layer_work
+from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
+from gpu_worker.models import Decoder
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader
+
+
+class Prefill(PromptPass[PromptRows]):
+    """Layer by layer; several short prompts are packed one behind another, and share each pass over a layer's weights.
+    A quantum is one (layer, chunk), or several that have a chunk's tokens together, so that short prompts take few.
+
+    Between quanta the hidden states of all tokens, [T, hidden], and one layer's rows, [H_kv, n, 2d], are kept; two
+    layers' in turn where one is copied to the arena while the next is computed. Heads of a prompt's rows lie a power
+    of two of rows apart (`buffer_tokens`): cuDNN plans attention again, for tens of milliseconds, at every other
+    distance. Of prefixes that the store has (`num_cached`) only rows are read.
+    """
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        decoder: Decoder,
+        caches: list[list[Cache]],
+        offloader: Offloader,
+        chunk_size: int,
+        max_tokens: int,
+    ) -> None:
+        """sequences: several only if a chunk has their tokens and all are attended densely. caches: of each one's
+        layers. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
+        self._decoder = decoder
+        self._chunk_size = chunk_size
+        self._device = decoder.device
+        self._num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in sequences)
+        self.is_short = self._num_tokens <= chunk_size
+        self._buffers = self._make_buffers(sequences, offloader, max_tokens)
+        super().__init__(self._make_parts(sequences, caches, offloader))
+        token_ids = list(chain(*(part.token_ids for part in self._parts)))
+        self._hidden = decoder.embed(to_device(np.array(token_ids, dtype=np.int64), self._device))
+        spans = [torch.arange(part.first, part.num_tokens, device=self._device) for part in self._parts]
+        self._positions = torch.cat(spans)
+        # Of several prompts: where their tokens lie, and which rows of the buffers are theirs where that is no run.
+        self._packed: Packed | None = None
+        self._places: Tensor | None = None
+        if len(self._parts) > 1:
+            num_queries = [part.end - part.begin for part in self._parts]
+            self._packed = Packed.of(num_queries, [part.num_tokens for part in self._parts], self._device)
+            if any(part.first for part in self._parts[1:]):
+                row_begins = self._packed.row_bounds[:-1].split(1)
+                self._places = torch.cat(
+                    [begin + span for begin, span in zip(row_begins, spans, strict=True)]
+                )
+        self._sparse = sequences[0].prompt_attention()
+        self._scores: dict[Prompt, PromptScores] = {
+            part: PromptScores(part.sequence, decoder, part.sequence.request.sampling.prompt_logprobs or 0)
+            for part in self._parts
+            if part.sequence.scores_prompt
+        }
+        self._layer = 0
+        self._begin = 0
+        self._begun = Mark(self._device)
+
+    @property
+    def next_work(self) -> float:
+        config, begin, end = self._decoder.config, self._begin, self._next_end
+        if self._is_computed:
+            return 0.0
+        num_layers = max(1, self._chunk_size // (end - begin))
+        layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
+        has_last = layers.stop == config.num_layers and not self._scores
+        spans = [part.positions(begin, end) for part in self._parts]
+        work = (len(layers) - has_last) * sum(layer_work(config, span.start, span.stop) for span in spans)
+        return work + has_last * sum(last_layer_work(config, span.start, span.stop) for span in spans)
+
+    def _has_computed(self, prompt: Prompt) -> bool:
+        return self._is_computed
+
+    @property
+    def _is_computed(self) -> bool:
+        return self._layer == self._decoder.config.num_layers
+
+    @property
+    def _next_end(self) -> int:
+        return min(self._begin + self._chunk_size, self._num_tokens)
+
+    @property
+    def _rows(self) -> Tensor:
+        """All prompts' of the layer that is computed."""
+        return self._buffers[self._layer % len(self._buffers)]
+
+    def _run_quantum(self, wait: bool) -> None:
+        if self._is_computed and wait:
+            self._wait()
+        left = self._chunk_size
+        while self.prompts and not self._is_computed and (end := self._next_end) - self._begin <= left:
+            left -= end - self._begin
+            if self._begin == 0 and not (self._each(PromptRows.take_known) and self.prompts):
+                break
+            self._run_chunk(self._begin, end)
+            self._begin = end
+            if end == self._num_tokens:
+                self._finish_layer()
+        self._settle()
+
+    def _logits(self, computed: list[Prompt]) -> Tensor:
+        for prompt in computed:
+            if (scores := self._scores.get(prompt)) is not None:
+                scores.tell()
+        ends = {prompt.sequence: prompt.end for prompt in self._parts}
+        return self._decoder.logits(
+            torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in computed])
+        )
+
+    def _run_chunk(self, begin: int, end: int) -> None:
+        decoder, layer = self._decoder, self._layer
+        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], self._positions[begin:end])
+        rows, head_dim = self._rows, decoder.config.head_dim
+        first = self._parts[0].first
+        places = slice(first + begin, first + end) if self._places is None else self._places
+        rows[:, places, :head_dim] = key.transpose(0, 1)
+        rows[:, places, head_dim:] = value.transpose(0, 1)
+        for prompt in self.prompts:
+            prompt.pass_chunk(query, begin)
+        if (attended := self._attend(query, begin)) is not None:
+            tokens, attention = attended
+            finished = decoder.finish_layer(layer, self._hidden[tokens], attention)
+            if len(finished) == self._num_tokens:
+                self._hidden = finished
+            else:
+                self._hidden[tokens] = finished
+        if self._scores and layer == decoder.config.num_layers - 1:
+            self._score(begin, end)
+
+    def _score(self, begin: int, end: int) -> None:
+        """The last layer's output of the tokens at [begin, end) is there."""
+        for part in self.prompts:
+            positions = part.positions(begin, end)
+            if positions and (scores := self._scores.get(part)) is not None:
+                place = positions.start + part.begin - part.first
+                scores.take(self._hidden[place : place + len(positions)], positions.start)
+
+    def _attend(self, query: Tensor, begin: int) -> tuple[slice | Tensor, Tensor] | None:
+        """Attention of the tokens whose output is read, and which these are; None for none. query: [T, H_q, d], of the
+        tokens from `begin` on."""
+        scale, end = self._decoder.attention_scale, begin + query.shape[0]
+        # Nothing reads the last layer's output but the next tokens, and who scores the prompt.
+        is_last = self._layer == self._decoder.config.num_layers - 1 and not self._scores
+        if self._packed is not None:
+            attention = attend_prompts(query, self._rows, self._packed, scale)
+            if not is_last:
+                return slice(begin, end), attention
+            last = self._packed.query_bounds[1:].long() - 1
+            return last, attention[last]
+        part = self._parts[0]
+        if self._sparse is not None and not part.is_dense(self._layer):
+            attention = self._sparse.attend(query, part.rows, part.first + begin, scale)
+        elif is_last:
+            if end < self._num_tokens:
+                return None
+            begin = end - 1
+            attention = attend_chunk(query[-1:], self._rows, part.first + begin, scale)
+        else:
+            attention = attend_chunk(query, self._rows, part.first + begin, scale)
+        return slice(begin, end), attention
+
+    def _finish_layer(self) -> None:
+        begun, ended = self._begun, Mark(self._device)
+        self._each(lambda prompt: prompt.finish_layer(begun, ended))
+        self._layer, self._begin, self._begun = self._layer + 1, 0, ended
+
+    def _make_buffers(self, sequences: list[Sequence], offloader: Offloader, max_tokens: int) -> list[Tensor]:
+        config = self._decoder.config
+        num_rows = sum(buffer_tokens(sequence.num_prefill, max_tokens) for sequence in sequences)
+        shape = (config.num_kv_heads, num_rows, 2 * config.head_dim)
+        is_kept = any(keeper(sequence, offloader).holds(sequence) for sequence in sequences)
+        dtype, num_buffers = self._decoder.dtype, 2 if is_kept and offloader.copies_aside else 1
+        return [torch.empty(shape, dtype=dtype, device=self._device) for _ in range(num_buffers)]
+
+    def _make_parts(
+        self, sequences: list[Sequence], caches: list[list[Cache]], offloader: Offloader
+    ) -> list[PromptRows]:
+        parts: list[PromptRows] = []
+        begin = row_begin = 0
+        for sequence, of_layers in zip(sequences, caches, strict=True):
+            row_end = row_begin + sequence.num_prefill
+            rows = [buffer[:, row_begin:row_end] for buffer in self._buffers]
+            share = (sequence.num_prefill - sequence.num_cached) / self._num_tokens
+            num_heads = self._decoder.config.num_heads
+            parts.append(PromptRows(sequence, of_layers, offloader, rows, num_heads, begin, share))
+            begin, row_begin = parts[-1].end, row_end
+        return parts

@@ -1,0 +1,125 @@
+"""Temporary GPU memory of prompts: to be computed, stored, indexed and compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from gpu_worker.engine.prompts.prompt_scores import scoring_bytes
+from gpu_worker.engine.workload import Workload
+from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.observed import MAX_WEIGHTS
+from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.store.layer_writer import STAGE_BYTES
+
+# Below this a prompt's rows are few.
+LEAST_BUFFER_TOKENS = 64
+
+
+def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
+    """Rows of a head in a prompt's buffers: few different numbers, since cuDNN plans attention for each."""
+    return min(max_model_len, max(LEAST_BUFFER_TOKENS, 1 << (num_tokens - 1).bit_length()))
+
+
+def buffer_sizes(max_model_len: int) -> list[int]:
+    """All that `buffer_tokens` gives."""
+    sizes = [LEAST_BUFFER_TOKENS]
+    while sizes[-1] < max_model_len:
+        sizes.append(2 * sizes[-1])
+    return sorted({buffer_tokens(size, max_model_len) for size in sizes})
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRoom:
+    """Tokens of the buffers of all prompts in progress.
+
+    Prompts of at most a chunk have an eighth of the longest one's room for themselves: they overtake the others, and
+    neither kind keeps the other from room.
+    """
+
+    max_model_len: int
+    prefill_chunk: int
+
+    @property
+    def total(self) -> int:
+        return self._of_short + self.max_model_len
+
+    @property
+    def _of_short(self) -> int:
+        return max(self._width(self.prefill_chunk), self.max_model_len // 8)
+
+    def _width(self, num_tokens: int) -> int:
+        return buffer_tokens(num_tokens, self.max_model_len)
+
+    def is_short(self, num_tokens: int) -> bool:
+        return num_tokens <= self.prefill_chunk
+
+    def fits(self, num_tokens: int, others: Iterable[int]) -> bool:
+        """Whether a prompt's buffers fit beside those of others, which are so long."""
+        is_short = self.is_short(num_tokens)
+        alike = [self._width(other) for other in others if self.is_short(other) is is_short]
+        return self._width(num_tokens) + sum(alike) <= (self._of_short if is_short else self.max_model_len)
+
+
+def prefill_bytes(workload: Workload) -> int:
+    """Hidden states, and two layers' rows, of all prompts in progress; staging buffers to write rows and to read them;
+    and the largest temporary of one prompt."""
+    model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
+    length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
+    rows = length * workload.head_layer_bytes
+    a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 3 * 8
+    num_tokens = PromptRoom(length, workload.prefill_chunk).total
+    num_queries = min(num_tokens, shape.max_num_seqs * workload.num_queries)
+    kept = num_tokens * a_token + 2 * STAGE_BYTES
+    kept += num_queries * model.num_heads * model.head_dim * itemsize
+    # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
+    storing = rows + 5 * 8 * shape.num_kv_heads * length
+    keys = 4 * shape.num_kv_heads * length * shape.head_dim
+    storing += max(_training_bytes(workload), _policy_bytes(workload, keys))
+    computing = chunk * workload.token_bytes
+    if workload.dtype == torch.float32 or shape.head_dim > 256:
+        computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
+    return kept + max(storing, computing, scoring_bytes(chunk, model.vocab_size))
+
+
+def _training_bytes(workload: Workload) -> int:
+    """The most that training needs, of all policies that are trained on the device."""
+    policies = [workload.default, *(workload.likely_others if workload.trains_indexes else ())]
+    return max(
+        (
+            layer_training_bytes(workload, cast(RecallPolicy, policy))
+            for policy in policies
+            if policy.family is Family.RECALL
+        ),
+        default=0,
+    )
+
+
+def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
+    """Most bytes alive beside one layer's keys of the longest prompt while its index is trained, and loaded; 0 where
+    the store does that."""
+    plan, shape = workload.plan(policy), workload.shape
+    job = policy.prompt_job(plan, plan.num_sink, shape.max_model_len)
+    if job is None or not (workload.trains_indexes or job.is_quick):
+        return 0
+    size = (shape.num_kv_heads, shape.max_model_len, shape.head_dim)
+    keys = torch.empty(size, dtype=workload.dtype, device="meta")
+    return policy.training_bytes(keys, job) + policy.load_bytes(shape.num_kv_heads * shape.max_model_len)
+
+
+def _policy_bytes(workload: Workload, keys: int) -> int:
+    """The default policy's temporaries for a prefilled layer, whose keys are so many bytes as float32."""
+    model, num_queries = workload.model, workload.num_queries
+    queries = num_queries * model.num_heads
+    # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.
+    weighing = 4 * 4 * min(MAX_WEIGHTS, queries * workload.shape.max_model_len)
+    weighing += queries * model.head_dim * workload.dtype.itemsize
+    if not workload.most_kept:
+        return weighing
+    policy = cast(RetainPolicy, workload.default)
+    return max(weighing + 2 * keys, policy.key_copies * keys)

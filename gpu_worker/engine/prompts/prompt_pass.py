@@ -1,0 +1,144 @@
+"""What the engine sees of prompts that are computed together, however that is done."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpu_worker.engine.each import each
+from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import TrainedLayer
+
+One = TypeVar("One", bound=Prompt, covariant=True)
+
+
+class PromptPass(ABC, Generic[One]):
+    """A prompt on its way through the layers, or several short ones together. `advance` does a quantum. `cancel`
+    prompts that are not done.
+
+    prompts: those that neither failed nor were cancelled, until they are taken.
+    """
+
+    # Whether a chunk has all of its tokens.
+    is_short: bool
+
+    def __init__(self, parts: list[One]) -> None:
+        self._parts = parts
+        self.prompts = list(parts)
+        self._failed: list[tuple[Sequence, WorkerError]] = []
+        self._num_counted = 0
+        # Those of which logits are not taken yet.
+        self._untold = set[Prompt](parts)
+
+    @property
+    def is_done(self) -> bool:
+        """Every layer is computed, and in the arena if it goes there."""
+        return len(self.done) == len(self.prompts)
+
+    @property
+    def is_computed(self) -> bool:
+        """Every layer is computed, and maybe in the arena."""
+        return all(map(self._has_computed, self.prompts))
+
+    @property
+    def is_copying(self) -> bool:
+        """Every layer is computed, and some are not in the arena yet."""
+        return self.is_computed and not self.is_done
+
+    @property
+    def done(self) -> list[One]:
+        """The prompts that are done; the others may have to wait for a store that is silent."""
+        return [prompt for prompt in self.prompts if self._has_computed(prompt) and not prompt.is_copying]
+
+    @property
+    @abstractmethod
+    def next_work(self) -> float:
+        """Floating-point operations of the next quantum; 0 where copies only are waited for."""
+
+    @abstractmethod
+    def _has_computed(self, prompt: Prompt) -> bool:
+        """Whether every layer of it is computed."""
+
+    @abstractmethod
+    def _run_quantum(self, wait: bool) -> None:
+        """What `advance` does; what fails of it goes to `_fail`."""
+
+    @abstractmethod
+    def _logits(self, computed: list[Prompt]) -> Tensor:
+        """Of the tokens after these prompts: float32 [P, vocab]."""
+
+    def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
+        """One quantum; the last only take what is copied. wait: for a copy, where nothing is left to compute. Returns
+        the prompts that failed: StoreUnavailable where rows cannot be offloaded, PrefixLost where a known prefix is
+        gone and the prompt must be computed anew, CapacityError where device memory runs out, and what caches raise.
+        The others go on; so does who is StoreSilent, once the store answers, and nobody does before where it needs a
+        known prefix."""
+        self._failed = []
+        try:
+            self._run_quantum(wait)
+        except torch.OutOfMemoryError as error:
+            self._fail([(prompt, no_room("the prompt", error)) for prompt in self.prompts])
+        return self._failed
+
+    def cancel(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Wait until all copies of its prompt are done: then its slabs may be given to others. What is computed of it
+        from now on goes nowhere. Returns the indexes that it still needed."""
+        [part] = [part for part in self._parts if part.sequence is sequence]
+        part.cancel()
+        self.prompts = [prompt for prompt in self.prompts if prompt is not part]
+        return part.trained
+
+    def count_computed(self) -> int:
+        """Prompt tokens that were computed since this was asked last."""
+        before, self._num_counted = self._num_counted, sum(part.computed_tokens for part in self._parts)
+        return self._num_counted - before
+
+    def take_logits(self) -> tuple[list[One], Tensor] | None:
+        """The prompts of which every layer was computed since this was asked last, and the logits of the tokens after
+        them, float32 [P, vocab]; None for none."""
+        computed = [
+            prompt for prompt in self.prompts if prompt in self._untold and self._has_computed(prompt)
+        ]
+        if not computed:
+            return None
+        self._untold.difference_update(computed)
+        return computed, self._logits([*computed])
+
+    def leave(self, prompt: Prompt) -> None:
+        """One that is done."""
+        self.prompts = [other for other in self.prompts if other is not prompt]
+
+    def _wait(self) -> None:
+        for prompt in self.prompts:
+            prompt.wait()
+
+    def _settle(self) -> None:
+        self._each(lambda prompt: prompt.take_copied())
+        for prompt in self.done:
+            prompt.publish()
+
+    def _each(self, operation: Callable[[Any], None], prompts: Iterable[Prompt] | None = None) -> bool:
+        """Do it for every prompt, or for these; where it fails that one leaves. False where one waits for a silent
+        store."""
+        failed: list[tuple[Prompt, WorkerError]] = []
+        short: list[tuple[Prompt, ArenaFull]] = []
+        each(self.prompts if prompts is None else prompts, operation, failed, short)
+        return self._fail([*failed, *short])
+
+    def _fail(self, failed: list[tuple[Prompt, WorkerError]]) -> bool:
+        is_silent = False
+        for prompt, error in failed:
+            self._failed.append((prompt.sequence, error))
+            match error:
+                case StoreSilent():
+                    is_silent = True
+                case _:
+                    self.cancel(prompt.sequence)
+        return not is_silent

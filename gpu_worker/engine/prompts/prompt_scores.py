@@ -1,0 +1,73 @@
+"""How likely a prompt's own tokens are: of each the log probability after those before it, for requests that ask."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.device import Mark, to_device, to_host
+from gpu_worker.models import Decoder
+from gpu_worker.records import PromptEvent, TokenEvent
+from gpu_worker.sampling.filters import first_k, ranks
+from gpu_worker.state.sequence import Sequence
+
+# Of one event: a message has them.
+EVENT_TOKENS = 1024
+# Of logits, float32, at once.
+LOGIT_BYTES = 8 << 20
+# Logits as the head gives them, as float32, as log probabilities, and what the likeliest are found with.
+COPIES = 4
+
+
+def scoring_bytes(num_tokens: int, vocab_size: int) -> int:
+    """The most that is alive at once to score so many tokens."""
+    return COPIES * min(4 * num_tokens * vocab_size, max(LOGIT_BYTES, 4 * vocab_size))
+
+
+class PromptScores:
+    """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are told.
+
+    Between `take` and `tell` [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request.
+    """
+
+    def __init__(self, sequence: Sequence, decoder: Decoder, num_top: int) -> None:
+        self._sequence = sequence
+        self._decoder = decoder
+        self._num_top = num_top
+        self._pieces: list[tuple[Tensor, Tensor]] = []
+        self._copied: Mark | None = None
+
+    def take(self, hidden: Tensor, begin: int) -> None:
+        """hidden: [T, hidden_size] of the prompt's tokens from position `begin` on; each says how likely the next is,
+        and the prompt's last nothing."""
+        token_ids = self._sequence.request.prompt_token_ids[begin + 1 : begin + 1 + len(hidden)]
+        rows = max(1, LOGIT_BYTES // (4 * self._decoder.config.vocab_size))
+        for first in range(0, len(token_ids), rows):
+            of_next = to_device(np.array(token_ids[first : first + rows], dtype=np.int64), hidden.device)
+            logits = self._decoder.logits(hidden[first : first + len(of_next)])
+            top_ids = first_k(logits, min(self._num_top, logits.shape[-1]))
+            wanted = torch.cat([of_next.unsqueeze(-1), top_ids], dim=-1)
+            logprobs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
+            numbers = torch.cat([ranks(logits, of_next).unsqueeze(-1), top_ids], dim=-1)
+            self._pieces.append((to_host(logprobs), to_host(numbers)))
+        self._copied = Mark(hidden.device)
+
+    def tell(self) -> None:
+        """Wait for them, and send them."""
+        if self._copied is not None:
+            self._copied.wait()
+        # set before: who gives way from here on is not scored again
+        self._sequence.is_scored = True
+        if not self._pieces:
+            return
+        logprobs, numbers = (torch.cat(each) for each in zip(*self._pieces, strict=True))
+        token_ids = self._sequence.request.prompt_token_ids[1:]
+        for begin in range(0, len(token_ids), EVENT_TOKENS):
+            part = slice(begin, begin + EVENT_TOKENS)
+            rows = zip(token_ids[part], logprobs[part].tolist(), numbers[part].tolist(), strict=True)
+            events = [
+                TokenEvent(token_id, logprob, tuple(zip(ids, tops, strict=True)), rank)
+                for token_id, (logprob, *tops), (rank, *ids) in rows
+            ]
+            self._sequence.sink(PromptEvent(tuple(events)))

@@ -1,0 +1,164 @@
+"""Prefill of prompts that are attended whole and are short enough for one pass over all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_worker.caches import Cache
+from gpu_worker.device import Mark
+from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.prefills import AnyPass
+from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.prompt_pass import PromptPass
+from gpu_worker.engine.prompts.short_batch import MAX_PROMPTS, ShortBatch
+from gpu_worker.engine.prompts.short_pass import ShortPass
+from gpu_worker.engine.prompts.work import prompt_work
+from gpu_worker.errors import no_room
+from gpu_worker.models import Decoder
+from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader
+
+# Of a pass for several prompts. With more tokens it takes about as long as two of half as many.
+GROUP_TOKENS = 512
+
+
+class ShortPrompt(Prompt):
+    """All layers are computed at once, and go to cache and arena in one call each. No layer has an index."""
+
+    def __init__(
+        self, sequence: Sequence, cache: Cache, layers: range, offloader: Offloader, share: float
+    ) -> None:
+        """cache: of every layer."""
+        super().__init__(sequence, offloader, share)
+        self._cache = cache
+        self._layers = layers
+        self._is_stored = False
+        self._copied: Mark | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.num_tokens if self._is_stored else 0
+
+    @property
+    def is_copying(self) -> bool:
+        return self._copied is not None
+
+    def store(self, rows: Tensor) -> Mark | None:
+        """rows: [L, H_kv, n, 2d], not to be changed on another stream than the current one until the mark, if there is
+        one. Raises CapacityError and StoreUnavailable; then the prompt is to be cancelled."""
+        try:
+            self._copied = self._keeper.put_layers(self.sequence, self._layers, rows)
+            self._cache.store_layers(self.sequence, self._layers, rows)
+        except torch.OutOfMemoryError as error:
+            raise no_room("the prompt", error) from error
+        self._is_stored = True
+        return self._copied
+
+    def take_copied(self) -> None:
+        if self._copied is None or not self._copied.is_reached:
+            return
+        if self.sequence.offloads:
+            self._offloader.seal_layers(self.sequence, self._layers, self.num_tokens)
+        self._copied = None
+
+    def wait(self) -> None:
+        if self._copied is not None:
+            self._copied.wait()
+
+    def cancel(self) -> None:
+        self.wait()
+        self._copied = None
+
+
+class ShortPrefill(PromptPass[ShortPrompt]):
+    """A quantum computes as many prompts as one pass is for."""
+
+    is_short = True
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        decoder: Decoder,
+        caches: list[list[Cache]],
+        offloader: Offloader,
+        short_pass: ShortPass,
+    ) -> None:
+        """sequences: which `PrefillChoice` takes. caches: of each one's layers."""
+        num_tokens = sum(sequence.num_prefill for sequence in sequences)
+        layers = range(decoder.config.num_layers)
+        super().__init__(
+            [
+                ShortPrompt(sequence, of_layers[0], layers, offloader, sequence.num_prefill / num_tokens)
+                for sequence, of_layers in zip(sequences, caches, strict=True)
+            ]
+        )
+        self._config = decoder.config
+        self._pass = short_pass
+        # Of each prompt that was computed, float32 [vocab].
+        self._computed: dict[Prompt, Tensor] = {}
+
+    @property
+    def next_work(self) -> float:
+        return sum((prompt_work(self._config, 0, prompt.num_tokens) for prompt in self._next_group()), 0.0)
+
+    def _has_computed(self, prompt: Prompt) -> bool:
+        return prompt in self._computed
+
+    def _run_quantum(self, wait: bool) -> None:
+        if group := self._next_group():
+            self._compute(group)
+        elif wait:
+            self._wait()
+        self._settle()
+
+    def _next_group(self) -> list[ShortPrompt]:
+        """The first prompts that are not computed yet."""
+        group: list[ShortPrompt] = []
+        most = min(GROUP_TOKENS, self._pass.max_tokens)
+        for prompt in self.prompts:
+            if not self._has_computed(prompt):
+                total = prompt.num_tokens + sum(other.num_tokens for other in group)
+                if group and (total > most or len(group) == MAX_PROMPTS):
+                    break
+                group.append(prompt)
+        return group
+
+    def _compute(self, group: list[ShortPrompt]) -> None:
+        logits, rows = self._pass.run(ShortBatch.of([prompt.token_ids for prompt in group]))
+        self._computed.update(zip(group, logits, strict=False))
+        of_prompts = dict(zip(group, rows, strict=True))
+
+        def store(prompt: ShortPrompt) -> None:
+            if (copied := prompt.store(of_prompts[prompt])) is not None:
+                self._pass.is_read_until(copied)
+
+        self._each(store, group)
+
+    def _logits(self, computed: list[Prompt]) -> Tensor:
+        return torch.stack([self._computed[prompt] for prompt in computed])
+
+
+class PrefillChoice:
+    """Makes an engine's prefills: of short prompts in one pass over all layers, of others layer by layer."""
+
+    def __init__(self, short_pass: ShortPass) -> None:
+        self._pass = short_pass
+
+    def __call__(
+        self,
+        sequences: list[Sequence],
+        decoder: Decoder,
+        caches: list[list[Cache]],
+        offloader: Offloader,
+        chunk_size: int,
+        max_tokens: int,
+    ) -> AnyPass:
+        """With the arguments of `Prefill`."""
+        fits = all(sequence.num_prefill <= self._pass.max_tokens for sequence in sequences)
+        is_whole = not any(sequence.num_cached or sequence.prompt_attention() for sequence in sequences)
+        is_whole = is_whole and not any(sequence.scores_prompt for sequence in sequences)
+        is_dense = all(cache.is_dense for of_layers in caches for cache in of_layers)
+        if self._pass.is_open and fits and is_whole and is_dense:
+            return ShortPrefill(sequences, decoder, caches, offloader, self._pass)
+        return Prefill(sequences, decoder, caches, offloader, chunk_size, max_tokens)

@@ -1,0 +1,1 @@
+"""Decode steps: run or captured, and how their tokens are drawn and told."""

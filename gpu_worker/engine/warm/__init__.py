@@ -1,0 +1,1 @@
+"""What first requests would wait for, done at the start."""

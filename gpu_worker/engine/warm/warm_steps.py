@@ -1,0 +1,110 @@
+"""Decode steps of a warm-up: batches of padding, of the shapes that later batches are padded to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import combinations
+
+from gpu_worker.engine.admission.auto_policy import SHORT
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.steps.graphs import MAX_PREPARED
+from gpu_worker.engine.warm.warm_requests import warm_request
+from gpu_worker.errors import CapacityError
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.registry import AUTO, LONG
+from gpu_worker.state.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+# Of a batch of one kind, so many sizes and the largest.
+NUM_SIZES = 5
+# Lanes of two kinds, or three: the likeliest first. What is more is padded to the largest of each.
+PAIRS = (8, 4), (2, 1), (16, 4)
+TRIPLE = 8, 4, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Sequences that are served alike: policy, and whether selected tokens may be in the arena only."""
+
+    policy: str
+    can_miss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A step of a batch of so many lanes of each kind, all of the greatest length: shorter sequences and smaller
+    batches are served by it too."""
+
+    lanes: tuple[tuple[Kind, int], ...]
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        """Changes nothing that any sequence has."""
+        try:
+            engine.decode.prepare(
+                [one for kind, count in self.lanes for one in [_stand_in(engine, kind)] * count]
+            )
+        except CapacityError as error:
+            logger.info("no room to warm up %s: %s", self, error)
+
+
+def step_stages(engine: Engine) -> list[Steps]:
+    """Of the server's policy where it recalls, of what `auto` stands for, and of `full`."""
+    buckets, most = engine.caches.buckets, engine.info.max_num_seqs
+    sizes = sorted({min(buckets.lanes(size), most) for size in range(1, most + 1)})
+    return [Steps(lanes) for lanes in batches(_kinds(engine), sizes)]
+
+
+def batches(kinds: Items[Kind], sizes: Items[int]) -> list[tuple[tuple[Kind, int], ...]]:
+    """Lanes of each kind in the batches that steps are prepared for, the likeliest first: of one kind, of every two
+    and three. sizes: that batches are padded to, ascending. Any mix that fits the largest size fits one of these."""
+    most = sizes[-1]
+    found: dict[tuple[tuple[Kind, int], ...], None] = {}
+
+    def add(some: Items[Kind], lanes: Items[int]) -> None:
+        found[tuple(zip(some, (min(count, most) for count in lanes), strict=True))] = None
+
+    ones, pairs, triples = (list[Items[Kind]](combinations(kinds, size)) for size in (1, 2, 3))
+    for some in (*ones, *pairs, *triples):
+        add(some, [most] * len(some))
+    for size in sizes[:NUM_SIZES]:
+        for some in ones:
+            add(some, [size])
+    for lanes in PAIRS:
+        for some in pairs:
+            add(some, lanes)
+    for some in triples:
+        add(some, TRIPLE)
+    return list(found)[:MAX_PREPARED]
+
+
+def _kinds(engine: Engine) -> list[Kind]:
+    info = engine.info
+    found = [Kind(SHORT)]
+    if engine.offloader.selects_in_store:
+        # The host takes part in every step that selects.
+        return found
+    for policy in dict.fromkeys((LONG if info.default_policy == AUTO else info.default_policy, LONG)):
+        sequence = _stand_in(engine, Kind(policy))
+        if sequence.policy.family is Family.RECALL and sequence.plan.selects:
+            found.append(Kind(policy))
+            if not sequence.plan.all_resident:
+                found.append(Kind(policy, can_miss=True))
+    return found
+
+
+def _stand_in(engine: Engine, kind: Kind) -> Sequence:
+    """A sequence of the greatest length that holds nothing."""
+    length = engine.info.max_model_len
+    request = warm_request(engine, "warm-up", kind.policy, (0,) * (length - 1), 1)
+    engine.submit(request, lambda event: None)
+    sequence = engine.scheduler.find(request.request_id)
+    assert sequence is not None, "it was submitted"
+    engine.abort(request.request_id)
+    sequence.num_tokens = length - 1
+    sequence.window_begin = sequence.policy.window_begin(sequence.plan, sequence.num_tokens)
+    sequence.num_slots = 0 if kind.can_miss else sequence.capacity
+    return sequence

@@ -1,0 +1,159 @@
+"""Work of the engine's own before the first user's: what that needs is compiled, planned and captured by then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.pace import NUM_SAMPLES
+from gpu_worker.engine.prompts.short_batch import buckets_within
+from gpu_worker.engine.warm.warm_requests import NUM_STEPS, PAUSE_SECONDS, Requests
+from gpu_worker.engine.warm.warm_steps import step_stages
+from gpu_worker.errors import CapacityError, WorkerError
+from gpu_worker.records import EngineInfo
+from gpu_worker.state.batch import Buckets
+
+logger = logging.getLogger(__name__)
+
+LIMIT_SECONDS = 120.0
+# Prompts of a few words, of a chat, and of a length that leaves no rest where attention is computed in units.
+WORDS, CHAT, UNITS = 16, 300, 1024
+# So far below the size of its buffers, a power of two, a prompt's last chunk has whole units and a rest.
+REST = 300
+MAX_PROMPT = 1 << 14
+# Sizes of a batch of requests.
+NUM_SIZES = 6
+# Of an answer at most, while others join its batch.
+MAX_TOKENS = 512
+DENSE = "full"
+
+
+class Stage(Protocol):
+    """A part of the warm-up."""
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        """Leaves nothing behind but counts. is_over: asked often; when it is true this returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """Attention of prompts of every length that is planned by itself, of a few rows of zeros each."""
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        try:
+            for _ in engine.prefills.plan_attention():
+                if is_over():
+                    return
+        except CapacityError as error:
+            logger.info("no room to plan attention: %s", error)
+
+
+def stages(engine: Engine, prefill_chunk: int) -> list[Stage]:
+    """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, plans of attention for
+    prompts of any length, steps of batches of any size. On a CPU, which compiles nothing: one short request."""
+    info = engine.info
+    found = requests(info, prefill_chunk, engine.caches.buckets)
+    if info.device == "cpu":
+        return [*found]
+    first, rest = found[:1], found[1:]
+    # Before the steps, which hold what these allocate.
+    long, short = (
+        [one for one in rest if (one.max_tokens > MAX_TOKENS) is is_long] for is_long in (True, False)
+    )
+    return [*first, *long, Plans(), *step_stages(engine), *short]
+
+
+def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:
+    """The likeliest first; the last one is alone."""
+    policy, longest = info.default_policy, info.max_model_len
+    found = [Requests(policy, WORDS)]
+    if info.device != "cpu":
+        # As it is, then captured; the largest first, whose memory serves the others.
+        for size in reversed(buckets_within(min(prefill_chunk, longest))):
+            found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
+        sizes = _batch_sizes(info.max_num_seqs, buckets)
+        for each in dict.fromkeys((policy, DENSE)):
+            found.append(Requests(each, CHAT, min(MAX_TOKENS, longest - CHAT), sizes))
+        lengths = _prompt_lengths(min(longest - 1 - NUM_STEPS, MAX_PROMPT), prefill_chunk)
+        selecting = [
+            length for length in (CHAT, *lengths) if 2 * info.default_budget.resolve(length) <= length
+        ]
+        # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
+        found += [Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]]
+        found += [Requests(policy, length) for length in lengths]
+        # The engine's measure of a step is that of a captured one again.
+        found += [Requests(policy, CHAT, 1 + NUM_SAMPLES, num_steps=NUM_SAMPLES)]
+    return [
+        each
+        for each in found
+        if each.max_tokens > each.num_steps and each.num_prompt + each.max_tokens <= longest
+    ]
+
+
+def _batch_sizes(max_num_seqs: int, buckets: Buckets) -> tuple[int, ...]:
+    """Those that batches are padded to, the smallest."""
+    sizes = {min(buckets.lanes(size), max_num_seqs) for size in range(1, max_num_seqs + 1)}
+    return tuple(sorted(sizes)[:NUM_SIZES])
+
+
+def _prompt_lengths(most: int, prefill_chunk: int) -> list[int]:
+    """Above a chat's; one in each size of a prompt's buffers."""
+    lengths, buffer = {UNITS, prefill_chunk + REST}, 2 * UNITS
+    while buffer // 2 < most:
+        lengths.add(min(buffer - REST, most))
+        buffer *= 2
+    return sorted(length for length in lengths if length <= most)
+
+
+class WarmUp:
+    """Drives an engine through `stages`. Afterwards none of its requests is left, nor what they stored and counted."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prefill_chunk: int,
+        report: Callable[[int, int], None],
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        """report: gets how many stages are done, and of how many. limit_seconds: what is not done by then is left
+        out."""
+        self._engine = engine
+        self._prefill_chunk = prefill_chunk
+        self._report = report
+        self._limit_seconds = limit_seconds
+
+    def run(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """On the thread that drives the engine, before its first request. A failure ends it, and is logged.
+
+        is_stopped: asked before every step.
+        """
+        begun = time.monotonic()
+        num_stages = 1
+
+        def is_over() -> bool:
+            return is_stopped() or time.monotonic() - begun > self._limit_seconds
+
+        try:
+            found = stages(self._engine, self._prefill_chunk)
+            num_stages = len(found)
+            for number, stage in enumerate(found):
+                self._report(number, num_stages)
+                if not is_over():
+                    with torch.inference_mode():
+                        stage.run(self._engine, is_over)
+            while not (is_over() or self._engine.offloader.is_settled):
+                time.sleep(PAUSE_SECONDS)
+        except WorkerError as error:
+            logger.warning("the warm-up failed, first requests may take longer: %s", error)
+        except Exception:
+            logger.warning("the warm-up failed, first requests may take longer", exc_info=True)
+        finally:
+            self._engine.reset_counts()
+        self._report(num_stages, num_stages)
+        logger.info("the warm-up took %.1f s", time.monotonic() - begun)

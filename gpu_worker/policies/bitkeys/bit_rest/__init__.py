@@ -1,0 +1,7 @@
+"""What stands in for the candidates that a step does not attend: how much they weigh, and what their values come to."""
+
+from gpu_worker.kernels.dispatch import by_device
+from gpu_worker.policies.bitkeys.bit_rest import reference
+
+fit_values = reference.fit_values
+bit_rest = by_device(reference.bit_rest)

@@ -1,0 +1,123 @@
+"""What the disk tier has still to do, one thing after another on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from kv_store.disk.catalog import Chain, Unneeded
+
+_log = logging.getLogger(__name__)
+
+# Prefixes of no session that may wait to be written.
+MAX_WAITING = 256
+# After an error of the disk nothing is written for so long.
+PAUSE_SECONDS = 60.0
+
+
+class WriteQueue:
+    """Sessions come before prefixes of no session, and a session's later turn replaces an earlier one; files are
+    removed before anything is written. Nobody waits for the disk: where it is behind, or has failed, prefixes are left
+    out.
+
+    write, remove: do one thing, and may raise OSError. skipped: is told how many were left out; failed: of an error.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Chain], None],
+        remove: Callable[[Unneeded], None],
+        skipped: Callable[[int], None],
+        failed: Callable[[OSError], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write = write
+        self._remove = remove
+        self._skipped = skipped
+        self._failed = failed
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._sessions: OrderedDict[str, Chain] = OrderedDict()
+        self._prefixes: deque[Chain] = deque()
+        self._unneeded: deque[Unneeded] = deque()
+        self._is_busy = self._is_closing = False
+        # Nothing is written before.
+        self._resumes_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="disk-write", daemon=True)
+        self._thread.start()
+
+    def put(self, chain: Chain) -> None:
+        with self._changed:
+            if self._clock() < self._resumes_at or (not chain.session and len(self._prefixes) >= MAX_WAITING):
+                self._skipped(1)
+            elif chain.session:
+                self._sessions[chain.session] = chain
+            else:
+                self._prefixes.append(chain)
+            self._changed.notify_all()
+
+    def remove(self, unneeded: Unneeded) -> None:
+        if unneeded.columns or unneeded.sessions:
+            with self._changed:
+                self._unneeded.append(unneeded)
+                self._changed.notify_all()
+
+    def clear(self) -> None:
+        """Nothing of what waits is written any more."""
+        with self._changed:
+            self._sessions.clear()
+            self._prefixes.clear()
+
+    def settle(self, seconds: float | None = None) -> bool:
+        """Wait until all is done, so long at most; False where it is not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_busy and not self._has_work, seconds)
+
+    def close(self, seconds: float) -> None:
+        """What is not done within the time never is."""
+        self.settle(seconds)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        # A disk that hangs keeps nobody from ending.
+        self._thread.join(seconds)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._unneeded or self._sessions or self._prefixes)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                task()
+            except OSError as error:
+                self._pause(error)
+            except Exception:
+                _log.exception("a prefix is not written to the disk")
+                self._skipped(1)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            while not self._has_work and not self._is_closing:
+                self._changed.wait()
+            if self._is_closing:
+                return None
+            self._is_busy = True
+            if self._unneeded:
+                unneeded = self._unneeded.popleft()
+                return lambda: self._remove(unneeded)
+            chain = self._sessions.popitem(last=False)[1] if self._sessions else self._prefixes.popleft()
+            return lambda: self._write(chain)
+
+    def _pause(self, error: OSError) -> None:
+        with self._changed:
+            num_left = len(self._sessions) + len(self._prefixes)
+            self._resumes_at = self._clock() + PAUSE_SECONDS
+        self.clear()
+        self._skipped(1 + num_left)
+        self._failed(error)

@@ -1,0 +1,155 @@
+"""Keys centred, rotated and rounded to two bits a coordinate: what `bitkeys` has, for a worker without indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import log2
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_store.client.indexes import MAX_SINKS, BitParams
+from kv_store.client.layout import Layout
+from kv_store.errors import InvalidArgument
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.keys import Keys, KeySource
+from kv_store.topk import top_k_positions
+
+# Of a normal coordinate four values this far apart, in standard deviations, lose the least.
+_STEP = np.float32(0.9957)
+_LARGEST_SCALE = np.float32(65504)
+# Of a rounded query, either way.
+_LARGEST = np.float32(127)
+# Candidates by which a head's total is estimated, at most.
+_NUM_SAMPLES = 512
+# Weights are compared by their float32 less so many low bits, from 2^-28 to below 2^4.
+_LEVEL_SHIFT, _LEAST_LEVEL, _NUM_LEVELS = 17, (127 - 28) << 6, 1 << 11
+# Tokens whose codes are spread at a time: what is made of them stays in a core's cache.
+_SPAN = 512
+# The four coordinates of a byte, from the lowest bits up: codes -2 to 1 are values half a step above them.
+_VALUES = np.array(
+    [[(byte >> shift & 3 ^ 2) - 1.5 for shift in (0, 2, 4, 6)] for byte in range(256)], np.float32
+)
+
+
+class BitIndex(Index):
+    """Arrays: anchors float32 [H, 1 + S, d], the mean of the keys, then the first S keys, the sinks, less the mean;
+    codes uint8 [H, N - S, W + 2] of the tokens behind the sinks, W = ceil(d / 4) bytes of codes as the worker's
+    `key_bits` has them, and what a step is worth, a float16.
+
+    Selects as `bit_select` of the worker does.
+    """
+
+    kind = "bits"
+
+    def __init__(self, params: BitParams) -> None:
+        if not 0 <= params.num_sinks <= MAX_SINKS:
+            raise InvalidArgument(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
+        self._num_sinks = params.num_sinks
+
+    @property
+    def num_leading(self) -> int:
+        return self._num_sinks
+
+    @property
+    def num_centroids(self) -> int:
+        return 1
+
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        if num_tokens <= self._num_sinks:
+            raise InvalidArgument(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
+        heads, width = layout.num_kv_heads, layout.head_dim
+        return (
+            ArraySpec("anchors", "float32", (heads, 1 + self._num_sinks, width)),
+            ArraySpec("codes", "uint8", (heads, num_tokens - self._num_sinks, -(-width // 4) + 2)),
+        )
+
+    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+        total = sum(rows.sum(axis=0, dtype=np.float64) for _, rows in keys.spans())
+        mean = (total / keys.num_rows).astype(np.float32)
+        codes = self._codes(keys, mean)
+        sinks = keys.span(0, self._num_sinks) - mean if self._num_sinks else np.empty((0, mean.size))
+        return Fit((np.concatenate([mean[None], sinks]), codes[self._num_sinks :]))
+
+    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+        return self._codes(keys, arrays[0][0])
+
+    def select_head(
+        self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
+    ) -> npt.NDArray[np.int64]:
+        if len(segments) != 1:
+            raise InvalidArgument(
+                f"the candidates are in {len(segments)} indexes of bits: build one over their first tokens"
+            )
+        anchors, codes = segments[0]
+        # In base 2.
+        scaled = np.float32(scale * log2(np.e))
+        logits = _logits(queries, codes) * scaled
+        normaliser = _log_totals(logits, queries @ anchors[1:].T * scaled)
+        weights = np.exp2(logits - normaliser[:, None]).sum(axis=0)
+        levels = (weights.view(np.int32) >> _LEVEL_SHIFT) - _LEAST_LEVEL
+        return top_k_positions(levels.clip(16, _NUM_LEVELS - 1), k)
+
+    def _codes(self, keys: KeySource, mean: Keys) -> npt.NDArray[np.uint8]:
+        coded = [_coded(rows - mean) for _, rows in keys.spans()]
+        return np.concatenate(coded)
+
+
+@cache
+def _rotation(width: int) -> Keys:
+    """The worker's rotation, float32 [d, d], before it is rounded: of powers of two a Hadamard matrix whose columns
+    have random signs."""
+    drawn = np.random.RandomState(width)
+    if width & (width - 1):
+        return np.linalg.qr(drawn.standard_normal((width, width)))[0].astype(np.float32)
+    matrix = np.ones((1, 1))
+    while matrix.shape[0] < width:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    signs = drawn.randint(0, 1 << 32, width, np.uint32) % 2 * 2.0 - 1
+    return (matrix * signs / np.sqrt(width)).astype(np.float32)
+
+
+def _coded(centred: Keys) -> npt.NDArray[np.uint8]:
+    """Codes and scales of keys [n, d]: uint8 [n, W + 2]."""
+    num_rows, size = centred.shape
+    rotated = centred @ _rotation(size).T
+    square = np.einsum("nd,nd->n", rotated, rotated)
+    step = _STEP * np.sqrt(square / size)
+    code = np.floor(rotated / np.where(step > 0, step, 1)[:, None]).clip(-2, 1)
+    product = np.einsum("nd,nd->n", rotated, code + np.float32(0.5))
+    worth = np.minimum(square / np.where(product > 0, product, 1), _LARGEST_SCALE).astype("<f2")
+    width = -(-size // 4)
+    quarters = np.zeros((num_rows, 4 * width), np.uint8)
+    quarters[:, :size] = code.astype(np.int8).view(np.uint8) & 3
+    quarters = quarters.reshape(num_rows, 4, width) << np.array([[0], [2], [4], [6]], np.uint8)
+    return np.concatenate([np.bitwise_or.reduce(quarters, axis=1), worth[:, None].view(np.uint8)], axis=1)
+
+
+def _logits(queries: Keys, codes: npt.NDArray[np.uint8]) -> Keys:
+    """Estimated products of queries [G, d] with the keys less their mean: float32 [G, n]."""
+    group, size = queries.shape
+    width = codes.shape[1] - 2
+    rotated = queries @ _rotation(size).T
+    unit = np.abs(rotated).max(axis=1, keepdims=True) / _LARGEST
+    rounded = np.zeros((group, 4 * width), np.float32)
+    rounded[:, :size] = np.floor(rotated / np.where(unit > 0, unit, 1) + np.float32(0.5))
+    # By byte, then by its coordinates.
+    by_byte = rounded.reshape(group, 4, width).transpose(2, 1, 0).reshape(4 * width, group)
+    products = np.empty((len(codes), group), np.float32)
+    for begin in range(0, len(codes), _SPAN):
+        some = codes[begin : begin + _SPAN, :width]
+        np.matmul(
+            _VALUES.take(some, axis=0).reshape(len(some), -1), by_byte, out=products[begin : begin + _SPAN]
+        )
+    worth = np.ascontiguousarray(codes[:, width:]).view("<f2").astype(np.float32)
+    return np.ascontiguousarray((products * worth).T) * unit
+
+
+def _log_totals(logits: Keys, of_sinks: Keys) -> Keys:
+    """What each query's weights sum to over sinks and candidates, these by a sample, as the worker takes it: float32
+    [G], in base 2."""
+    stride = -(-logits.shape[1] // _NUM_SAMPLES)
+    sampled = logits[:, stride // 2 :: stride]
+    sampled = sampled + np.float32(log2(logits.shape[1] / sampled.shape[1]))
+    return np.logaddexp2.reduce(np.concatenate([of_sinks, sampled], axis=1), axis=1)

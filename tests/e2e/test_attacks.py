@@ -1,0 +1,134 @@
+"""Attacks on a real server, by `make faults`: who leaves, who floods, and what a stranger's times tell."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+import httpx
+import pytest
+from questions import ask
+from serving import Serving, serving
+from waiting import PATIENCE, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+MINE, OTHERS = "mine-0123456789abcdef", "others-0123456789abcdef"
+NUM_LEAVING, NUM_AT_ONCE = 200, 24
+# ten times what the server lets in
+MOST, NUM_FLOODING = 8, 80
+
+
+def headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def body(text: str, max_tokens: int, **more: object) -> dict[str, object]:
+    return {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def first_token_s(server: Serving, key: str, text: str) -> tuple[float, int]:
+    """Seconds to the first token, and how many tokens were known."""
+    begin, first, cached = time.monotonic(), 0.0, 0
+    asked = body(text, 2, stream=True, stream_options={"include_usage": True})
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=asked, headers=headers(key), timeout=PATIENCE) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                first = first or time.monotonic() - begin
+                usage = json.loads(line[6:]).get("usage") or {}
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
+    return first, cached
+
+
+def leave(server: Serving, number: int) -> int:
+    """After some pieces of an answer; how many those were."""
+    asked, seen = body(f"Boat {number} came home", 300, stream=True), 0
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=asked, headers=headers(MINE), timeout=PATIENCE) as reply:
+        assert reply.status_code in (200, 429, 503)
+        for line in reply.iter_lines():
+            seen += line.startswith("data: {")
+            if seen > number % 7:
+                break
+    return seen
+
+
+def is_idle(server: Serving) -> Callable[[], bool]:
+    def check() -> bool:
+        worker = server.worker_stats()
+        return not (worker.running or worker.waiting or worker.slot_used_tokens) and (
+            server.store_stats().leased_bytes == 0
+        )
+
+    return check
+
+
+def refusal(server: Serving, number: int) -> tuple[int, float, str]:
+    """The status, the seconds until it came, and the error's code."""
+    begin = time.monotonic()
+    url, asked = f"{server.url}/v1/completions", body(f"Ship {number} lay in the bay", 100)
+    reply = httpx.post(url, json=asked, headers=headers(MINE), timeout=PATIENCE)
+    code = "" if reply.status_code == 200 else str(reply.json()["error"]["code"])
+    return reply.status_code, time.monotonic() - begin, code
+
+
+def test_who_leaves_floods_or_listens_gets_nothing() -> None:
+    keys = (
+        "--api-key",
+        f"{MINE},{OTHERS}",
+        "--max-concurrent",
+        str(MOST),
+        "--max-concurrent-per-key",
+        str(MOST),
+    )
+    with serving("--no-warmup", "--slab-bytes", "256KiB", *keys) as server:
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+            seen = list(pool.map(lambda number: leave(server, number), range(NUM_LEAVING)))
+        begin = time.monotonic()
+        wait_until(is_idle(server), poll=0.1)
+        print(
+            json.dumps(
+                {"left": len(seen), "served": sum(each > 0 for each in seen), "idle_after_s": since(begin)}
+            )
+        )
+        assert any(seen)
+
+        with ThreadPoolExecutor(NUM_FLOODING) as pool:
+            told = list(pool.map(lambda number: refusal(server, number), range(NUM_FLOODING)))
+        counts = Counter((status, code) for status, _, code in told)
+        assert counts[200, ""] >= MOST
+        assert set(counts) <= {(200, ""), (503, "overloaded"), (429, "too_many_requests")}
+        refused = sorted(seconds for status, seconds, _ in told if status != 200)
+        print(
+            json.dumps(
+                {"flooded": NUM_FLOODING, "refused": len(refused), "p50_s": refused[len(refused) // 2]}
+            )
+        )
+        print(json.dumps({"p95_s": refused[int(0.95 * len(refused))], "most_s": refused[-1]}))
+        wait_until(is_idle(server), poll=0.1)
+
+        # what one key has asked, another key asks: no token is known, and it takes as long as what nobody asked
+        known, strange, fresh, again = [], [], [], []
+        for number in range(8):
+            text, other = ask(1200, seed=50 + number).text, ask(1200, seed=80 + number).text
+            known.append(first_token_s(server, MINE, text))
+            strange.append(first_token_s(server, OTHERS, text))
+            fresh.append(first_token_s(server, OTHERS, other))
+            again.append(first_token_s(server, MINE, text))
+        assert {cached for _, cached in (*strange, *fresh)} == {0}
+        assert all(cached > 0 for _, cached in again)
+        times = {"known to another key": strange, "known to nobody": fresh, "known to this key": again}
+        print(
+            json.dumps(
+                {what: round(median(seconds for seconds, _ in each), 3) for what, each in times.items()}
+            )
+        )
+
+
+def since(begin: float) -> float:
+    return round(time.monotonic() - begin, 1)

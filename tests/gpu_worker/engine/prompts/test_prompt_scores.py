@@ -1,0 +1,81 @@
+"""How likely a prompt's own tokens are is told as one pass over the whole prompt says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from dense_forward import dense_forward
+from engine_rig import Record, Rig, make_model, random_prompt, request
+
+from gpu_worker.engine.prompts import prompt_scores
+from gpu_worker.engine.prompts.short_pass import ShortPass
+from gpu_worker.engine.prompts.short_prefill import PrefillChoice
+from gpu_worker.records import GenerationRequest, PromptEvent, TokenEvent
+
+
+def scored(one: GenerationRequest, num_top: int) -> GenerationRequest:
+    return replace(one, sampling=replace(one.sampling, prompt_logprobs=num_top))
+
+
+def told(record: Record) -> list[TokenEvent]:
+    kinds = [type(event) for event in record.events]
+    assert PromptEvent not in kinds[kinds.index(TokenEvent) :]
+    return [token for event in record.events if isinstance(event, PromptEvent) for token in event.tokens]
+
+
+def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of few tokens at once, in events of a few
+    monkeypatch.setattr(prompt_scores, "LOGIT_BYTES", 4 * 97 * 5)
+    monkeypatch.setattr(prompt_scores, "EVENT_TOKENS", 50)
+    rig = Rig(reuses_prefixes=True, max_joining=64)
+    prompts = {
+        "long": ("full", 150), "packed": ("full", 20), "beside": ("full", 30), "recalled": ("pqcache", 140),
+        "one": ("full", 1),
+    }  # fmt: skip
+    requests = [
+        scored(request(name, policy, 0.25, prompt=random_prompt(length, length), max_tokens=3), 2)
+        for name, (policy, length) in prompts.items()
+    ]
+    plain = replace(
+        requests[0], request_id="plain", sampling=replace(requests[0].sampling, prompt_logprobs=None)
+    )
+    rig.run(plain)
+    # what is known of the prompt is computed again
+    for one, record in zip(requests, rig.run(*requests), strict=True):
+        ids = torch.tensor(one.prompt_token_ids)
+        expected = dense_forward(rig.model.decoder, ids).log_softmax(-1)[:-1]
+        tokens = told(record)
+        assert [token.token_id for token in tokens] == ids[1:].tolist()
+        logprobs = torch.tensor([token.logprob for token in tokens])
+        torch.testing.assert_close(logprobs, expected.gather(-1, ids[1:, None])[:, 0], rtol=0, atol=2e-5)
+        assert [[i for i, _ in token.top] for token in tokens] == expected.topk(2).indices.tolist()
+        ranks = 1 + (expected > expected.gather(-1, ids[1:, None])).sum(-1)
+        assert [token.rank for token in tokens] == ranks.tolist()
+        assert record.usage.cached_tokens == 0
+        assert len(record.tokens) == 3
+    assert rig.records["plain"].tokens == rig.records["long"].tokens
+    # who does not ask takes what is known
+    rig.submit(replace(plain, request_id="again"))
+    rig.drain()
+    assert rig.records["again"].usage.cached_tokens == 128
+
+
+def test_short_prompts_are_scored_too() -> None:
+    model = make_model()
+    rig = Rig(model, make_prefill=PrefillChoice(ShortPass(model.decoder, 64)))
+    record = rig.run(scored(request("asks", prompt=24), 0))[0]
+    assert len(told(record)) == 23
+    assert rig.tokens(request("does not", prompt=24)) == record.tokens
+
+
+def test_a_prompt_that_gave_way_after_it_was_scored_tells_nothing_twice() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.submit(scored(request("low", prompt=40, max_tokens=30), 0))
+    rig.submit(replace(rig.sequence("low").request, request_id="other", priority=5))
+    rig.step_to("low", rig.sequence("low").status.DECODE, 3)
+    rig.submit(replace(request("first", prompt=40), priority=-5))
+    rig.drain()
+    assert len(told(rig.records["low"])) == 39
+    assert rig.engine.stats().preemptions_total > 0

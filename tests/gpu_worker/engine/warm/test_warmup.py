@@ -1,0 +1,202 @@
+"""What an engine does before its first request, and that nothing is left of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_rig import Rig, pool_of, request
+
+from gpu_worker.engine.prompts.short_batch import BUCKETS
+from gpu_worker.engine.steps.graphs import MAX_PREPARED
+from gpu_worker.engine.warm.warm_requests import Requests
+from gpu_worker.engine.warm.warm_steps import Kind, batches
+from gpu_worker.engine.warm.warmup import WarmUp, requests, stages
+from gpu_worker.records import Budget, EngineStats, GenerationRequest
+from gpu_worker.state.batch import Buckets
+from gpu_worker.state.sequence import Sequence
+from kv_store.client import StoreUnreachable
+
+ON_GPU = Buckets(is_exact=False)
+
+
+class Warm:
+    """A warm-up of a rig's engine, as on a GPU: what was submitted, the batches that decoded, and its progress."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
+        self.engine = rig.engine
+        self.submitted: list[GenerationRequest] = []
+        self.batches: set[tuple[str, int]] = set()
+        self.prepared: set[tuple[tuple[str, bool], ...]] = set()
+        self.has_missed = False
+        self.progress: list[tuple[int, int]] = []
+        self.engine.info = replace(self.engine.info, device="cuda:0")
+        submit, decode, prepare = self.engine.submit, self.engine.decode.run, self.engine.decode.prepare
+
+        def noted(one: GenerationRequest, sink: object) -> None:
+            self.submitted.append(one)
+            submit(one, sink)  # type: ignore[arg-type]
+
+        def decoded(sequences: list[Sequence]) -> object:
+            self.batches.add((sequences[0].policy.name, len(sequences)))
+            self.has_missed |= any(one.can_miss for one in sequences)
+            return decode(sequences)
+
+        def prepared(sequences: list[Sequence]) -> None:
+            self.prepared.add(tuple(sorted({(one.policy.name, one.can_miss) for one in sequences})))
+            prepare(sequences)
+
+        monkeypatch.setattr(self.engine, "submit", noted)
+        monkeypatch.setattr(self.engine.decode, "run", decoded)
+        monkeypatch.setattr(self.engine.decode, "prepare", prepared)
+        self.warm_up = WarmUp(self.engine, 64, lambda *done: self.progress.append(done), **options)
+
+
+def check_unused(rig: Rig) -> None:
+    """The engine, its pool and its store are as at the start."""
+    capacity = rig.engine.info.slot_capacity_tokens
+    assert rig.engine.stats() == EngineStats(slot_capacity_tokens=capacity)
+    assert rig.engine.pool.num_used_slots == 0
+    assert not rig.store.prefixes
+    assert rig.engine.offloader.num_sequences == 0
+    assert len(rig.engine.prefills) == len(rig.engine.indexing) == 0
+    rig.check_empty()
+
+
+def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_num_seqs=4, reuses_prefixes=True, slot_bytes=pool_of(60), max_model_len=480)
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert {(policy, size) for policy in ("bitkeys", "full") for size in (1, 2, 3, 4)} <= warm.batches
+    assert {one.policy for one in warm.submitted} == {"bitkeys", "full"}
+    dense, resident, missing = ("full", False), ("bitkeys", False), ("bitkeys", True)
+    assert {(dense,), (resident,), (missing,), (missing, dense), (resident, missing, dense)} <= warm.prepared
+    # With room for all, requests gave slots up.
+    assert warm.has_missed
+    num_stages = warm.progress[-1][1]
+    assert warm.progress == [(done, num_stages) for done in range(num_stages + 1)]
+    check_unused(rig)
+    # A prompt of the warm-up finds nothing in the store.
+    prompt = warm.submitted[-1].prompt_token_ids
+    usage = rig.run(request("one", "bitkeys", 0.1, prompt=prompt, max_tokens=3))[0].usage
+    assert usage.cached_tokens == 0
+
+
+def test_a_retain_policy_is_warm_beside_full_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
+    rig.engine.info = replace(rig.engine.info, default_policy="snapkv")
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert {("snapkv", 2), ("full", 2)} <= warm.batches
+    assert {(("full", False),), (("bitkeys", False),), (("bitkeys", True),)} <= warm.prepared
+    check_unused(rig)
+
+
+@pytest.mark.parametrize("most", [1, 3, 20, 32, 256])
+def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
+    kinds = Kind("full"), Kind("bitkeys"), Kind("bitkeys", can_miss=True)
+    sizes = sorted({min(ON_GPU.lanes(size), most) for size in range(1, most + 1)})
+    found = batches(kinds, sizes)
+    assert len(found) <= MAX_PREPARED
+    for one in kinds:
+        assert ((one, most),) in found
+        # Small batches are padded little.
+        assert {((one, size),) for size in sizes[:5]} <= set(found)
+    for lanes in (2, 1), (8, 4), (most, most):
+        for missing in kinds[1:]:
+            assert ((kinds[0], min(lanes[0], most)), (missing, min(lanes[1], most))) in found
+
+
+def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> None:
+    info = replace(Rig().engine.info, device="cuda:0", max_num_seqs=20, max_model_len=1 << 17)
+    found = requests(info, 2048, ON_GPU)
+    assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
+    assert [each.policy for each in found if len(each.sizes) > 1] == ["bitkeys", "full"]
+    # First tokens only; each pass runs as it is, then is captured.
+    short = [each.num_prompt for each in found if not each.num_steps]
+    assert short[:4] == [1024, 1024, 896, 896]
+    assert set(short) == set(BUCKETS)
+    alone = [each.num_prompt for each in found if each.sizes == (1,) and 1 < each.max_tokens < 10]
+    assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
+    # Shorter prompts are attended whole, or nearly so.
+    wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
+    assert Requests("bitkeys", 7892, info.max_model_len - 7892, gives_up=True) in wide
+    assert Requests("bitkeys", 300, info.max_model_len - 300, gives_up=True) in found
+
+
+@pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
+def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
+    info = replace(Rig().engine.info, device="cuda:0", max_model_len=max_model_len)
+    found = requests(info, 2048, ON_GPU)
+    assert all(each.num_prompt + each.max_tokens <= max_model_len for each in found)
+    assert bool(found) is (max_model_len >= 20)
+    assert max((each.num_prompt for each in found), default=0) in (0, 16, 300, 4996)
+
+
+def test_a_cpu_gets_one_short_request() -> None:
+    rig = Rig()
+    assert stages(rig.engine, 64) == [Requests("bitkeys", 16)]
+    WarmUp(rig.engine, 64, lambda *done: None).run()
+    check_unused(rig)
+
+
+def broken_step(*args: object) -> None:
+    raise ZeroDivisionError("a kernel does not compile")
+
+
+def test_a_failure_is_logged_and_leaves_an_engine_that_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    warm = Warm(rig, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.decode, "run", broken_step)
+        warm.warm_up.run()
+    assert "a kernel does not compile" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    check_unused(rig)
+    assert len(rig.tokens(request("one", "bitkeys", 0.3, max_tokens=5))) == 5
+
+
+def test_a_lost_store_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.store.failure = StoreUnreachable("the store is gone")
+    Warm(rig, monkeypatch).warm_up.run()
+    # The engine's link tells why, the warm-up what follows.
+    assert [record.name for record in caplog.records] == [
+        "gpu_worker.store.link",
+        "gpu_worker.engine.warm.warmup",
+    ]
+    assert "the store is gone" in caplog.text
+
+
+def test_what_does_not_fit_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(slot_bytes=pool_of(2), max_num_seqs=3, max_model_len=480)
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert not caplog.records
+    assert len(warm.progress) > 3
+    check_unused(rig)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_it_ends_when_time_is_up_or_the_worker_is_to_stop(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    warm = Warm(rig, monkeypatch, limit_seconds=0.0 if is_late else 120.0)
+    warm.warm_up.run(lambda: not is_late)
+    assert warm.batches == set()
+    check_unused(rig)
+
+
+def test_it_waits_for_the_arena_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    looks = iter([False, False, True])
+    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", property(lambda self: next(looks)))
+    Warm(rig, monkeypatch).warm_up.run()
+    assert next(looks, None) is None
+    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", False)
+    Warm(rig, monkeypatch, limit_seconds=0.0).warm_up.run()

@@ -1,0 +1,41 @@
+"""Pieces of attention, joined, against attention over all of their tokens at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_rig import amid_nan, assert_rounded
+
+from gpu_worker.kernels.join_pieces import reference
+
+kernel = pytest.importorskip("gpu_worker.kernels.join_pieces.kernel")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "head_dim"), [(1, 1, 128), (7, 3, 96), (5, 4, 64), (0, 2, 64)]
+)
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 700, 5), (64, 1, 2, 9, 30)])
+def test_pieces_are_one_attention(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    sizes: tuple[int, ...],
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    scores = 20 * torch.randn(num_heads, num_tokens, sum(sizes), generator=generator)
+    values = torch.randn(num_heads, sum(sizes), head_dim, generator=generator)
+    pieces = zip(scores.split(sizes, dim=2), values.split(sizes, dim=1), strict=True)
+    outputs = [(own.softmax(dim=2) @ value).transpose(0, 1).to(device, dtype) for own, value in pieces]
+    log_sums = torch.stack([own.logsumexp(dim=2) for own in scores.split(sizes, dim=2)]).to(device)
+    shares = log_sums.double().softmax(dim=0).transpose(1, 2)[..., None]
+    exact = sum(share * output.double() for share, output in zip(shares, outputs, strict=True)).float()
+    whole = (scores.softmax(dim=2) @ values).transpose(0, 1).to(device)
+    poisoned = [amid_nan(output) if num_tokens else output for output in outputs]
+    for joined in reference.join_pieces(log_sums, *outputs), kernel.join_pieces(log_sums, *poisoned):
+        assert_rounded(joined, exact, dtype)
+        torch.testing.assert_close(
+            joined.float(), whole, atol=2e-5 if dtype == torch.float32 else 4e-2, rtol=0
+        )

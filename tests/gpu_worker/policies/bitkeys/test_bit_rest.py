@@ -1,0 +1,72 @@
+"""What stands in for unselected candidates: by kernel and reference alike, and near to what it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index
+from seat_rig import seated
+from test_bit_score import problem
+
+from gpu_worker.policies.bitkeys.bit_rest import reference
+from gpu_worker.policies.bitkeys.policy import BitKeys
+
+kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.kernel")
+
+
+@pytest.mark.parametrize(("group", "head_dim", "dtype"), [(3, 80, torch.bfloat16), (1, 24, torch.float32)])
+def test_the_kernel_sums_up_what_the_reference_does(
+    device: torch.device, group: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    # More candidates than are sampled, few, one, and none.
+    spans = ((4, 1290), (5, 40), (2, 3), (5, 5))
+    query, rotation, codes, scales, _, seats, begin, end = problem(
+        device, group, head_dim, spans, 1300, dtype
+    )
+    generator = torch.Generator().manual_seed(1)
+    drawn = [
+        torch.randn(4, 3, *size, generator=generator)
+        for size in ((head_dim,), (head_dim,), (head_dim, head_dim))
+    ]
+    drawn[2] = drawn[2].bfloat16()
+    fits = [seated(each.to(device), seats, float("nan")) for each in drawn]
+    selected = torch.full((4, 3, 100), -1)
+    selected[0, 0] = torch.arange(4, 1204, 12)
+    selected[0, 1, :90] = torch.arange(1200, 1290)
+    # All of them.
+    selected[1, :2, :35] = torch.arange(5, 40)
+    inputs = query, rotation, codes, scales, *fits, seats, begin, end, selected.to(device), 0.002
+    found, expected = kernel.bit_rest(*inputs), reference.bit_rest(*inputs)
+    torch.testing.assert_close(found.log_weights, expected.log_weights, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(found.values, expected.values, atol=0.05, rtol=0.01)
+    assert (expected.log_weights.view(4, 3, group) == float("-inf")).any(dim=2).tolist() == [
+        [False] * 3,
+        [True, True, False],
+        [False] * 3,
+        [True] * 3,
+    ]
+
+
+def test_it_is_near_to_what_it_stands_for() -> None:
+    shape = replace(SHAPE, head_dim=64, max_model_len=1100)
+    policy = BitKeys(rest="fitted")
+    index, tokens = new_index(policy, shape), Tokens.random(1100, 0, shape)
+    tokens.keys[..., 3] += 3.0
+    begin, end = grow(policy, index, 1, tokens, policy.plan(1000, 50))
+    query = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(2)) / 2
+    candidates = candidates_of(query, {1: (begin, end)}, layer=1)
+    selected = policy.select(index, candidates, torch.tensor([40]), 40)
+    rest = policy.stand_in(index, candidates, selected)
+    assert rest is not None
+    for head in range(4):
+        # Their values are their keys.
+        keys = tokens.keys[1, head // 2, :end]
+        others = [n for n in range(begin, end) if n not in selected[0, head // 2]]
+        logits = keys[others] @ query[0, head] * SHAPE.scale
+        exact = logits.softmax(0) @ keys[others]
+        assert rest.log_weights[0, head] == pytest.approx(float(logits.logsumexp(0)), abs=0.15)
+        mean = keys[others].mean(dim=0)
+        assert (rest.values[0, head] - exact).norm() < 0.5 * (mean - exact).norm()
+    assert BitKeys().stand_in(new_index(BitKeys(), shape), candidates, selected) is None

@@ -1,0 +1,321 @@
+"""What a store finds again on its disk after a restart, what it does not, and what a disk that fails costs."""
+
+import contextlib
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, random_rows
+from waiting import PATIENCE, wait_until
+
+from kv_store.client import Layout, PrefixLoading, RowsWanted, StoreClient
+from kv_store.disk.files import TierFiles
+from kv_store.disk.folder import take_folder
+from kv_store.errors import ConfigError
+from kv_store.local import LocalStore
+
+NUM_SLABS = 4
+COLUMN_BYTES = 4096 + LAYOUT.num_layers * SLAB_BYTES
+ROWS = [random_rows(LAYOUT, NUM_SLABS * TOKENS, seed) for seed in range(LAYOUT.num_layers)]
+
+Attach = Callable[..., StoreClient]
+
+
+class Tier:
+    """A store with a disk tier, and its client, which attaches again after a restart."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path
+        self.store = LocalStore(64 * SLAB_BYTES, slab_bytes=SLAB_BYTES, disk=path, **options)
+        self.client = self.attach()
+
+    def attach(self, layout: Layout = LAYOUT) -> StoreClient:
+        return StoreClient.connect(
+            self.store.target, layout, worker_id="w", max_gather_rows=512, timeout_seconds=PATIENCE
+        )
+
+    def write(self, name: str, session: str = "", num_slabs: int = NUM_SLABS) -> None:
+        """A prompt of this name, known from then on."""
+        num_tokens, hashes = num_slabs * TOKENS, chain(num_slabs, name)
+        num_shared = self.begin(name, num_tokens, hashes)
+        for layer, rows in enumerate(ROWS):
+            if num_shared < num_tokens:
+                self.client.put(name, layer, num_shared, rows[:, num_shared:num_tokens])
+        self.client.seal(name, num_tokens, 0, None, hashes, session, "me", f"label of {session}")
+        self.client.end(name)
+        self.client.stats()
+        self.store.server.store.settle()
+
+    def begin(self, name: str, num_tokens: int, hashes: list[bytes]) -> int:
+        """Tokens that are known once nothing is on its way any more."""
+        found: list[int] = []
+
+        def has_begun() -> bool:
+            with contextlib.suppress(PrefixLoading):
+                found.append(self.client.begin(name, num_tokens, hashes).num_shared)
+            return bool(found)
+
+        wait_until(has_begun)
+        return found[0]
+
+    def restart(self, changes: Callable[[], None] = lambda: None) -> None:
+        self.store.server.close()
+        changes()
+        self.store.restart()
+        self.client.reattach()
+
+    def num_known(self, name: str, num_slabs: int = NUM_SLABS) -> int:
+        """Slabs that a prompt finds, which have the right rows."""
+        num_shared = self.begin("look", num_slabs * TOKENS, chain(num_slabs, name))
+        if num_shared:
+            assert self.client.verify("look").result(PATIENCE) == 0
+            for layer, rows in enumerate(ROWS):
+                got = self.client.gather(layer, [RowsWanted("look", 1, np.arange(num_shared))])
+                assert (got == rows[1, :num_shared]).all()
+        self.client.end("look")
+        self.client.stats()
+        return num_shared // TOKENS
+
+    def files(self, kind: str) -> list[Path]:
+        return sorted(self.path.glob(f"store-0/*.{kind}"))
+
+
+@contextlib.contextmanager
+def running(path: Path, **options: Any) -> Iterator[Tier]:
+    tier = Tier(path, **options)
+    try:
+        yield tier
+    finally:
+        tier.client.close()
+        tier.store.close()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    with running(tmp_path / "disk") as started:
+        yield started
+
+
+def test_prefixes_sessions_and_pins_survive_the_store(tier: Tier) -> None:
+    tier.write("a", "doc")
+    tier.write("b")
+    tier.client.pin_session("doc", True)
+    tier.store.server.store.settle()
+    before = tier.client.list_sessions("me")
+    tier.restart()
+    assert tier.client.list_sessions("me") == before
+    assert before[0].is_pinned
+    base = tier.client.stats().reserved_bytes
+    assert tier.num_known("a") == NUM_SLABS
+    assert tier.client.stats().reserved_bytes == base + NUM_SLABS * LAYOUT.num_layers * SLAB_BYTES
+    assert tier.num_known("b", 2) == 2
+    # Another key's names are others.
+    assert tier.num_known("c") == 0
+    stats = tier.client.stats().disk
+    assert (stats.num_bytes, stats.num_corrupt, stats.num_errors) == (2 * NUM_SLABS * COLUMN_BYTES, 0, 0)
+    assert tier.path.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in tier.path.glob("store-0/*")} == {0o600}
+
+
+def test_a_dropped_session_leaves_nothing_on_the_disk(tier: Tier) -> None:
+    tier.write("a", "doc", 2)
+    tier.write("a", "other", 1)
+    # What follows on it.
+    tier.write("a")
+    tier.restart()
+    tier.client.drop_session("doc")
+    tier.store.server.store.settle()
+    assert (len(tier.files("slabs")), len(tier.files("session"))) == (1, 1)
+    tier.restart()
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["other"]
+    assert tier.num_known("a") == 1
+
+
+def test_what_the_arena_has_no_room_for_is_found_on_the_disk(tier: Tier) -> None:
+    tier.write("a", "doc")
+    tier.client.begin("all", 30 * TOKENS)
+    tier.client.end("all")
+    [doc] = tier.client.list_sessions("me")
+    assert doc.num_tokens == NUM_SLABS * TOKENS
+    assert tier.num_known("a") == NUM_SLABS
+    # Where there is no room either, the prompt is not kept waiting.
+    tier.client.begin("all", 32 * TOKENS)
+    hashes = chain(NUM_SLABS, "a")
+    assert tier.begin("b", 0, hashes) == 0
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-SLAB_BYTES])
+
+
+def _flip(place: int) -> Callable[[Path], None]:
+    def flip(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[place] ^= 4
+        file.write_bytes(data)
+
+    return flip
+
+
+def _swap(file: Path) -> None:
+    """Slabs of another prompt under this one's name."""
+    other = next(each for each in file.parent.glob("*.slabs") if each != file)
+    shutil.copy(other, file)
+
+
+def _link(file: Path) -> None:
+    moved = file.rename(file.with_suffix(".moved"))
+    file.symlink_to(moved)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _cut,
+        _flip(20),
+        _flip(100),
+        _flip(4096 + 5000),
+        _swap,
+        Path.unlink,
+        _link,
+        lambda file: file.write_bytes(b""),
+    ],
+    ids=["torn", "layout", "header", "slab", "swapped", "gone", "link", "empty"],
+)
+def test_a_file_that_is_not_what_was_written_costs_what_is_behind_it(
+    tier: Tier, damage: Callable[[Path], None]
+) -> None:
+    tier.write("a", "doc")
+    third = tier.path / "store-0" / f"{chain(NUM_SLABS, 'a')[2].hex()}.slabs"
+    tier.restart(lambda: damage(third))
+    assert tier.num_known("a") == 2
+    # It is computed and kept again.
+    tier.write("a", "doc")
+    tier.restart()
+    assert tier.num_known("a") == NUM_SLABS
+    assert len(tier.client.list_sessions("me")) == 1
+
+
+def test_a_session_that_is_not_what_was_written_is_forgotten_alone(tier: Tier) -> None:
+    tier.write("a", "doc")
+    tier.write("b", "other")
+    tier.restart(lambda: _flip(200)(tier.files("session")[0]))
+    assert len(tier.client.list_sessions("me")) == 1
+    assert tier.client.stats().disk.num_corrupt == 1
+    assert (tier.num_known("a"), tier.num_known("b")) == (NUM_SLABS, NUM_SLABS)
+
+
+def test_a_disk_that_fails_costs_the_tier_only(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
+    tier.write("a", "doc")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (COLUMN_BYTES // 2, hard))
+    try:
+        tier.write("b", "lost")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert tier.num_known("b") == NUM_SLABS
+    stats = tier.client.stats().disk
+    assert stats.num_errors == 1
+    assert stats.num_skipped > 0
+    # Nothing half-written is left, and what was there is.
+    assert not list(tier.path.glob("store-0/*.new"))
+    tier.restart()
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
+    assert (tier.num_known("a"), tier.num_known("b")) == (NUM_SLABS, 0)
+    # It is written to again as soon as it may be.
+    tier.write("b", "kept")
+    tier.restart()
+    assert tier.num_known("b") == NUM_SLABS
+
+
+def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, read_column = threading.Event(), TierFiles.read_column
+
+    def hang(files: TierFiles, name: bytes, slabs: Any) -> None:
+        assert goes_on.wait(PATIENCE)
+        read_column(files, name, slabs)
+
+    monkeypatch.setattr(TierFiles, "read_column", hang)
+    monkeypatch.setattr("kv_store.disk.loader.WAIT_SECONDS", 0.05)
+    tier.write("a")
+    tier.write("b")
+    tier.restart()
+    with pytest.raises(PrefixLoading):
+        tier.client.begin("first", 0, chain(NUM_SLABS, "a"))
+    assert tier.begin("first", 0, chain(NUM_SLABS, "a")) == 0
+    # Another is not kept waiting at all.
+    assert tier.client.begin("second", 0, chain(NUM_SLABS, "b")).num_shared == 0
+    goes_on.set()
+    monkeypatch.setattr("kv_store.disk.loader.WAIT_SECONDS", PATIENCE)
+    wait_until(lambda: tier.num_known("b") == NUM_SLABS)
+
+
+def test_faults_of_the_disk_cost_what_was_to_be_kept(tmp_path: Path) -> None:
+    with running(tmp_path, faults="disk.write:alloc:1") as tier:
+        tier.write("a", "doc")
+        assert tier.num_known("a") == NUM_SLABS
+        assert (tier.client.stats().disk.num_errors, tier.client.stats().disk.num_bytes) == (1, 0)
+    with running(tmp_path, faults="disk.write:partial:1") as tier:
+        tier.write("a", "doc")
+        tier.restart()
+        assert tier.num_known("a") == 0
+        assert tier.client.stats().disk.num_corrupt == NUM_SLABS + 1
+    with running(tmp_path, faults="disk.read:flip:1") as tier:
+        tier.write("a", "doc")
+        tier.restart()
+        assert tier.num_known("a") == 0
+
+
+def test_beyond_its_size_the_oldest_goes_but_not_what_is_pinned(tmp_path: Path) -> None:
+    with running(tmp_path, disk_bytes=10 * COLUMN_BYTES) as tier:
+        tier.write("a", "pinned")
+        tier.client.pin_session("pinned", True)
+        tier.write("b", "oldest")
+        # Half of it finds room, which a session may take.
+        tier.write("c")
+        assert tier.client.stats().disk.num_skipped > 0
+        tier.write("d", "newest")
+        assert tier.client.stats().disk.num_bytes <= 10 * COLUMN_BYTES
+        tier.restart()
+        assert {each.session_id for each in tier.client.list_sessions("me")} == {"pinned", "newest"}
+        assert (tier.num_known("a"), tier.num_known("d")) == (NUM_SLABS, NUM_SLABS)
+        assert len(tier.files("session")) == 2
+
+
+def test_another_layout_begins_with_an_empty_tier(tier: Tier) -> None:
+    tier.write("a", "doc")
+    tier.client.close()
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    assert tier.client.stats().disk.num_bytes == 0
+    assert not tier.files("slabs")
+    assert not tier.client.list_sessions("me")
+
+
+def test_stores_of_one_path_have_a_folder_each_and_a_path_that_cannot_be_used_is_refused(
+    tier: Tier, tmp_path: Path
+) -> None:
+    tier.write("a")
+    for seconds, name in ((0.0, "store-1"), (PATIENCE, "store-1")):
+        second = take_folder(tier.path, seconds)
+        assert (second.path.name, list(second.files())) == (name, [])
+        second.close()
+    # One that ends leaves its own to who waits.
+    closing = threading.Timer(0.2, tier.store.server.close)
+    with contextlib.closing(take_folder(tier.path, 0.0)):
+        closing.start()
+        with contextlib.closing(take_folder(tier.path, PATIENCE)) as freed:
+            assert freed.path.name == "store-0"
+    closing.join()
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, Path("/proc/none")):
+        with pytest.raises(ConfigError, match="--kv-store-path"):
+            LocalStore(SLAB_BYTES, slab_bytes=SLAB_BYTES, disk=path)

@@ -1,0 +1,120 @@
+"""The profile `monitoring`: Grafana finds its board and its source, and every query asks for what is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.metrics import Metrics
+from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreCalls, StoreStatsResponse
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy/monitoring"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+BOARD = json.loads((FOLDER / "boards/carrel.json").read_text())
+PANELS: list[dict[str, Any]] = BOARD["panels"]
+# words of PromQL that stand where a label or a metric might
+WORDS = {"by", "le", "rate", "sum", "increase", "histogram_quantile", "label_values"}
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """Where in the container, and what of the checkout."""
+    pairs = (volume.split(":") for volume in SERVICES[service]["volumes"] if volume.startswith("./"))
+    return {inside: ROOT / outside for outside, inside, *_ in pairs}
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of every sample by its name, of a gateway whose worker and store answer."""
+    metrics = Metrics("tiny")
+    metrics.count_request("chat", "stop", "key")
+    calls = [StoreCalls(method="Begin", counts=[1, 0], codes={"OK": 1})]
+    text = metrics.render(StatsResponse(), StoreStatsResponse(call_bounds=[1.0], calls=calls)).decode()
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+EXPORTED = exported()
+QUERIES = [
+    *(target["expr"] for panel in PANELS for target in panel.get("targets", [])),
+    *(variable["query"]["query"] for variable in BOARD["templating"]["list"]),
+]
+
+
+def test_every_query_asks_for_metrics_that_are_exported_by_labels_that_they_have() -> None:
+    assert len(QUERIES) > 40
+    for query in QUERIES:
+        names = re.findall(r"\bcarrel_\w+", query)
+        assert names
+        assert [name for name in names if name not in EXPORTED] == [], query
+        labels = set.intersection(*(EXPORTED[name] for name in names))
+        asked = {label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")}
+        asked |= set(re.findall(r"[{,](\w+)(?:=|!=)", query))
+        assert asked <= labels, query
+
+
+def test_a_legend_names_labels_that_the_query_leaves() -> None:
+    for panel in PANELS:
+        for target in panel.get("targets", []):
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            if "by (" in target["expr"]:
+                assert shown <= set(re.split(r"[ ,()]+", target["expr"])), target
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    taken = [
+        (x, y)
+        for panel in PANELS
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+
+
+def test_grafana_finds_its_board_and_its_source() -> None:
+    inside = mounts("grafana")
+    assert all(path.exists() for path in inside.values())
+    provisioning = inside["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/carrel.yaml").read_text())["providers"]
+    assert (inside[provider["options"]["path"]] / "carrel.json").is_file()
+    assert source["url"] == "http://prometheus:9090"
+    sources = [
+        each["datasource"]
+        for panel in PANELS
+        for each in [panel, *panel.get("targets", [])]
+        if "datasource" in each
+    ]
+    assert {each["uid"] for each in sources} == {source["uid"]}
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (inside[str(home.parent)] / home.name).is_file()
+
+
+@pytest.mark.parametrize("gateway", ["gateway-cpu", "gateway-gpu"])
+def test_prometheus_asks_the_gateway_by_a_name_that_it_answers_to(gateway: str) -> None:
+    config = yaml.safe_load(mounts("prometheus")["/etc/prometheus/prometheus.yml"].read_text())
+    (job,) = config["scrape_configs"]
+    ((target,),) = (each["targets"] for each in job["static_configs"])
+    name, port = target.split(":")
+    service = SERVICES[gateway]
+    assert name in service["networks"]["default"]["aliases"]
+    assert port == service["command"][service["command"].index("--port") + 1]
+    assert f":-{name}}}" in service["environment"]["CARREL_ALLOWED_HOSTS"]
+    # the key lies where the service's command puts it
+    assert f"> {job['authorization']['credentials_file']} " in " ".join(SERVICES["prometheus"]["command"])
+
+
+@pytest.mark.parametrize("service", ["prometheus", "grafana"])
+def test_an_image_has_a_version(service: str) -> None:
+    assert re.fullmatch(r"\$\{CARREL_\w+_IMAGE:-[\w/]+:v?\d+\.\d+\.\d+\}", SERVICES[service]["image"])

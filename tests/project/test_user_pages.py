@@ -1,0 +1,58 @@
+"""The pages for users name models, messages and commands that are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carrel.process.command_line import Parser, add_options
+from carrel.process.settings import read
+from carrel.serve.options import ServeOptions
+from gpu_worker.models.families import FAMILIES
+from gpu_worker.models.gguf_config import ARCHITECTURES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def commands() -> Iterator[str]:
+    """What `carrel serve` is given, on a line of a console or in a table's cell."""
+    for name in ("models.md", "tuning.md", "clients.md"):
+        yield from re.findall(
+            r"(?:^\$ .*?|`)carrel serve *([^#`\n]*)", (DOCS / name).read_text(), re.MULTILINE
+        )
+
+
+def texts_of_the_code() -> Iterator[str]:
+    """Of each file, with literals that go on in the next line made one."""
+    for top in ("carrel", "gateway", "gpu_worker", "kv_store"):
+        for file in (ROOT / top).rglob("*.py"):
+            yield re.sub(r'"\s*\n\s*f?"', "", file.read_text())
+
+
+def test_the_page_of_models_has_every_family() -> None:
+    page = (DOCS / "models.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)[1:] == list(FAMILIES)
+    told = re.search(r"GGUF files: architectures (.*?),? quantised", page)
+    assert told
+    assert re.findall(r"`(\w+)`", told[1]) == list(ARCHITECTURES)
+
+
+def test_every_message_is_one_of_the_code() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    cells = re.findall(r"^\| (.+?) \| ", page, re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 30
+    texts = "\0".join(texts_of_the_code())
+    assert [message for message in messages if message not in texts] == []
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_is_taken(command: str) -> None:
+    parser = Parser(prog="carrel serve")
+    add_options(parser, ServeOptions)
+    assert read(ServeOptions, vars(parser.parse_args(shlex.split(command)))).options
