@@ -143,7 +143,7 @@ class Engine:
         worked = prefilled or (decoding is not None and decoding.has_run)
         finished = self._finish_prefills(wait=not worked)
         worked = self._take_indexes(wait=not (worked or finished)) or worked or finished
-        # Else the next step, which follows at once, tells; but before that of a new shape it may be captured.
+        # Else the next step tells, once it is queued. First tokens do not wait: one of a new shape is captured first.
         if prefilled or finished or not self.scheduler.with_status(Status.DECODE):
             self._outbox.tell()
         return worked
