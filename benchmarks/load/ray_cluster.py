@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,19 @@ from carrel.process.version import CHECKOUT
 WAIT_SECONDS = 240.0
 
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S")
+
+
+def living_with(words: Collection[str], processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that live and have all `words` in their command line."""
+    found = []
+    for process in processes:
+        try:
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and all(word in command for word in words):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,15 +82,7 @@ class Nodes:
 
     def running(self, *words: str) -> list[psutil.Process]:
         """Of these, those that live and have all `words` in their command line."""
-        found = []
-        for process in self.processes():
-            try:
-                command = " ".join(process.cmdline())
-                if process.status() != psutil.STATUS_ZOMBIE and all(word in command for word in words):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return living_with(words, self.processes())
 
 
 @contextmanager

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.load.ray_cluster import PROXY_PATIENCE, WAIT_SECONDS
+from benchmarks.load.ray_cluster import PROXY_PATIENCE, WAIT_SECONDS, living_with
 from carrel.process.version import CHECKOUT
 
 PORT = 6379
@@ -55,34 +55,18 @@ class Host:
         """The command that runs another one there."""
         return ["ip", "netns", "exec", self.name, *command]
 
-    def processes(self) -> list[psutil.Process]:
-        """That live there."""
-        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
-        living = []
-        for pid in found.split():
-            try:
-                process = psutil.Process(int(pid))
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    living.append(process)
-            except psutil.Error:
-                continue
-        return living
-
     def running(self, *words: str) -> list[psutil.Process]:
-        """Of these, those with all `words` in their command line."""
-        found = []
-        for process in self.processes():
-            try:
-                command = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if all(word in command for word in words):
-                found.append(process)
-        return found
+        """The processes that live there and have all `words` in their command line."""
+        pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
+        processes = []
+        for pid in pids.split():
+            with suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(int(pid)))
+        return living_with(words, processes)
 
     def kill(self) -> None:
         """All that runs there, at once: the host is lost."""
-        for process in self.processes():
+        for process in self.running():
             process.send_signal(signal.SIGKILL)
 
     def cut(self) -> None:
