@@ -13,9 +13,9 @@ from gateway.rest.schemas import (
     CompletionBody,
     GenerationBody,
     MessageBody,
-    SessionBody,
     TokenizeBody,
 )
+from gateway.rest.session_schemas import SessionBody
 from gateway.rest.structure import read_grammar
 from gateway.rest.tools import read_calls, read_tools
 from gpu_worker.v1 import gpu_worker_pb2 as pb

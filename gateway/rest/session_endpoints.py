@@ -14,8 +14,8 @@ from gateway.rest.body import read_body
 from gateway.rest.converters import read_warming
 from gateway.rest.documentation import Operation
 from gateway.rest.feed import while_connected
-from gateway.rest.schemas import (
-    Body,
+from gateway.rest.schemas import Body
+from gateway.rest.session_schemas import (
     SessionAnswer,
     SessionBody,
     SessionChangedAnswer,

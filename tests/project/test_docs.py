@@ -19,9 +19,9 @@ from gateway.rest.app import operations_of
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import (
     CarrelBody,
-    SessionChangedAnswer,
     StreamOptions,
 )
+from gateway.rest.session_schemas import SessionChangedAnswer
 from gpu_worker.policies.registry import registry
 from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreStatsResponse
 
