@@ -7,6 +7,7 @@ from typing import Literal
 
 from carrel.process.log_lines import LogFormat
 from carrel.process.options import OptionError, option
+from carrel.process.tracing import OTLP_HELP
 from carrel.serve.restarts import DEFAULT_LIMIT
 from gateway.config import GatewayOptions, ListenOptions
 from gpu_worker.config import WorkerOptions
@@ -40,6 +41,7 @@ class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
         "auto: text on a terminal",
         metavar="FORMAT",
     )
+    otlp_endpoint: str | None = option(None, OTLP_HELP, metavar="URL")
     trust_remote_code: bool = option(False, "refused: Carrel runs no code that a checkpoint brings")
 
     def __post_init__(self) -> None:
