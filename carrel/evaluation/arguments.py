@@ -21,6 +21,7 @@ OWN = dict.fromkeys(
         "threads",
         "slot_memory_bytes",
         "arena_bytes",
+        "slab_bytes",
         "index_device",
         "calibration",
         "outlier_share",
