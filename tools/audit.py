@@ -1,22 +1,32 @@
-"""`python -m tools.audit AUDITOR`: known vulnerabilities of what is installed beside this Python, by pip-audit.
+"""`python -m tools.audit FOLDER`: known vulnerabilities of what is installed beside this Python, by pip-audit, which
+`make FOLDER/.ready` puts into a venv there.
 
-Ends with 1 where there is one that EXCEPTIONS does not name, and with 0 where the advisories are out of reach: then it
-says why nothing was compared.
+Ends with 1 where there is one that EXCEPTIONS does not name, and with 0, within seconds, where the advisories are out
+of reach: then it says why nothing was compared.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import sysconfig
+import threading
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 
 # Advisories that do not concern us, by id, each with its reason.
 EXCEPTIONS: Mapping[str, str] = {}
 # Our own package, and builds of torch that have no release of that name, are no index's.
 OWN = "carrel"
+# A release of which advisories are known: an index that knows none is a mirror without them.
+KNOWN = "https://pypi.org/pypi/requests/2.19.0/json"
+REACH_S = 5.0
+# of some hundred packages, one request each
+AUDIT_S = 600.0
 NO_NETWORK = ("ConnectionError", "Max retries", "Temporary failure", "timed out", "Could not connect")
 
 
@@ -59,11 +69,43 @@ def judge(output: str, errors: str, exceptions: Mapping[str, str] = EXCEPTIONS) 
     return Verdict("\n".join(told), int(open_ones > 0))
 
 
+def out_of_reach(url: str = KNOWN, timeout_s: float = REACH_S) -> str | None:
+    """Why no advisories are to be had; None: they are. Takes no longer than that, whatever a name's look-up takes."""
+    told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def look() -> None:
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+                found = json.load(answer).get("vulnerabilities")
+            told.put(None if found else "this index has no advisories")
+        except (OSError, HTTPException, ValueError, AttributeError) as exc:
+            told.put(str(exc) or type(exc).__name__)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        return told.get(timeout=timeout_s)
+    except queue.Empty:
+        return f"no answer within {timeout_s:g} s"
+
+
 def main(argv: Sequence[str]) -> int:
-    """argv: the path of pip-audit, which lives in an environment of its own."""
-    packages = sysconfig.get_path("purelib")
-    command = [*argv, "--path", packages, "--format", "json", "--desc", "off", "--progress-spinner", "off"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    """argv: the folder of pip-audit's venv."""
+    if (reason := out_of_reach()) is not None:
+        print(f"audit skipped: the advisories are out of reach ({reason})")
+        return 0
+    (folder,) = argv
+    subprocess.run(["make", "--no-print-directory", f"{folder}/.ready"], check=True)
+    command = [f"{folder}/bin/pip-audit", "--path", sysconfig.get_path("purelib"), "--format", "json"]
+    try:
+        done = subprocess.run(
+            [*command, "--desc", "off", "--progress-spinner", "off"],
+            capture_output=True,
+            text=True,
+            timeout=AUDIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        print(f"audit skipped: the advisories were not all told within {AUDIT_S:g} s")
+        return 0
     verdict = judge(done.stdout, done.stderr)
     print(verdict.text)
     return verdict.exit_code
