@@ -53,6 +53,7 @@ class NeighbourOptions:
         "PEM file of the certificates by which a store on another host is known; with it that is called over TLS",
         metavar="FILE",
     )
+    allow_plain_store: bool = option(False, "permit a --store beyond this machine without TLS")
 
     def check_neighbours(self) -> None:
         """Reads the token's file. Raises ConfigError."""
@@ -62,8 +63,18 @@ class NeighbourOptions:
             raise ConfigError(str(exc)) from exc
         if has_tls and self.listen.startswith("unix:"):
             raise ConfigError("--worker-ssl-certfile: a Unix socket has no TLS; leave it out")
-        _check_address("--listen", self.listen, self.allow_remote or has_tls)
-        _check_address("--store", self.store, allow_remote=True)
+        _check_address("--listen", self.listen)
+        _check_address("--store", self.store)
+        if not (has_tls or self.allow_remote or _is_near(self.listen)):
+            raise ConfigError(
+                f"--listen {self.listen!r}: not a loopback address; use 127.0.0.1, give --worker-ssl-certfile and what "
+                "belongs to it, or add --allow-remote"
+            )
+        if not (self.store_ca_file or self.allow_plain_store or _is_near(self.store)):
+            raise ConfigError(
+                f"--store {self.store!r}: the token and the rows of prompts would cross a network unencrypted, to "
+                "whoever answers there: give --store-ca-file, or add --allow-plain-store"
+            )
         try:
             object.__setattr__(self, "store_token", read_token(self.store_token, self.store_token_file))
         except ValueError as exc:
@@ -92,7 +103,12 @@ class NeighbourOptions:
             raise ConfigError(f"--store-ca-file {self.store_ca_file} cannot be read: {exc.strerror}") from exc
 
 
-def _check_address(flag: str, address: str, allow_remote: bool) -> None:
+def _is_near(address: str) -> bool:
+    """Whether it can be reached from this machine only."""
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0])
+
+
+def _check_address(flag: str, address: str) -> None:
     scheme, _, path = address.partition(":")
     if scheme == "unix":
         if not path or "\0" in path:
@@ -107,8 +123,3 @@ def _check_address(flag: str, address: str, allow_remote: bool) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
         raise ConfigError(f"{flag} {address!r}: use {ADDRESS} with a port from 1 to 65535")
-    if not allow_remote and not is_loopback(host):
-        raise ConfigError(
-            f"{flag} {address!r}: not a loopback address; use 127.0.0.1, give --worker-ssl-certfile and what belongs "
-            "to it, or add --allow-remote"
-        )

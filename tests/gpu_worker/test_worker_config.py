@@ -101,6 +101,17 @@ def test_a_remote_address_needs_permission():
     assert parse("--listen", "0.0.0.0:8101", "--allow-remote").allow_remote
 
 
+def test_a_store_beyond_this_machine_is_called_over_tls_or_where_that_is_said_in_plain(tmp_path):
+    certificates = tmp_path / "ca.pem"
+    certificates.write_text("a certificate")
+    for store in ("10.0.0.7:7000", "memory.example:7000"):
+        with pytest.raises(OptionError, match=f"--store '{store}'.*--store-ca-file.*--allow-plain-store"):
+            parse("--store", store)
+        assert parse("--store", store, "--allow-plain-store").store == store
+        assert parse("--store", store, "--store-ca-file", str(certificates)).store == store
+    assert parse("--store", "127.0.0.1:7000").store == "127.0.0.1:7000"
+
+
 def test_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu():
     assert find_dtype("auto", "cpu") == "float32"
     assert find_dtype("auto", "cuda") is None

@@ -33,7 +33,7 @@ DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 # fixed by compose.yaml: where processes listen, what they run on, who supervises them
 FIXED = {"listen", "store", "allow_remote", "store_timeout", "device", "json_events", "worker", "host"}
 FIXED |= {"runtime", "arena_socket", "max_restarts", "store_token", "store_token_file"}
-FIXED |= {"store_ca_file", "store_ssl_keyfile", "store_ssl_certfile"}
+FIXED |= {"store_ca_file", "allow_plain_store", "store_ssl_keyfile", "store_ssl_certfile"}
 FIXED |= {"worker_ssl_keyfile", "worker_ssl_certfile", "worker_client_ca_file"}
 FIXED |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "allow_plain_worker"}
 # a proxy in front has TLS; what comes from the hub has a volume

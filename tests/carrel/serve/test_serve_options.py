@@ -42,7 +42,7 @@ def test_every_option_of_a_process_is_one_of_serve() -> None:
     # how the processes reach each other is not the user's to say
     wired = {"listen", "arena_socket", "runtime", "max_restarts", "store", "store_timeout_s", "worker"}
     wired |= {"allow_remote", "json_events", "store_token", "store_token_file"}
-    wired |= {"store_ca_file", "store_ssl_keyfile", "store_ssl_certfile"}
+    wired |= {"store_ca_file", "allow_plain_store", "store_ssl_keyfile", "store_ssl_certfile"}
     wired |= {"worker_ssl_keyfile", "worker_ssl_certfile", "worker_client_ca_file"}
     wired |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "allow_plain_worker"}
     known = {each.field for each in options_of(ServeOptions)}
