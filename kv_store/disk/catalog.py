@@ -36,7 +36,9 @@ class Catalog:
 
     def __init__(self, column_bytes: int, max_bytes: int) -> None:
         self._column_bytes = column_bytes
-        self._max_columns = max_bytes // column_bytes
+        self._most_columns = max_bytes // column_bytes
+        # of these as many as the disk has room for
+        self._max_columns = self._most_columns
         # hash -> the one before it; the least recently used first
         self._columns: OrderedDict[bytes, bytes | None] = OrderedDict()
         # the one that was used longest ago first
@@ -50,6 +52,11 @@ class Catalog:
     @property
     def num_bytes(self) -> int:
         return len(self._columns) * self._column_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """The disk has no room for all that may lie on it."""
+        return self._max_columns < self._most_columns
 
     @property
     def has_room(self) -> bool:
@@ -133,6 +140,7 @@ class Catalog:
             unneeded.sessions.append(oldest)
         return unneeded
 
-    def shrink(self) -> None:
-        """The disk has no room for more than there is."""
-        self._max_columns = max(1, len(self._columns))
+    def fit(self, free_bytes: int) -> None:
+        """The disk has room for so much beside what is here."""
+        columns = len(self._columns) + free_bytes // self._column_bytes
+        self._max_columns = min(self._most_columns, max(1, columns))

@@ -65,6 +65,11 @@ class TierFolder:
                 os.unlink(file + _TEMPORARY, dir_fd=self.descriptor)
             raise
 
+    def free_bytes(self) -> int:
+        """That the disk has left for this user; a quota may leave less."""
+        disk = os.fstatvfs(self.descriptor)
+        return disk.f_bavail * disk.f_frsize
+
     def sync(self) -> None:
         """What was written before stays when the machine fails."""
         os.fsync(self.descriptor)

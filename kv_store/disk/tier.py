@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 # What waits to be written at the end may take so long.
 DRAIN_SECONDS = 5.0
+# A disk that was full is looked at so often.
+LOOK_SECONDS = 300.0
 
 
 class DiskTier:
@@ -45,6 +48,8 @@ class DiskTier:
         self._catalog: Catalog | None = None
         self._files: TierFiles | None = None
         self._writer: ChainWriter | None = None
+        # When it was last seen how much room a full disk has.
+        self._looked_at = 0.0
         self._queue = WriteQueue(self._write, self._remove, self._skipped, self._failed)
         self._loader = ChainLoader(state, self._queue.remove, self._failed)
 
@@ -136,13 +141,19 @@ class DiskTier:
         writer, catalog = self._writer, self._catalog
         if writer is None or catalog is None:
             return
+        if catalog.is_short and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._fit(catalog, self._folder.free_bytes())
         try:
             writer.write(chain)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                with self._state.lock:
-                    catalog.shrink()
+                self._fit(catalog, 0)
             raise
+
+    def _fit(self, catalog: Catalog, free_bytes: int) -> None:
+        with self._state.lock:
+            catalog.fit(free_bytes)
+        self._looked_at = time.monotonic()
 
     def _remove(self, unneeded: Unneeded) -> None:
         if self._files is not None:

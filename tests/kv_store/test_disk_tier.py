@@ -1,6 +1,7 @@
 """What a store finds again on its disk after a restart, what it does not, and what a disk that fails costs."""
 
 import contextlib
+import errno
 import resource
 import shutil
 import threading
@@ -15,7 +16,7 @@ from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading, RowsWanted, StoreClient
 from kv_store.disk.files import TierFiles
-from kv_store.disk.folder import take_folder
+from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore
 
@@ -232,6 +233,28 @@ def test_a_disk_that_fails_costs_the_tier_only(tier: Tier, monkeypatch: pytest.M
     tier.write("b", "kept")
     tier.restart()
     assert tier.num_known("b") == NUM_SLABS
+
+
+def test_a_disk_that_was_full_is_used_again_as_far_as_it_has_room(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
+    tier.write("a")
+    with monkeypatch.context() as full:
+        full.setattr(TierFolder, "write", _refuse)
+        tier.write("b")
+    # It is not asked at once.
+    tier.write("c")
+    assert tier.client.stats().disk.num_bytes == NUM_SLABS * COLUMN_BYTES
+    monkeypatch.setattr("kv_store.disk.tier.LOOK_SECONDS", 0.0)
+    for free, columns in ((0, NUM_SLABS), (2 * COLUMN_BYTES, NUM_SLABS + 2), (1 << 40, 2 * NUM_SLABS + 2)):
+        monkeypatch.setattr(TierFolder, "free_bytes", lambda folder, free=free: free)
+        tier.write(f"with {free}")
+        assert tier.client.stats().disk.num_bytes == columns * COLUMN_BYTES
+
+
+def _refuse(folder: TierFolder, name: bytes, kind: str, parts: Any) -> None:
+    raise OSError(errno.ENOSPC, "full")
 
 
 def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
