@@ -95,6 +95,10 @@ class Catalog:
         """What it held stays. An unknown one is no error."""
         if (session := self._sessions.pop(name, None)) is not None:
             self._holders.subtract(session.hashes)
+            for column in session.hashes:
+                # Counts of what is gone would pile up.
+                if not self._holders[column]:
+                    del self._holders[column]
 
     def remove(self, name: bytes) -> Unneeded:
         """A column that cannot be read: sessions hold what comes before it."""
