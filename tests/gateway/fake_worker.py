@@ -105,7 +105,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                 attended_tokens=2.5, window_tokens=1.5, offloaded_tokens=num_prompt, prefill_ms=1.25,
             )  # fmt: skip
             yield pb.GenerateResponse(complete=pb.Complete(finish_reason=reason, usage=usage))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # the latter where it is cancelled while what it said is sent
             script.num_cancelled += 1
             raise
 
