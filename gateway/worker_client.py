@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,15 +23,17 @@ from gateway.errors import (
     VersionMismatch,
     WorkerUnavailable,
 )
+from gateway.pulse import Pulse
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 
+# of a worker that lives
 CONTROL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
-# a worker says at once that it took a request, or what it is; if one hangs, new requests are refused within a second
-TAKEN_TIMEOUT_S = 0.8
 PARAM_KEY = "carrel-param"
 CODE_KEY = "carrel-code"
+
+T = TypeVar("T")
 
 
 def own_edition() -> Edition:
@@ -48,14 +49,14 @@ class TokenSource(Protocol):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The events of one request, a `complete` last. Closing the iterator frees the worker's room.
 
-        Raises WorkerUnavailable within a second if nobody takes the request."""
+        Raises WorkerUnavailable within a second of the worker's last sign of life if it does not take the request."""
 
     async def abort(self, request_id: str) -> None:
         """End a request, which then still sends its `complete`."""
 
 
 class WorkerClient(TokenSource, Protocol):
-    """All that a worker is asked."""
+    """All that a worker is asked. One that hangs raises WorkerUnavailable within a second."""
 
     async def info(self) -> pb.GetInfoResponse:
         """What it is, constant while it lives. Raises VersionMismatch for a worker of another version."""
@@ -63,10 +64,10 @@ class WorkerClient(TokenSource, Protocol):
     async def stats(self) -> pb.StatsResponse: ...
 
     async def store_stats(self) -> pb.StoreStatsResponse:
-        """Of the worker's store. Raises StoreUnavailable or WorkerUnavailable within a second."""
+        """Of the worker's store. As what is asked of sessions, raises StoreUnavailable if it does not answer soon."""
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
-        """A caller's sessions. As its changes, raises StoreUnavailable or WorkerUnavailable within a second."""
+        """A caller's."""
 
     async def pin_session(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
         """Raises InvalidRequest beyond the caller's limit."""
@@ -85,62 +86,62 @@ class GRPCWorkerClient:
         self._channel = _open_channel(target, identity)
         self._worker = pb_grpc.GPUWorkerStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._pulse = Pulse(self.is_serving)
 
     async def generate(
         self, request: pb.GenerateRequest, timeout_s: float
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = self._worker.Generate(request, timeout=timeout_s, metadata=trace_metadata())
         try:
-            async with asyncio.timeout(TAKEN_TIMEOUT_S):
-                await call.initial_metadata()
+            # says at once that it is taken
+            await self._pulse.wait(call.initial_metadata())
             async for response in call:
+                self._pulse.beat()
                 yield response
         except grpc.aio.AioRpcError as exc:
             raise error_of(exc, timeout_s) from exc
-        except TimeoutError as exc:
-            raise WorkerUnavailable("The model worker does not answer.") from exc
         finally:
             call.cancel()
 
     async def abort(self, request_id: str) -> None:
-        async with _translated(CONTROL_TIMEOUT_S):
-            await self._worker.Abort(pb.AbortRequest(request_id=request_id), timeout=CONTROL_TIMEOUT_S)
+        await self._answer(
+            self._worker.Abort(pb.AbortRequest(request_id=request_id), timeout=CONTROL_TIMEOUT_S)
+        )
 
     async def info(self) -> pb.GetInfoResponse:
-        async with _translated(TAKEN_TIMEOUT_S):
-            info = await self._worker.GetInfo(pb.GetInfoRequest(), timeout=TAKEN_TIMEOUT_S)
+        info = await self._answer(self._worker.GetInfo(pb.GetInfoRequest(), timeout=CONTROL_TIMEOUT_S))
         other = Edition(info.version, info.messages)
         if reason := own_edition().refusal("The gateway", "the model worker", other):
             raise VersionMismatch(f"{reason}.")
         return info
 
     async def stats(self) -> pb.StatsResponse:
-        async with _translated(CONTROL_TIMEOUT_S):
-            return await self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S)
+        return await self._answer(self._worker.Stats(pb.StatsRequest(), timeout=CONTROL_TIMEOUT_S))
 
     async def store_stats(self) -> pb.StoreStatsResponse:
-        async with _translated(TAKEN_TIMEOUT_S):
-            return await self._worker.StoreStats(pb.StoreStatsRequest(), timeout=TAKEN_TIMEOUT_S)
+        return await self._answer(self._worker.StoreStats(pb.StoreStatsRequest(), timeout=CONTROL_TIMEOUT_S))
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
-        async with _translated(TAKEN_TIMEOUT_S):
-            return await self._worker.ListSessions(request, timeout=TAKEN_TIMEOUT_S)
+        return await self._answer(self._worker.ListSessions(request, timeout=CONTROL_TIMEOUT_S))
 
     async def pin_session(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
-        async with _translated(TAKEN_TIMEOUT_S):
-            return await self._worker.PinSession(request, timeout=TAKEN_TIMEOUT_S)
+        return await self._answer(self._worker.PinSession(request, timeout=CONTROL_TIMEOUT_S))
 
     async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
-        async with _translated(TAKEN_TIMEOUT_S):
-            return await self._worker.DropSession(request, timeout=TAKEN_TIMEOUT_S)
+        return await self._answer(self._worker.DropSession(request, timeout=CONTROL_TIMEOUT_S))
 
     async def is_serving(self) -> bool:
-        async with _translated(HEALTH_TIMEOUT_S):
+        async with _translated():
             reply = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
         await self._channel.close(None)
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """A short call's."""
+        async with _translated():
+            return await self._pulse.wait(call)
 
 
 def _open_channel(target: str, identity: Identity | None) -> grpc.aio.Channel:
@@ -157,14 +158,14 @@ def _open_channel(target: str, identity: Identity | None) -> grpc.aio.Channel:
 
 
 @asynccontextmanager
-async def _translated(timeout_s: float) -> AsyncGenerator[None, None]:
+async def _translated() -> AsyncGenerator[None, None]:
     """A short control call: no answer in time means that the worker is not there."""
     try:
         yield
     except grpc.aio.AioRpcError as exc:
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             raise WorkerUnavailable("The model worker does not answer.") from exc
-        raise error_of(exc, timeout_s) from exc
+        raise error_of(exc, 0.0) from exc
 
 
 def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:

@@ -18,7 +18,7 @@ from carrel.cluster.options import read_arguments
 from carrel.cluster.relay import failure_of, relay
 from carrel.cluster.services import ReplicaServices
 from gateway.errors import ServiceError
-from gateway.worker_client import TAKEN_TIMEOUT_S, GRPCWorkerClient
+from gateway.worker_client import GRPCWorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GPUWorker"].full_name
@@ -26,6 +26,8 @@ GENERATE = f"/{SERVICE}/Generate"
 # streams get their last frame before a replica ends itself
 LAST_FRAMES_S = 1.0
 STORE_CHECK_S = 5.0
+# of a short call to the worker: within a second the gateway knows
+ASK_S = 0.8
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class Replica:
         """The worker's reply to a short call, both serialised."""
         call = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)
         try:
-            reply: bytes = await call(request, timeout=TAKEN_TIMEOUT_S)
+            reply: bytes = await call(request, timeout=ASK_S)
         except grpc.aio.AioRpcError as exc:
             return failure_of(exc)
         return reply

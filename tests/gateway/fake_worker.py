@@ -29,8 +29,10 @@ class Script:
     best: int | None = None
     # nothing comes while it is set
     is_silent: bool = False
-    # nor does it say that it took a request, or what it is
+    # nor does it say that it took a request, or what it is, or whether it lives
     hangs: bool = False
+    # it does not say that it took a request while it is set, but all else
+    is_late: bool = False
     # computed and cached tokens that are told before the first token; without any: that all is computed
     progress: list[tuple[int, int]] = field(default_factory=list)
     # one is told before each token, where the request asked
@@ -49,22 +51,24 @@ class Script:
     # of each of them
     traceparents: list[str | None] = field(default_factory=list)
     num_cancelled: int = 0
+    # how often it was asked whether it lives
+    num_asked: int = 0
     aborted: list[str] = field(default_factory=list)
 
 
 class FakeWorker(pb_grpc.GPUWorkerServicer):
     def __init__(self, script: Callable[[], Script], vocab_size: int, max_model_len: int) -> None:
-        self._script = script
+        self.script = script
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._aborts: dict[str, asyncio.Event] = {}
 
     async def Generate(self, request, context):
-        script = self._script()
+        script = self.script()
         script.requests.append(request)
         script.traceparents.append(dict(context.invocation_metadata()).get("traceparent"))
         aborted = self._aborts.setdefault(request.request_id, asyncio.Event())
         try:
-            while script.hangs:
+            while script.hangs or script.is_late:
                 await asyncio.sleep(0.01)
             await context.send_initial_metadata(())
             while script.is_silent:
@@ -124,7 +128,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         return pb.GenerateResponse(prompt=pb.PromptTokens(tokens=tokens))
 
     def _hold(self, request):
-        script, tokens = self._script(), len(request.prompt_token_ids) // SLAB_TOKENS * SLAB_TOKENS
+        script, tokens = self.script(), len(request.prompt_token_ids) // SLAB_TOKENS * SLAB_TOKENS
         if request.session_id and tokens and script.has_room:
             sessions = script.sessions.setdefault(request.prefix_salt, {})
             held = sessions.pop(request.session_id, pb.Session(session_id=request.session_id, created_at=1.9))
@@ -134,12 +138,12 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
 
     async def _sessions(self, request, context):
         """The caller's."""
-        while self._script().hangs:
+        while self.script().hangs:
             await asyncio.sleep(0.01)
-        if not self._script().store_reachable:
+        if not self.script().store_reachable:
             code = (("carrel-code", "store_unavailable"),)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer", trailing_metadata=code)
-        return self._script().sessions.get(request.prefix_salt, {})
+        return self.script().sessions.get(request.prefix_salt, {})
 
     async def ListSessions(self, request, context):
         held = (await self._sessions(request, context)).values()
@@ -149,7 +153,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
     async def PinSession(self, request, context):
         held = (await self._sessions(request, context)).get(request.session_id)
         if held is not None:
-            if request.pinned and self._script().has_pinned_all:
+            if request.pinned and self.script().has_pinned_all:
                 metadata = (("carrel-param", "pinned"), ("carrel-code", "pin_limit"))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "25%", trailing_metadata=metadata)
             held.pinned, held.expires_at = request.pinned, request.seconds
@@ -160,12 +164,12 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         return pb.DropSessionResponse(found=sessions.pop(request.session_id, None) is not None)
 
     async def Abort(self, request, context):
-        self._script().aborted.append(request.request_id)
+        self.script().aborted.append(request.request_id)
         self._aborts.setdefault(request.request_id, asyncio.Event()).set()
         return pb.AbortResponse()
 
     async def GetInfo(self, request, context):
-        policies, script = ("full", "pqcache"), self._script()
+        policies, script = ("full", "pqcache"), self.script()
         while script.hangs:
             await asyncio.sleep(0.01)
         return pb.GetInfoResponse(
@@ -188,11 +192,11 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             slot_used_tokens=64.5,
             slot_capacity_tokens=4096,
             fetched_bytes_total=11,
-            store_reachable=self._script().store_reachable,
+            store_reachable=self.script().store_reachable,
         )
 
     async def StoreStats(self, request, context):
-        if not self._script().store_reachable:
+        if not self.script().store_reachable:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer")
         calls = [pb.StoreCalls(method="Begin", seconds=0.75, counts=[2, 1], codes={"OK": 3})]
         return pb.StoreStatsResponse(
@@ -200,10 +204,23 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
         )
 
 
+class FakeHealth(health.aio.HealthServicer):
+    def __init__(self, script: Callable[[], Script]) -> None:
+        super().__init__()
+        self._script = script
+
+    async def Check(self, request, context):
+        script = self._script()
+        script.num_asked += 1
+        while script.hangs:
+            await asyncio.sleep(0.01)
+        return await super().Check(request, context)
+
+
 async def start_worker(worker: FakeWorker, address: str) -> grpc.aio.Server:
     server = grpc.aio.server()
     pb_grpc.add_GPUWorkerServicer_to_server(worker, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    health_pb2_grpc.add_HealthServicer_to_server(FakeHealth(worker.script), server)
     server.add_insecure_port(address)
     await server.start()
     return server

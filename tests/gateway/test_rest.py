@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -16,6 +17,7 @@ from waiting import PATIENCE, wait_until
 
 from carrel.sse import chunks
 from gateway.config import GatewayConfig
+from gateway.pulse import LOOKS
 from gateway.rest.middleware import UNGUARDED_PATHS
 from gateway.service import ChatService
 from gateway.tokenizer import load_tokenizer
@@ -438,6 +440,17 @@ def test_a_worker_that_takes_no_request_is_told_soon_and_asked_again(
     assert len(script.requests) == 1
     script.hangs = False
     assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+
+
+def test_a_worker_that_is_busy_is_waited_for(http: httpx.Client, stack: Stack) -> None:
+    script = stack.say("the fox", is_late=True)
+    with ThreadPoolExecutor(1) as thread:
+        reply = thread.submit(http.post, CHAT, json={"messages": HELLO})
+        # longer than one that hangs is: it is asked in each look
+        wait_until(lambda: script.num_asked > 2 * LOOKS or reply.done())
+        script.is_late = False
+        assert reply.result().status_code == 200
+    assert len(script.requests) == 1
 
 
 def test_a_request_that_lost_the_store_says_so_and_nothing_of_the_worker_inside(
