@@ -6,35 +6,46 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.errors import UnknownResponse
 from gateway.exchange import Message
 
-# of all callers, and of one; an id, a link and a message's record beside their texts
+# of all callers, and of one
 MAX_BYTES = 256 << 20
 MAX_CALLER_BYTES = 64 << 20
+# about what a turn takes, and each message and call of it, beside their texts
 TURN_BYTES = 2048
+RECORD_BYTES = 512
+# at most, as Python keeps texts
+CHAR_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A request's messages and its answer. previous_id: of the turn before; None for a first one. session_id: of all
-    that follow on one first turn, in the KV store. answer: as the client got it."""
+    that follow on one first turn, in the KV store. answer: as the client got it, JSON."""
 
     id: str
     previous_id: str | None
     session_id: str
     messages: tuple[Message, ...]
-    answer: dict[str, Any]
+    answer: bytes
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes, its answer's text twice."""
-        messages = (*self.messages, self.messages[-1])
-        num_chars = sum(len(message.content) + len(message.reasoning or "") for message in messages)
-        calls = [call for message in messages for call in message.tool_calls]
-        return TURN_BYTES * (1 + len(calls)) + 4 * (num_chars + sum(len(call.arguments) for call in calls))
+        """What it takes, or more."""
+        calls = [call for message in self.messages for call in message.tool_calls]
+        texts = [
+            *(text for each in calls for text in (each.id, each.name, each.arguments)),
+            *(
+                text
+                for each in self.messages
+                for text in (each.role, each.content, each.tool_call_id, each.name, each.reasoning)
+            ),
+        ]
+        num_chars = sum(len(text) for text in texts if text is not None)
+        num_records = len(self.messages) + len(calls)
+        return TURN_BYTES + RECORD_BYTES * num_records + CHAR_BYTES * num_chars + len(self.answer)
 
 
 class Turns:

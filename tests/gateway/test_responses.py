@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 import openai
 import pytest
 from gateway_stack import Stack
 
 from gateway.errors import UnknownResponse
-from gateway.exchange import Message
+from gateway.exchange import Message, ToolCall
 from gateway.turns import Turn, Turns
 
 
@@ -127,7 +132,7 @@ def test_what_is_not_served_is_refused(
 
 
 def turn(name: str, previous: str | None = None, size: int = 0, session: str = "s") -> Turn:
-    return Turn(name, previous, session, (Message("user", name), Message("assistant", "x" * size)), {})
+    return Turn(name, previous, session, (Message("user", name), Message("assistant", "x" * size)), b"{}")
 
 
 def test_turns_are_kept_as_far_as_there_is_room() -> None:
@@ -154,3 +159,27 @@ def test_turns_are_kept_as_far_as_there_is_room() -> None:
     assert turns.remove(b"four", "a")
     turns.add(b"four", turn("d", "b", session="other"))
     assert not turns.remove(b"four", "b")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ((Message("user", "\N{GRINNING FACE}" * 30_000),), b"{}"),
+        lambda: (tuple(Message("user", "") for _ in range(1000)), b"{}"),
+        lambda: (tuple(Message("tool", "", tool_call_id=str(i) * 100) for i in range(300)), b"{}"),
+        lambda: ((Message("assistant", "", tuple(ToolCall(str(i), "f", "{}") for i in range(999))),), b"{}"),
+        # instructions, metadata, tools and logprobs are in it
+        lambda: ((Message("user", ""),), b"x" * 100_000),
+    ],
+    ids=["text", "messages", "ids", "calls", "answer"],
+)
+def test_a_turn_counts_with_all_that_it_keeps(make: Callable[[], tuple[tuple[Message, ...], bytes]]) -> None:
+    kept = Turn("a", None, "s", *make())
+    assert kept.num_bytes >= taken(kept)
+
+
+def taken(value: Any) -> int:
+    """By an object and all that it holds."""
+    parts = [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else []
+    parts += value if type(value) is tuple else ()
+    return sys.getsizeof(value) + sum(map(taken, parts))

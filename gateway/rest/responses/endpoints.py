@@ -59,8 +59,8 @@ class ResponsesEndpoints:
         def done(response: dict[str, Any], message: Message) -> None:
             if is_kept:
                 said = (*read_input(body.input), message)
-                turn = Turn(response_id, body.previous_response_id, session_id, said, response)
-                self._turns.add(caller, turn)
+                told = bytes(JSONResponse(response).body)
+                self._turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, told))
 
         generation = self._service.chat(asked)
         writer = ResponseWriter(_head(body, response_id, generation.model), done)
@@ -68,7 +68,8 @@ class ResponsesEndpoints:
 
     async def get(self, request: Request) -> Response:
         """A response that is kept."""
-        return JSONResponse(self._turns.get(request.state.caller, request.path_params["response_id"]).answer)
+        turn = self._turns.get(request.state.caller, request.path_params["response_id"])
+        return Response(turn.answer, media_type=JSONResponse.media_type)
 
     async def drop(self, request: Request) -> Response:
         """Forget a response; with the last of a conversation also what the KV store holds of it."""
