@@ -13,6 +13,8 @@ from gateway_stack import Stack
 
 from gateway.errors import UnknownResponse
 from gateway.exchange import Message, ToolCall
+from gateway.rest.responses.input import read_input
+from gateway.rest.responses.schemas import InputItem
 from gateway.turns import Turn, Turns
 
 
@@ -183,3 +185,27 @@ def taken(value: Any) -> int:
     parts = [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else []
     parts += value if type(value) is tuple else ()
     return sys.getsizeof(value) + sum(map(taken, parts))
+
+
+class CountedText(str):
+    """Counts how often it is compared."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedText.num_compared += 1
+        return super().__eq__(other)
+
+
+def test_an_answer_to_a_call_is_not_looked_for_among_all_calls() -> None:
+    count = 300
+    ids = [CountedText(f"call {at}") for at in range(count)]
+    calls = [InputItem.model_construct(type="function_call", call_id=each, name=f"f{each}") for each in ids]
+    answers = [
+        InputItem.model_construct(type="function_call_output", call_id=each, output="x") for each in ids
+    ]
+    asked, *answered = read_input([*calls, *answers])
+    assert len(asked.tool_calls) == count
+    assert [each.name for each in answered] == [f"f{each}" for each in ids]
+    assert CountedText.num_compared < 10 * count

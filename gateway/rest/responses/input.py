@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import Message, ToolCall
@@ -17,28 +18,38 @@ def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:
     if isinstance(asked, str):
         return (Message("user", asked),)
     messages: list[Message] = []
-    for item in asked:
-        match item:
-            case InputItem(type="message", role=str() as role, content=content) if content is not None:
-                messages.append(Message(role, _text(content)))
-            case InputItem(type="function_call", call_id=str() as call_id, name=str() as name):
-                call = ToolCall(call_id, name, check_arguments(call_id, item.arguments or "{}", "input"))
-                if not messages or messages[-1].role != "assistant":
-                    messages.append(Message("assistant", ""))
-                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
-            case InputItem(type="function_call_output", call_id=str() as call_id, output=output):
-                names = [call.name for said in messages for call in said.tool_calls if call.id == call_id]
-                called = names[-1] if names else None
-                messages.append(Message("tool", _text(output or ""), tool_call_id=call_id, name=called))
-            case InputItem(type="reasoning"):
-                pass
-            case _:
-                raise InvalidRequest(
-                    "Only items of the types message (with role and content), function_call, function_call_output and "
-                    "reasoning are supported.",
-                    "input",
-                )
+    names: dict[str, str] = {}
+    said = (item for item in asked if item.type != "reasoning")
+    for is_call, items in groupby(said, lambda item: item.type == "function_call"):
+        if not is_call:
+            messages += [_read_message(item, names) for item in items]
+            continue
+        calls = tuple(map(_read_call, items))
+        names |= {call.id: call.name for call in calls}
+        if not messages or messages[-1].role != "assistant":
+            messages.append(Message("assistant", ""))
+        messages[-1] = replace(messages[-1], tool_calls=calls)
     return tuple(messages)
+
+
+def _read_call(item: InputItem) -> ToolCall:
+    if item.call_id is None or item.name is None:
+        raise InvalidRequest("An item of type function_call needs call_id and name.", "input")
+    return ToolCall(item.call_id, item.name, check_arguments(item.call_id, item.arguments or "{}", "input"))
+
+
+def _read_message(item: InputItem, names: Mapping[str, str]) -> Message:
+    """names: of the tools that were called, by the calls' ids."""
+    match item:
+        case InputItem(type="message", role=str() as role, content=content) if content is not None:
+            return Message(role, _text(content))
+        case InputItem(type="function_call_output", call_id=str() as call_id, output=output):
+            return Message("tool", _text(output or ""), tool_call_id=call_id, name=names.get(call_id))
+    raise InvalidRequest(
+        "Only items of the types message (with role and content), function_call, function_call_output and reasoning "
+        "are supported.",
+        "input",
+    )
 
 
 def _text(content: str | list[Part]) -> str:
