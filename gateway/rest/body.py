@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -33,6 +34,14 @@ async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
         return kind.model_validate_json(raw)
     except ValidationError as exc:
         raise _invalid(exc) from exc
+
+
+def refuse_unsupported(body: Body, unsupported: Mapping[str, Any]) -> None:
+    """unsupported: fields that would change the answer, with the value that changes nothing beside null. Raises
+    InvalidRequest for one that has another."""
+    for name, value in (body.model_extra or {}).items():
+        if name in unsupported and value is not None and value != unsupported[name]:
+            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
+from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.schemas import (
     ChatBody,
@@ -23,7 +24,7 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 # the worker's fields that a body has by the same names
 SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 
-# What other servers take and what would change the answer, with the value that changes nothing beside null.
+# what other servers take; see `refuse_unsupported`
 UNSUPPORTED: Mapping[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": [],
@@ -153,9 +154,7 @@ def _read_message(message: MessageBody) -> Message:
 
 
 def _check_fields(body: GenerationBody) -> None:
-    for name, value in (body.model_extra or {}).items():
-        if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
-            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
+    refuse_unsupported(body, UNSUPPORTED)
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs are told in no stream: leave stream out.", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:

@@ -29,25 +29,19 @@ class DecodeInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _checked(handler: Any) -> grpc.RpcMethodHandler:
-    def read(data: bytes) -> Any:
+    decode, behaviour = handler.request_deserializer, handler.unary_stream or handler.unary_unary
+
+    async def checked(data: bytes, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return handler.request_deserializer(data)
+            request = decode(data)
         except DecodeError:
-            return None
-
-    async def check(request: Any, context: grpc.aio.ServicerContext) -> None:
-        if request is None:
             await abort(context, InvalidRequest("The message cannot be decoded: see chat.proto."))
+        return await behaviour(request, context)
 
-    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        await check(request, context)
-        return await handler.unary_unary(request, context)
-
-    async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
-        await check(request, context)
-        # it writes its events itself
-        await handler.unary_stream(request, context)
-
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream, read, handler.response_serializer)
-    return grpc.unary_unary_rpc_method_handler(answer, read, handler.response_serializer)
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    # no deserializer: `checked` is given the bytes; a stream's behaviour writes its events itself
+    return make(checked, response_serializer=handler.response_serializer)

@@ -7,13 +7,14 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
+from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.messages.schemas import CountBody, MessagesBody, ToolChoiceBody
 from gateway.rest.messages.turns import read_turns
 from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-# What would change the answer, with the value that changes nothing beside null.
+# see `refuse_unsupported`
 UNSUPPORTED: Mapping[str, Any] = {
     "container": None,
     "context_management": None,
@@ -40,13 +41,13 @@ def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | N
 
 def read_message_request(body: MessagesBody, request_id: str | None, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest for what this server does not do."""
-    sampling = pb.SamplingParams(max_tokens=body.max_tokens)
-    for name in ("temperature", "top_p"):
-        if (value := getattr(body, name)) is not None:
-            setattr(sampling, name, value)
-    if body.top_k is not None:
-        # -1 is off, as 0 is
-        sampling.top_k = max(0, body.top_k)
+    # None leaves a field absent; a top_k of -1 is off, as 0 is
+    sampling = pb.SamplingParams(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+    )
     draft = draft_of(body, caller, body.session_id, sampling)
     options = GenerationOptions(
         body.model, stop=tuple(body.stop_sequences or ()), timeout_s=body.timeout_seconds, draft=draft
@@ -55,11 +56,8 @@ def read_message_request(body: MessagesBody, request_id: str | None, caller: byt
 
 
 def _check_fields(body: CountBody) -> None:
-    fields = body.model_extra or {}
-    for name, value in fields.items():
-        if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
-            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
-    match fields.get("thinking"):
+    refuse_unsupported(body, UNSUPPORTED)
+    match (body.model_extra or {}).get("thinking"):
         case None | {"type": "disabled" | "adaptive"}:
             pass
         case _:

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Message, Tool, ToolChoice, Tools
 from gateway.grammars import ANY_OBJECT, json_grammar
+from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import NamedFunction, ResponsesBody, TextFormat
@@ -15,7 +16,7 @@ from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 LOGPROBS = "message.output_text.logprobs"
-# What would change the answer, with the value that changes nothing beside null.
+# see `refuse_unsupported`
 UNSUPPORTED: Mapping[str, Any] = {
     "background": False,
     "context_management": None,
@@ -34,11 +35,10 @@ def read_response_request(
     """before: what was said in the turns that it goes on from. Raises InvalidRequest for what this server does not
     do."""
     _check_fields(body)
-    sampling = pb.SamplingParams()
-    of_body = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
-    for name, value in of_body.items():
-        if value is not None:
-            setattr(sampling, name, value)
+    # None leaves a field absent
+    sampling = pb.SamplingParams(
+        max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
+    )
     if LOGPROBS in (body.include or ()):
         sampling.logprobs = body.top_logprobs or 0
     elif body.top_logprobs:
@@ -53,10 +53,7 @@ def read_response_request(
 
 
 def _check_fields(body: ResponsesBody) -> None:
-    fields = body.model_extra or {}
-    for name, value in fields.items():
-        if name in UNSUPPORTED and value is not None and value != UNSUPPORTED[name]:
-            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
+    refuse_unsupported(body, UNSUPPORTED)
     if body.truncation == "auto":
         raise InvalidRequest("truncation 'auto' is not supported: send a shorter input.", "truncation")
     for name in body.include or ():

@@ -113,5 +113,4 @@ def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:
 
 def _format(body: ResponsesBody) -> dict[str, Any]:
     asked = body.text.format if body.text is not None else None
-    told = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
-    return told
+    return {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
