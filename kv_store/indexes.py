@@ -76,7 +76,7 @@ class IndexBuilder:
             first = request.token_begin >> shift
             source = sequence.table[request.layer, first : ((request.token_end - 1) >> shift) + 1].copy()
             specs = index.specs(state.geometry.layout, request.token_end - request.token_begin)
-            segment, arrays = self._allocate(specs)
+            segment, arrays = self._allocate(specs, sequence.owner)
             task = TrainTask(
                 layout=state.geometry.layout,
                 slab_bytes=state.slab_bytes,
@@ -121,14 +121,14 @@ class IndexBuilder:
                 state.forget_corrupt(corrupt)
             raise CorruptRows(f"keys of {corrupt.size} slabs")
 
-    def _allocate(self, specs: tuple[ArraySpec, ...]) -> tuple[range, tuple[ArrayRef, ...]]:
+    def _allocate(self, specs: tuple[ArraySpec, ...], owner: str) -> tuple[range, tuple[ArrayRef, ...]]:
         starts, end = [], 0
         for spec in specs:
             starts.append(end)
             end += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
         if end > self._state.arena.handle.num_bytes:
             raise OutOfSpace("an index", end - self._state.arena.handle.num_bytes)
-        segment = self._state.allocate_segment(end, "an index")
+        segment = self._state.allocate_segment(end, "an index", owner)
         base = segment.start * self._state.slab_bytes
         return segment, tuple(
             ArrayRef(spec.name, base + start, spec.num_bytes, spec.dtype, spec.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -24,12 +24,16 @@ def check_hashes(hashes: Sequence[bytes]) -> None:
 class PrefixDirectory:
     """Holds one reference to every slab it lists; entries without another holder are evicted, oldest first.
 
+    used_at: float64 [num_slabs], when each was listed or looked up last, by the clock.
+
     A hash covers everything before it, so an entry is of use only behind its predecessors. Each use renews the
     chain from its end to its start: a predecessor is never older than what follows it.
     """
 
-    def __init__(self, allocator: SlabAllocator) -> None:
+    def __init__(self, allocator: SlabAllocator, clock: Callable[[], float]) -> None:
         self._allocator = allocator
+        self._clock = clock
+        self.used_at: npt.NDArray[np.float64] = np.zeros(allocator.num_slabs)
         # hash -> slab ids int32 [num_layers]; the least recently used first
         self._entries: OrderedDict[bytes, npt.NDArray[np.int32]] = OrderedDict()
         # hash -> the one before it in its chain, which the first of a chain has not
@@ -72,18 +76,19 @@ class PrefixDirectory:
         """Slabs without another holder, counted from the least recently used on until there are enough. waived: int32
         [num_slabs], references of each slab that do not count."""
         found = 0
-        for _, slabs in self._oldest_first(enough):
+        for _, slabs in _some_at_a_time(self._entries.items(), enough):
             is_alone = (self._allocator.references(slabs) - waived[slabs]).max(axis=1) == 1
             found += int(is_alone.sum()) * slabs.shape[1]
             if found >= enough:
                 break
         return found
 
-    def evict(self, num_slabs: int) -> bool:
+    def evict(self, num_slabs: int, among: npt.NDArray[np.bool_]) -> bool:
         """Drop entries without a lease, the least recently used first, until they gave `num_slabs` or there is none;
-        False when there was none."""
+        False when there was none. among: [num_slabs], those that may go; all of an entry's may, or none."""
         evicted: list[bytes] = []
-        for names, slabs in self._oldest_first(num_slabs):
+        entries = ((name, slabs) for name, slabs in self._entries.items() if among[slabs[0]])
+        for names, slabs in _some_at_a_time(entries, num_slabs):
             most = -(-num_slabs // slabs.shape[1]) - len(evicted)
             is_alone = self._allocator.references(slabs).max(axis=1) == 1
             evicted += [names[place] for place in np.flatnonzero(is_alone)[:most]]
@@ -118,14 +123,19 @@ class PrefixDirectory:
         for name in names:
             self._before.pop(name, None)
 
-    def _oldest_first(self, num_slabs: int) -> Iterator[tuple[list[bytes], npt.NDArray[np.int32]]]:
-        """All entries, some at a time, which may be enough for `num_slabs`: their names, and their slabs
-        [n, num_layers]."""
-        entries = iter(self._entries.items())
-        num_layers = next((slabs.size for slabs in self._entries.values()), 1)
-        while some := list(islice(entries, max(8, num_slabs // num_layers))):
-            yield [name for name, _ in some], np.stack([slabs for _, slabs in some])
-
     def _touch(self, hashes: Sequence[bytes]) -> None:
         for value in reversed(hashes):
             self._entries.move_to_end(value)
+        if hashes:
+            self.used_at[np.concatenate([self._entries[value] for value in hashes])] = self._clock()
+
+
+def _some_at_a_time(
+    entries: Iterable[tuple[bytes, npt.NDArray[np.int32]]], num_slabs: int
+) -> Iterator[tuple[list[bytes], npt.NDArray[np.int32]]]:
+    """These entries, as many at a time as may be enough for `num_slabs`: their names, and their slabs
+    [n, num_layers]."""
+    left = iter(entries)
+    for first in left:
+        some = [first, *islice(left, max(8, num_slabs // first[1].size))]
+        yield [name for name, _ in some], np.stack([slabs for _, slabs in some])

@@ -40,10 +40,11 @@ class StoredIndex:
 class Sequence:
     """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], `sealed` int64 [num_layers] tokens."""
 
-    def __init__(self, worker_id: str, sequence_id: str, geometry: SlabGeometry) -> None:
+    def __init__(self, worker_id: str, sequence_id: str, geometry: SlabGeometry, owner: str = "") -> None:
         self.worker_id = worker_id
         self.sequence_id = sequence_id
         self.geometry = geometry
+        self.owner = owner
         self.table: npt.NDArray[np.int32] = np.empty((geometry.layout.num_layers, 0), np.int32)
         self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
         self.prefix_hashes: tuple[bytes, ...] = ()

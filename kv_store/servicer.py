@@ -160,6 +160,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.num_tokens,
             tuple(request.prefix_hashes),
             request.takes_less,
+            request.owner,
         )
         return pb.BeginResponse(
             num_shared_tokens=num_shared, slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1]
@@ -181,7 +182,6 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.layer_end,
             tuple(request.prefix_hashes),
             request.session_id,
-            request.session_owner,
             request.session_label,
         )
         return pb.SealResponse()

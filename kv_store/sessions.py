@@ -149,10 +149,17 @@ class SessionDirectory:
                 if not hashes:
                     self.drop(name)
 
-    def give_up_oldest(self) -> bool:
+    def give_up_oldest(self, among: npt.NDArray[np.bool_], spares_pinned: bool = True) -> bool:
         """Let go of the slabs of the session that was used longest ago, of those that are not pinned if there are some:
-        it has what is on the disk, or is forgotten. False when none holds slabs."""
-        holding = [name for name, session in self._sessions.items() if session.slabs.size]
+        it has what is on the disk, or is forgotten. False when there is none. among: [num_slabs]; all slabs of a
+        session that may go are among them."""
+        holding = [
+            name
+            for name, session in self._sessions.items()
+            if session.slabs.size
+            and among[session.slabs].all()
+            and not (spares_pinned and self.is_pinned(session))
+        ]
         if not holding:
             return False
         name = self._oldest(holding)

@@ -27,6 +27,11 @@ class SlabAllocator:
         return self.num_slabs - self.num_free
 
     @property
+    def is_held(self) -> npt.NDArray[np.bool_]:
+        """[num_slabs], whether each has a holder."""
+        return self._references > 0
+
+    @property
     def longest_run(self) -> int:
         """Most free slabs in a row."""
         return int(self._free_runs()[1].max(initial=0))

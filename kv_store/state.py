@@ -17,6 +17,7 @@ from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.counters import Counters
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
+from kv_store.owners import SlabOwners
 from kv_store.prefixes import PrefixDirectory
 from kv_store.row_sums import RowSums
 from kv_store.sequences import Sequence, SequenceTable
@@ -24,6 +25,9 @@ from kv_store.sessions import SessionDirectory
 from kv_store.slabs import SlabAllocator
 
 _log = logging.getLogger(__name__)
+
+# What nobody used for so long is evicted first, whoever's it is.
+UNUSED_SECONDS = 600.0
 
 
 class StoreState:
@@ -40,13 +44,15 @@ class StoreState:
     ) -> None:
         """num_comparing: threads that compare checksums. verifies_reads: keep sums of rows."""
         self.lock = threading.RLock()
+        self._clock = clock
         self.arena = arena
         self.epoch = arena.handle.epoch
         self.slab_bytes = slab_bytes
         self.allocator = SlabAllocator(arena.handle.num_bytes // slab_bytes)
         self.workers = WorkerTable(lease_seconds, clock)
         self.sequences = SequenceTable()
-        self.prefixes = PrefixDirectory(self.allocator)
+        self.owners = SlabOwners(self.allocator)
+        self.prefixes = PrefixDirectory(self.allocator, clock)
         self.sessions = SessionDirectory(self.allocator)
         self.checksums = SlabChecksums(
             arena.data[: self.allocator.num_slabs * slab_bytes], slab_bytes, num_comparing
@@ -99,9 +105,8 @@ class StoreState:
             raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
         return self.workers.renew(worker_id)
 
-    def make_room(self, num_slabs: int, what: str) -> None:
-        """Evict until `num_slabs` are free, what is in no session first. Raises OutOfSpace, without evicting, when that
-        cannot work."""
+    def make_room(self, num_slabs: int, what: str, owner: str) -> None:
+        """Evict until `num_slabs` are free for `owner`. Raises OutOfSpace, without evicting, when that cannot work."""
         allocator = self.allocator
         if num_slabs <= allocator.num_free:
             return
@@ -109,29 +114,51 @@ class StoreState:
         missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
             raise OutOfSpace(what, missing * self.slab_bytes)
-        while (missing := num_slabs - allocator.num_free) > 0 and self._evict(missing):
+        while (missing := num_slabs - allocator.num_free) > 0 and self._evict(missing, owner, num_slabs):
             pass
 
-    def allocate_segment(self, num_bytes: int, what: str) -> range:
+    def allocate(
+        self, num_rows: int, count: int, after: npt.NDArray[np.int32] | None, owner: str
+    ) -> npt.NDArray[np.int32]:
+        """As of the allocator, for `owner`."""
+        table = self.allocator.allocate(num_rows, count, after)
+        self.owners.note(table.ravel(), owner)
+        return table
+
+    def allocate_segment(self, num_bytes: int, what: str, owner: str = "") -> range:
         """Slabs in a row for `num_bytes`. Raises OutOfSpace when no run is long enough after eviction."""
         count = -(-num_bytes // self.slab_bytes)
         if count == 0:
             return range(0)
-        self.make_room(count, what)
+        self.make_room(count, what, owner)
         while (slabs := self.allocator.allocate_run(count)) is None:
-            if not self._evict(1):
+            if not self._evict(1, owner, count):
                 missing = count - self.allocator.longest_run
                 raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
+        self.owners.note(slabs, owner)
         return slabs
 
-    def _evict(self, num_slabs: int) -> bool:
-        """Give up the least recently used prefixes, so many slabs of them, or the oldest session where all that is left
-        is in one."""
-        before = self.allocator.num_free
-        if self.prefixes.evict(num_slabs):
-            self.counters.evicted_bytes += (self.allocator.num_free - before) * self.slab_bytes
+    def _evict(self, num_slabs: int, asking: str, num_asked: int) -> bool:
+        """Give up so many slabs of prefixes that nobody used for long; where there are none, of the owner that holds
+        the most with what it asks for; or, where all of that one's are in sessions, the oldest session that is its own
+        or that nobody used for long. Pinned ones are the last. False: there is nothing to give up."""
+        unused = self.prefixes.used_at < self._clock() - UNUSED_SECONDS
+        if self._evict_prefixes(num_slabs, unused):
             return True
-        given_up = self.sessions.give_up_oldest()
+        for owner in self.owners.largest_first(asking, num_asked):
+            own = self.owners.are_of(owner)
+            if self._evict_prefixes(num_slabs, own) or self._give_up_session(own | unused):
+                return True
+        return self._give_up_session(np.ones_like(unused), spares_pinned=False)
+
+    def _evict_prefixes(self, num_slabs: int, among: npt.NDArray[np.bool_]) -> bool:
+        before = self.allocator.num_free
+        is_evicted = self.prefixes.evict(num_slabs, among)
+        self.counters.evicted_bytes += (self.allocator.num_free - before) * self.slab_bytes
+        return is_evicted
+
+    def _give_up_session(self, among: npt.NDArray[np.bool_], spares_pinned: bool = True) -> bool:
+        given_up = self.sessions.give_up_oldest(among, spares_pinned)
         self.counters.evicted_sessions += given_up
         return given_up
 

@@ -85,22 +85,25 @@ class Store:
         num_tokens: int,
         prefix_hashes: Items[bytes] = (),
         takes_less: bool = False,
+        owner: str = "",
     ) -> tuple[int, npt.NDArray[np.int32]]:
         """Start a sequence, or leave nothing behind: it shares the sealed slabs of the longest known prefix, and has
         slabs for `num_tokens` tokens in all. One that was started already keeps what it has.
 
-        takes_less: where room is missing it has the known prefix only; where none is known it is not started. Returns
-        the number of shared tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace,
-        InvalidArgument, and PrefixLoading, having begun nothing, while more of the prefix comes from the disk.
+        takes_less: where room is missing it has the known prefix only; where none is known it is not started. owner:
+        whose what it holds is, what others find of it, and its session (see `SlabOwners`). Returns the number of shared
+        tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace, InvalidArgument, and PrefixLoading,
+        having begun nothing, while more of the prefix comes from the disk.
         """
         check_id("sequence_id", sequence_id)
+        _check_length("owner", owner)
         check_hashes(prefix_hashes)
         _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
             known = state.sequences.find(worker_id, sequence_id)
-            if known is None and self._tier is not None and self._tier.must_wait(prefix_hashes):
+            if known is None and self._tier is not None and self._tier.must_wait(prefix_hashes, owner):
                 raise PrefixLoading("a prefix comes from the disk: ask again")
-            sequence = known or self._start(worker_id, sequence_id, prefix_hashes)
+            sequence = known or self._start(worker_id, sequence_id, prefix_hashes, owner)
             try:
                 self._grow(sequence, num_tokens)
             except OutOfSpace:
@@ -131,19 +134,18 @@ class Store:
         layer_end: int,
         prefix_hashes: Items[bytes] = (),
         session_id: str = "",
-        session_owner: str = "",
         session_label: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in these layers; wholly filled slabs become immutable.
 
         With `prefix_hashes`, slabs full in every layer are listed for reuse; with `session_id` those are kept under
-        this name after the sequence's end, to be listed for its owner by its label. Sealing less than before is
+        this name after the sequence's end, to be listed for its owner by this label. Sealing less than before is
         harmless. Raises NotFound, InvalidArgument.
         """
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             self._seal(sequence, num_tokens, layer_begin, layer_end, prefix_hashes)
-            self._hold(sequence, session_id, session_owner, session_label)
+            self._hold(sequence, session_id, session_label)
 
     def verify(self, epoch: int, worker_id: str, sequence_id: str) -> int:
         """Compare what a sequence shares since its begin with the checksums that were taken when it was listed. Returns
@@ -185,7 +187,7 @@ class Store:
                     if each.num_tokens:
                         layers = state.geometry.layout.num_layers
                         self._seal(sequence, each.num_tokens, 0, layers, each.prefix_hashes)
-                    self._hold(sequence, each.session_id, each.session_owner, each.session_label)
+                    self._hold(sequence, each.session_id, each.session_label)
                 except InvalidArgument as error:
                     refused.append(error)
                 if not each.keeps_prefix:
@@ -298,10 +300,10 @@ class Store:
                 **asdict(state.counters),
             )
 
-    def _start(self, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes]) -> Sequence:
+    def _start(self, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes], owner: str) -> Sequence:
         """A new sequence with the slabs of the longest known prefix."""
         state = self._state
-        sequence = Sequence(worker_id, sequence_id, state.geometry)
+        sequence = Sequence(worker_id, sequence_id, state.geometry, owner)
         state.sequences.add(sequence)
         per_slab, counters = sequence.geometry.tokens_per_slab, state.counters
         counters.prefix_lookup_tokens += len(prefix_hashes) * per_slab
@@ -322,9 +324,9 @@ class Store:
         if added <= 0:
             return
         num_layers = state.geometry.layout.num_layers
-        state.make_room(added * num_layers, f"{num_tokens} tokens")
+        state.make_room(added * num_layers, f"{num_tokens} tokens", sequence.owner)
         after = sequence.table[:, -1] if sequence.slabs_per_layer else None
-        sequence.grow(state.allocator.allocate(num_layers, added, after))
+        sequence.grow(state.allocate(num_layers, added, after, sequence.owner))
 
     def _seal(
         self,
@@ -358,15 +360,15 @@ class Store:
             sequence.prefix_hashes = tuple(prefix_hashes)
         self._publish(sequence)
 
-    def _hold(self, sequence: Sequence, session_id: str, owner: str, label: str) -> None:
+    def _hold(self, sequence: Sequence, session_id: str, label: str) -> None:
         """Keep what is listed of the sequence under this name; nothing where it has none, or nothing is listed."""
         if not session_id:
             return
-        for name, value in (("session_id", session_id), ("session_owner", owner), ("session_label", label)):
+        for name, value in (("session_id", session_id), ("session_label", label)):
             _check_length(name, value)
         if found := self._state.prefixes.lookup(sequence.prefix_hashes):
             hashes = sequence.prefix_hashes[: len(found)]
-            self._state.sessions.hold(session_id, hashes, np.concatenate(found), owner, label)
+            self._state.sessions.hold(session_id, hashes, np.concatenate(found), sequence.owner, label)
             self._save(session_id)
 
     def _save(self, session_id: str) -> None:

@@ -89,19 +89,19 @@ class StoreLink:
         return self._client.silent_seconds
 
     def begin(
-        self, sequence_id: str, num_tokens: int, hashes: tuple[bytes, ...] = (), num_reusable: int = 0
+        self, sequence_id: str, num_tokens: int, hashes: tuple[bytes, ...], num_reusable: int, owner: str
     ) -> Extent:
-        """Start a sequence with room for so many tokens in all, which reads the longest known prefix of the first
-        `num_reusable` hashes; after a failure or a restart of the store, attach again. Nothing is left of one that does
-        not start. Raises StoreError."""
+        """Start an owner's sequence with room for so many tokens in all, which reads the longest known prefix of the
+        first `num_reusable` hashes; after a failure or a restart of the store, attach again. Nothing is left of one
+        that does not start. Raises StoreError."""
         if self.is_attached:
             try:
-                return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable)
+                return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable, owner)
             except StaleEpoch:
                 # It answers, as a new start that holds nothing of ours; this request has lost nothing.
                 self.is_attached = False
         self._attach_anew()
-        return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable)
+        return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable, owner)
 
     def begin_attached(
         self,
@@ -109,11 +109,12 @@ class StoreLink:
         num_tokens: int,
         hashes: tuple[bytes, ...],
         num_reusable: int,
+        owner: str,
         is_copy: bool = False,
     ) -> Extent:
         """As `begin`, but nothing is attached again. is_copy: where room is missing it only reads what is known, and no
         extent is held where that is nothing."""
-        begun = self._client.begin(sequence_id, num_tokens, hashes[:num_reusable], takes_less=is_copy)
+        begun = self._client.begin(sequence_id, num_tokens, hashes[:num_reusable], is_copy, owner)
         num_shared, reserved = begun.num_shared, begun.slab_table.shape[1] * self._client.tokens_per_slab
         extent = Extent(reserved, num_shared, num_shared, num_shared, hashes, begun.slab_table, is_copy)
         if reserved:
@@ -169,7 +170,6 @@ class StoreLink:
                 layer_end=layers.stop,
                 prefix_hashes=hashes,
                 session_id=session.name,
-                session_owner=session.owner,
                 session_label=session.label,
             )
         )

@@ -135,9 +135,9 @@ class Offloader:
         `num_reusable` it shares those that are known. Its slabs reach `arena` as layers are put (`put_layers`). After a
         failure or a restart of the store this attaches again: then what earlier sequences held is lost (`holds`).
         """
-        name = sequence.sequence_id
+        name, owner = sequence.sequence_id, self.sessions.owner_of(sequence.request)
         extent = self._with_room(
-            lambda: self._call(lambda: self._link.begin(name, num_tokens, hashes, num_reusable))
+            lambda: self._call(lambda: self._link.begin(name, num_tokens, hashes, num_reusable, owner))
         )
         return extent.shared
 

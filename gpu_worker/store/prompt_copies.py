@@ -56,11 +56,10 @@ class PromptCopies:
         if not (hashes and self._is_cheap and self._link.is_reachable):
             return 0
         room = len(hashes) * self._client.tokens_per_slab
+        name, owner = sequence.sequence_id, self._sessions.owner_of(sequence.request)
         try:
             extent = self._link.call(
-                lambda: self._link.begin_attached(
-                    sequence.sequence_id, room, hashes, num_reusable, is_copy=True
-                )
+                lambda: self._link.begin_attached(name, room, hashes, num_reusable, owner, is_copy=True)
             )
         except PrefixLoading:
             raise

@@ -17,10 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class SessionName(NamedTuple):
-    """What a session is to the store: a name and an owner, which are hashes, and the caller's own id for it."""
+    """What a session is to the store: a name, which is a hash, and the caller's own id for it."""
 
     name: str = ""
-    owner: str = ""
     label: str = ""
 
 
@@ -45,14 +44,14 @@ class Sessions:
         """Of a slab: shorter prompts are not held."""
         return self._client.tokens_per_slab
 
+    def owner_of(self, request: GenerationRequest) -> str:
+        """Who the store counts what the request holds for: the caller, whatever salts it gives."""
+        return self._owner(request.prefix_salt)
+
     def name_of(self, request: GenerationRequest) -> SessionName:
         """Of the session that the request names, if any."""
         salt, session_id = request.prefix_salt, request.session_id
-        return (
-            SessionName(self._name(salt, session_id), self._owner(salt), session_id)
-            if session_id
-            else NO_SESSION
-        )
+        return SessionName(self._name(salt, session_id), session_id) if session_id else NO_SESSION
 
     def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
         """A caller's sessions, or the one of this id; the one that was used longest ago first."""

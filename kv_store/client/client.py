@@ -125,14 +125,20 @@ class StoreClient:
         return self._attached.transport.mapping()
 
     def begin(
-        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        prefix_hashes: Sequence[bytes] = (),
+        takes_less: bool = False,
+        owner: str = "",
     ) -> Begun:
         """Start a sequence, or leave nothing behind: it shares the sealed slabs of the longest known prefix, and has
         slabs for `num_tokens` tokens in all. After StoreSilent it may be asked again.
 
-        takes_less: where room is missing it has the known prefix only; where none is known it is not started, and
-        has no slabs. Raises StoreFull, which names the missing bytes, InvalidStoreRequest, and PrefixLoading: ask again
-        soon.
+        takes_less: where room is missing it has the known prefix only; where none is known it is not started, and has
+        no slabs. owner: whose what it holds is, what others find of it, and its session; where room is needed, who
+        holds the most gives some up first. Raises StoreFull, which names the missing bytes, InvalidStoreRequest, and
+        PrefixLoading: ask again soon.
         """
         attached = self._attached
         attached.ends.settle_for(sequence_id, prefix_hashes)
@@ -144,6 +150,7 @@ class StoreClient:
                     num_tokens=num_tokens,
                     prefix_hashes=prefix_hashes,
                     takes_less=takes_less,
+                    owner=owner,
                 )
             )
         except StoreSilent:
@@ -193,13 +200,12 @@ class StoreClient:
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
-        session_owner: str = "",
         session_label: str = "",
     ) -> None:
         """Make tokens below `num_tokens` visible in layers [layer_begin, layer_end); full slabs become immutable.
 
         `prefix_hashes`: a chain of 32-byte hashes, one for each full slab; those slabs stay for reuse after the end.
-        `session_id`: a name under which they are kept longest, which `list_sessions` finds by its owner. Raises
+        `session_id`: a name under which they are kept longest; `list_sessions` finds it by the sequence's owner. Raises
         InvalidStoreRequest, NotInStore.
         """
         table = self._tables.get(sequence_id)
@@ -212,7 +218,6 @@ class StoreClient:
             layer_end=end,
             prefix_hashes=prefix_hashes,
             session_id=session_id,
-            session_owner=session_owner,
             session_label=session_label,
         )
         for layer in range(layer_begin, end):
@@ -307,7 +312,6 @@ class StoreClient:
         num_tokens: int = 0,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
-        session_owner: str = "",
         session_label: str = "",
     ) -> None:
         """End a sequence, whose slabs and indexes are free soon; unknown ids are harmless. Returns at once and raises
@@ -317,9 +321,7 @@ class StoreClient:
         """
         self._tables.forget(sequence_id)
         hashes = tuple(prefix_hashes)
-        self._attached.ends.put(
-            SequenceEnd(sequence_id, num_tokens, hashes, session_id, session_owner, session_label)
-        )
+        self._attached.ends.put(SequenceEnd(sequence_id, num_tokens, hashes, session_id, session_label))
 
     def cut_to_prefix(self, sequence_id: str) -> None:
         """Give up the slabs that a sequence does not share; it goes on reading what `begin` let it share. Raises

@@ -34,7 +34,6 @@ class SequenceEnd:
     num_tokens: int = 0
     prefix_hashes: tuple[bytes, ...] = ()
     session_id: str = ""
-    session_owner: str = ""
     session_label: str = ""
     keeps_prefix: bool = False
 

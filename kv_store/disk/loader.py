@@ -28,9 +28,11 @@ _FORGET_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A chain on its way: those of `hashes` that are not in the arena. catalog, files: of the layout that it has."""
+    """A chain on its way: those of `hashes` that are not in the arena. owner: whose. catalog, files: of the layout that
+    it has."""
 
     hashes: tuple[bytes, ...]
+    owner: str
     catalog: Catalog
     files: TierFiles
     begun_at: float
@@ -63,7 +65,7 @@ class ChainLoader:
         self._thread = threading.Thread(target=self._run, name="disk-read", daemon=True)
         self._thread.start()
 
-    def must_wait(self, hashes: tuple[bytes, ...], catalog: Catalog, files: TierFiles) -> bool:
+    def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog, files: TierFiles) -> bool:
         """Whether more of this chain will be in the arena soon than is by now; starts to load it where it is on the
         disk. False once that has ended, or has taken too long. The caller holds the store's lock."""
         num_known = len(self._state.prefixes.lookup(hashes))
@@ -75,7 +77,7 @@ class ChainLoader:
             # A disk that hangs holds up each prompt once at most.
             if any(each.is_given_up for each in self._loads.values()):
                 return False
-            self._start(Load(hashes[:num_there], catalog, files, self._clock()))
+            self._start(Load(hashes[:num_there], owner, catalog, files, self._clock()))
             return True
         if load.is_done:
             del self._loads[load.hashes[-1]]
@@ -168,10 +170,10 @@ class ChainLoader:
             return None
         try:
             # As much stays for those that run and grow while we hold these.
-            state.make_room(2 * num_layers, "what is read from the disk")
+            state.make_room(2 * num_layers, "what is read from the disk", load.owner)
         except OutOfSpace:
             return None
-        return state.allocator.allocate(num_layers, 1, after)[:, 0]
+        return state.allocate(num_layers, 1, after, load.owner)[:, 0]
 
     def _read(self, load: Load, place: int, slabs: npt.NDArray[np.int32]) -> bool:
         """Whether the slabs hold what was written once. Raises OSError."""

@@ -86,12 +86,13 @@ class DiskTier:
             self._folder.path,
         )
 
-    def must_wait(self, hashes: Sequence[bytes]) -> bool:
-        """Whether more of this prefix will be in the arena soon than is now: ask again. For some seconds at most."""
+    def must_wait(self, hashes: Sequence[bytes], owner: str) -> bool:
+        """Whether more of this prefix, an owner's, will be in the arena soon than is now: ask again. For some seconds
+        at most."""
         if self._catalog is None or self._files is None:
             return False
         self._catalog.touch(hashes)
-        return self._loader.must_wait(tuple(hashes), self._catalog, self._files)
+        return self._loader.must_wait(tuple(hashes), owner, self._catalog, self._files)
 
     def keep_prefix(self, hashes: tuple[bytes, ...]) -> None:
         """Slabs that were listed for reuse."""

@@ -113,20 +113,22 @@ class AttachResponse(_message.Message):
     def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., verifies_reads: bool = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens", "prefix_hashes", "takes_less")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens", "prefix_hashes", "takes_less", "owner")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     TAKES_LESS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
     sequence_id: str
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     takes_less: bool
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., takes_less: bool = ...) -> None: ...
+    owner: str
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., takes_less: bool = ..., owner: _Optional[str] = ...) -> None: ...
 
 class BeginResponse(_message.Message):
     __slots__ = ("num_shared_tokens", "slab_table", "slabs_per_layer")
@@ -159,7 +161,7 @@ class ReserveResponse(_message.Message):
     def __init__(self, slab_table: _Optional[_Iterable[int]] = ..., slabs_per_layer: _Optional[int] = ...) -> None: ...
 
 class SealRequest(_message.Message):
-    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes", "session_id", "session_owner", "session_label")
+    __slots__ = ("epoch", "worker_id", "sequence_id", "layer_begin", "layer_end", "num_tokens", "prefix_hashes", "session_id", "session_label")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -168,7 +170,6 @@ class SealRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    SESSION_OWNER_FIELD_NUMBER: _ClassVar[int]
     SESSION_LABEL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker_id: str
@@ -178,9 +179,8 @@ class SealRequest(_message.Message):
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     session_id: str
-    session_owner: str
     session_label: str
-    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., session_owner: _Optional[str] = ..., session_label: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., sequence_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., session_label: _Optional[str] = ...) -> None: ...
 
 class SealResponse(_message.Message):
     __slots__ = ()
@@ -375,22 +375,20 @@ class PutRowsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SequenceEnd(_message.Message):
-    __slots__ = ("sequence_id", "num_tokens", "prefix_hashes", "session_id", "keeps_prefix", "session_owner", "session_label")
+    __slots__ = ("sequence_id", "num_tokens", "prefix_hashes", "session_id", "keeps_prefix", "session_label")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KEEPS_PREFIX_FIELD_NUMBER: _ClassVar[int]
-    SESSION_OWNER_FIELD_NUMBER: _ClassVar[int]
     SESSION_LABEL_FIELD_NUMBER: _ClassVar[int]
     sequence_id: str
     num_tokens: int
     prefix_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     session_id: str
     keeps_prefix: bool
-    session_owner: str
     session_label: str
-    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., keeps_prefix: bool = ..., session_owner: _Optional[str] = ..., session_label: _Optional[str] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., prefix_hashes: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[str] = ..., keeps_prefix: bool = ..., session_label: _Optional[str] = ...) -> None: ...
 
 class EndRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "ends")

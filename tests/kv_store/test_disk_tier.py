@@ -47,7 +47,7 @@ class Tier:
         for layer, rows in enumerate(ROWS):
             if num_shared < num_tokens:
                 self.client.put(name, layer, num_shared, rows[:, num_shared:num_tokens])
-        self.client.seal(name, num_tokens, 0, None, hashes, session, "me", f"label of {session}")
+        self.client.seal(name, num_tokens, 0, None, hashes, session, f"label of {session}")
         self.client.end(name)
         self.client.stats()
         self.store.server.store.settle()
@@ -58,7 +58,7 @@ class Tier:
 
         def has_begun() -> bool:
             with contextlib.suppress(PrefixLoading):
-                found.append(self.client.begin(name, num_tokens, hashes).num_shared)
+                found.append(self.client.begin(name, num_tokens, hashes, owner="me").num_shared)
             return bool(found)
 
         wait_until(has_begun)

@@ -27,8 +27,8 @@ def ask(client: StoreClient, words: str, session: str = "", owner: str = "me", n
     """A prompt of a session, left open; returns how many of its slabs were known."""
     hashes = chain(words)
     num_tokens = len(hashes) * TOKENS
-    known = client.begin(name, num_tokens, hashes).num_shared // TOKENS
-    named = (session, owner, f"label of {session}") if session else ()
+    known = client.begin(name, num_tokens, hashes, owner=owner).num_shared // TOKENS
+    named = (session, f"label of {session}") if session else ()
     client.seal(name, num_tokens, 0, None, hashes, *named)
     return known
 

@@ -56,7 +56,12 @@ class MemoryStore:
             raise self.failure
 
     def begin(
-        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        prefix_hashes: Sequence[bytes] = (),
+        takes_less: bool = False,
+        owner: str = "",
     ) -> Begun:
         self._check()
         self._tell()
@@ -108,7 +113,6 @@ class MemoryStore:
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
-        session_owner: str = "",
         session_label: str = "",
     ) -> None:
         self._check()

@@ -63,9 +63,14 @@ class StrictStore(MemoryStore):
         super().put(sequence_id, layer, token_begin, rows)
 
     def begin(
-        self, sequence_id: str, num_tokens: int, prefix_hashes: Sequence[bytes] = (), takes_less: bool = False
+        self,
+        sequence_id: str,
+        num_tokens: int,
+        prefix_hashes: Sequence[bytes] = (),
+        takes_less: bool = False,
+        owner: str = "",
     ) -> Begun:
-        begun = super().begin(sequence_id, num_tokens, prefix_hashes, takes_less)
+        begun = super().begin(sequence_id, num_tokens, prefix_hashes, takes_less, owner)
         self.sealed_at[sequence_id] = [begun.num_shared] * self.layout.num_layers
         return begun
 
@@ -77,7 +82,6 @@ class StrictStore(MemoryStore):
         layer_end: int | None = None,
         prefix_hashes: Sequence[bytes] = (),
         session_id: str = "",
-        session_owner: str = "",
         session_label: str = "",
     ) -> None:
         self._known(sequence_id)

@@ -18,7 +18,7 @@ class FakeStore:
         self._held: dict[str, tuple[str, str]] = {}
         self._pinned: dict[str, float] = {}
 
-    def hold(self, session_id: str, owner: str, label: str) -> None:
+    def hold(self, session_id: str, label: str, owner: str) -> None:
         self._held[session_id] = (owner, label)
 
     def list_sessions(self, owner: str) -> tuple[SessionInfo, ...]:

@@ -359,7 +359,8 @@ async def test_sessions_of_a_caller_are_listed_pinned_and_dropped(worker):
     for salt, session_id in ((b"me", "one"), (b"me", "two"), (b"them", "one")):
         message = pb.GenerateRequest(request_id="r", prompt_token_ids=[1], prefix_salt=salt)
         message.session_id = session_id
-        worker.store.hold(*sessions.name_of(read_request(message, INFO)))
+        asked = read_request(message, INFO)
+        worker.store.hold(*sessions.name_of(asked), sessions.owner_of(asked))
     asked = pb.ListSessionsRequest(prefix_salt=b"me")
     listed = await worker.stub.ListSessions(asked, timeout=PATIENCE)
     assert [held.session_id for held in listed.sessions] == ["one", "two"]

@@ -41,8 +41,8 @@ def cached(rig: Rig, one: GenerationRequest) -> int:
     return rig.run(one)[0].usage.cached_tokens
 
 
-def crowd(rig: Rig, salt: bytes = b"others") -> None:
-    """So many other prompts that none from before is left that nobody keeps."""
+def crowd(rig: Rig, salt: bytes = b"me") -> None:
+    """So many other prompts of a caller that none of its own from before is left that nobody keeps."""
     for number in range(NUM_PROMPTS):
         rig.run(asked(f"crowd {salt!r} {number}", random_prompt(260, seed=100 + number), salt=salt))
 
@@ -52,6 +52,13 @@ def test_a_conversation_is_still_known_after_a_crowd_and_others_are_not(rig: Rig
     crowd(rig)
     assert cached(rig, asked("3", CHAT + random_prompt(20, seed=2), "a chat")) == 256
     assert cached(rig, asked("4", random_prompt(260, seed=1))) == 0
+
+
+@pytest.mark.parametrize("salt", [b"me", b"others"])
+def test_another_callers_crowd_leaves_what_a_caller_has(rig: Rig, salt: bytes) -> None:
+    rig.run(asked("1", CHAT))
+    crowd(rig, salt)
+    assert (cached(rig, asked("2", CHAT)) == 256) is (salt != b"me")
 
 
 def test_the_next_turn_takes_the_place_of_the_last(rig: Rig) -> None:
