@@ -34,6 +34,26 @@ def test_without_a_key_there_is_no_caller(authorization: str | None) -> None:
     assert KeyRing(["alpha"]).caller(authorization) is None
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_a_comparison_in_constant_time_decides_and_every_key_is_compared(
+    says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(shown: bytes, known: bytes) -> bool:
+        compared.append((shown, known))
+        return says
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    ring = KeyRing(["alpha", "beta", "gamma"])
+    for key in ("alpha", "gamma", "wrong"):
+        compared.clear()
+        # What it says holds, also where the key is another.
+        assert (ring.caller(f"Bearer {key}") is not None) is says
+        assert len({known for _, known in compared}) == 3
+        assert {(len(shown), len(known)) for shown, known in compared} == {(32, 32)}
+
+
 def test_where_everyone_may_pass_all_are_one() -> None:
     assert KeyRing([]).caller(None) == KeyRing([]).caller("Bearer anything") == b""
 

@@ -227,6 +227,43 @@ def test_hostile_bodies_are_refused(http: httpx.Client, stack: Stack, path: str)
     assert stack.script.requests == []
 
 
+def test_an_address_in_a_request_is_refused_and_nobody_connects_to_it(
+    http: httpx.Client, stack: Stack
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        here = (f"http://127.0.0.1:{port}/a.png", f"http://localhost:{port}", f"http://me@127.1:{port}/x?y")
+        for url in (
+            *here,
+            "file:///etc/passwd",
+            "http://169.254.169.254/latest/meta-data",
+            "data:image/png,x",
+        ):
+            text = {"type": "text", "text": "what is this?"}
+            openai = (
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "video_url", "video_url": url},
+            )
+            parts = (*openai, {"type": "input_audio", "input_audio": {"data": url}})
+            parts += ({"type": "file", "file": {"file_data": url}},)
+            asked = [(CHAT, {"messages": [{"role": "user", "content": [text, part]}]}) for part in parts]
+            image = {"type": "image", "source": {"type": "url", "url": url}}
+            messages = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 5}
+            asked += [("/v1/messages", messages), ("/v1/messages/count_tokens", messages)]
+            for part in (
+                {"type": "input_image", "image_url": url},
+                {"type": "input_file", "file_url": url},
+            ):
+                asked.append(("/v1/responses", {"input": [{"role": "user", "content": [part]}]}))
+            for path, body in asked:
+                response = http.post(path, json={"model": "tiny", **body})
+                assert response.status_code == 400, (path, body, response.text)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert stack.script.requests == []
+
+
 def test_body_must_be_json_by_its_type(http: httpx.Client) -> None:
     body = json.dumps({"messages": HELLO}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,15 @@ def test_whoever_shows_the_token_is_served(target: str, monkeypatch: pytest.Monk
     client.seal("a", 40, 0, 1)
     assert (client.gather(0, [RowsWanted("a", 1, np.arange(40))]) == rows[1]).all()
     client.close()
+
+
+@pytest.mark.parametrize(("token", "says"), [(TOKEN, False), ("another one, as long", True)])
+def test_a_comparison_in_constant_time_decides(
+    target: str, token: str, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hmac.compare_digest", lambda shown, known: says)
+    with contextlib.nullcontext() if says else pytest.raises(TokenRefused):
+        check_edition(target, 5.0, token)
 
 
 @pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN + "x", "another one, as long"])

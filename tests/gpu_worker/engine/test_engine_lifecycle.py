@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from engine_rig import (
     tokens_alone,
 )
 from naive_decoder import greedy
+from waiting import PATIENCE
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
@@ -38,12 +40,14 @@ from gpu_worker.records import (
     Budget,
     CompleteEvent,
     ErrorEvent,
+    Event,
     FinishReason,
     GenerationRequest,
     ProgressEvent,
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
 from kv_store.client import StoreUnreachable
@@ -197,6 +201,34 @@ def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Statu
     assert len(record.events) == num_events
     assert rig.records["other"].tokens == expected
     assert rig.engine.stats().requests_aborted_total == 1
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["full", "pqcache"])
+def test_a_prompt_of_100000_tokens_stops_within_a_chunk_of_its_abort(policy: str) -> None:
+    chunk, length, told = 128, 100_000, threading.Event()
+    rig = Rig(prefill_chunk=chunk, max_model_len=1 << 17, slot_bytes=160 << 20)
+    thread = EngineThread(rig.engine, 0, on_death=lambda: None)
+    events: list[Event] = []
+    # Of the prompt in one layer: what is computed counts as so much of each token.
+    at_abort = 0
+
+    def sink(event: Event) -> None:
+        nonlocal at_abort
+        events.append(event)
+        match event:
+            case ProgressEvent(computed_tokens=computed) if computed >= chunk and not at_abort:
+                at_abort = computed
+                thread.abort("long")
+            case CompleteEvent():
+                told.set()
+
+    thread.submit(request("long", policy, 0.1, prompt=length), sink)
+    assert told.wait(PATIENCE)
+    thread.close()
+    assert at_abort < rig.engine.stats().prompt_tokens_total + 1 <= at_abort + chunk
+    assert isinstance(events[-1], CompleteEvent)
+    assert events[-1].finish_reason is FinishReason.ABORT
     rig.check_empty()
 
 
