@@ -12,9 +12,13 @@ from torch import Tensor
 
 
 class Mark:
-    """Everything queued on the device's current stream so far. On a CPU that is finished when the mark is made."""
+    """Everything queued on the device's current stream so far. On a CPU that is finished when the mark is made.
 
-    def __init__(self, device: torch.device) -> None:
+    begun: an earlier mark, where what lies between has a length worth knowing.
+    """
+
+    def __init__(self, device: torch.device, begun: Mark | None = None) -> None:
+        self.begun = begun
         self._device = device
         self._time = time.monotonic()
         self._event: torch.cuda.Event | None = None

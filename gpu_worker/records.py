@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from carrel.process.histogram import NOTHING, Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,9 @@ class EngineStats:
     prefilling: running requests whose prompt is in progress. prefilling_tokens, prefilling_tokens_left: of their
     prompts, and what is neither computed nor cached of them. waiting_tokens: of the prompts that wait.
     prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half; those
-    that the store had are cached_tokens_total.
+    that the store had are cached_tokens_total. The last ones are of what the host does for the KV cache (`KVMeter`):
+    decode_stall_seconds by cause, fallbacks_total by kind. selected_tokens_ratio: the share of its context that each
+    request attended.
     """
 
     running: int = 0
@@ -305,6 +309,13 @@ class EngineStats:
     store_reachable: bool = True
     preemptions_total: int = 0
     corrupt_segments_total: int = 0
+    index_search_seconds: Distribution = NOTHING
+    gather_seconds: Distribution = NOTHING
+    h2d_copy_seconds: Distribution = NOTHING
+    offload_seconds: Distribution = NOTHING
+    decode_stall_seconds: Mapping[str, Distribution] = field(default_factory=dict)
+    fallbacks_total: Mapping[str, int] = field(default_factory=dict)
+    selected_tokens_ratio: Distribution = NOTHING
 
 
 @dataclass(frozen=True, slots=True)

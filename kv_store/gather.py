@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -68,14 +69,16 @@ class RowReader:
                 state.allocator.retain(held)
                 state.counters.gathered_rows += num_rows
             try:
-                end = offset + num_rows * row_bytes
+                begun, end = time.perf_counter(), offset + num_rows * row_bytes
                 target = state.arena.data[offset:end].view(f"V{row_bytes}")
                 rows = geometry.row_items(state.arena.data)
                 target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
+                seconds = time.perf_counter() - begun
                 self._verify(target, addresses)
             finally:
                 with state.lock:
                     state.allocator.release(held)
+        self._count(num_rows, seconds)
         return offset, num_rows
 
     def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
@@ -88,15 +91,23 @@ class RowReader:
             state.counters.gathered_rows += addresses.slabs.size
         try:
             rows = geometry.row_items(state.arena.data)
-            step = max(1, CHUNK_BYTES // geometry.layout.row_bytes)
+            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_bytes), 0.0
             for begin in range(0, addresses.slabs.size, step):
                 part = addresses.part(slice(begin, begin + step))
+                begun = time.perf_counter()
                 some = rows[part.slabs, part.heads, part.tokens]
+                seconds += time.perf_counter() - begun
                 self._verify(some, part)
                 yield some.tobytes()
+            self._count(addresses.slabs.size, seconds)
         finally:
             with state.lock:
                 state.allocator.release(addresses.held)
+
+    def _count(self, num_rows: int, seconds: float) -> None:
+        if num_rows:
+            with self._state.lock:
+                self._state.gather_seconds.observe(seconds)
 
     def _verify(self, rows: npt.NDArray[np.void], addresses: _RowAddresses) -> None:
         """Raises CorruptRows, once nobody finds the slabs any more, where rows differ from their sums."""

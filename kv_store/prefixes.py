@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.errors import InvalidArgument
+from kv_store.prefix_ages import PrefixAges
 from kv_store.slabs import SlabAllocator
 
 HASH_BYTES = 32
@@ -34,6 +35,7 @@ class PrefixDirectory:
         self._allocator = allocator
         self._clock = clock
         self.used_at: npt.NDArray[np.float64] = np.zeros(allocator.num_slabs)
+        self.ages = PrefixAges(clock)
         # hash -> slab ids int32 [num_layers]; the least recently used first
         self._entries: OrderedDict[bytes, npt.NDArray[np.int32]] = OrderedDict()
         # hash -> the one before it in its chain, which the first of a chain has not
@@ -54,6 +56,7 @@ class PrefixDirectory:
                 added.append(slabs)
                 if i:
                     self._before[value] = hashes[i - 1]
+        self.ages.note_listed(hashes)
         self._touch(hashes)
         return np.concatenate(added)
 
@@ -94,6 +97,7 @@ class PrefixDirectory:
             evicted += [names[place] for place in np.flatnonzero(is_alone)[:most]]
             if len(evicted) * slabs.shape[1] >= num_slabs:
                 break
+        self.ages.note_evicted(evicted)
         self._drop(evicted)
         return bool(evicted)
 
@@ -122,6 +126,7 @@ class PrefixDirectory:
             self._allocator.release(np.concatenate([self._entries.pop(name) for name in names]))
         for name in names:
             self._before.pop(name, None)
+        self.ages.forget(names)
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         for value in reversed(hashes):

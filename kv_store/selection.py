@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,7 @@ class Selector:
             behind = sequence.table[layer, first : ((end - 1) >> geometry.token_shift) + 1].astype(np.int64)
             held = np.concatenate([np.asarray(index.slabs) for index in indexes] + [behind]).astype(np.int64)
             state.allocator.retain(held)
+        begun = time.perf_counter()
         try:
             self._verify(indexes)
             self._extend(indexes[-1], end, behind)
@@ -91,6 +93,8 @@ class Selector:
                 )
                 for head, of_head in enumerate(queries)
             ]
+            with state.lock:
+                state.search_seconds.observe(time.perf_counter() - begun)
             return np.stack(found) + begin
         finally:
             with state.lock:

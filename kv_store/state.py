@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from carrel.process.histogram import Histogram
 from kv_store.arena import Arena
 from kv_store.call_meter import CallMeter
 from kv_store.checksums import SlabChecksums
@@ -59,6 +60,9 @@ class StoreState:
         )
         self.counters = Counters()
         self.calls = CallMeter()
+        # Of one layer of a sequence, and of the rows of a call; under `lock` as all here.
+        self.search_seconds = Histogram()
+        self.gather_seconds = Histogram()
         # Of the rows of the layout that was adopted, where reads are verified.
         self.row_sums: RowSums | None = None
         self.verifies_reads = verifies_reads

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kv_store.call_meter import CALL_BOUNDS
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
-from kv_store.client.wire import DiskStats, SequenceStats, SessionInfo, StoreStats
+from kv_store.client.wire import DiskStats, SequenceStats, SessionInfo, StoreStats, StoreTimes
 from kv_store.disk import DiskTier
 from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
 from kv_store.prefixes import check_hashes
@@ -297,6 +297,14 @@ class Store:
                 call_bounds=CALL_BOUNDS,
                 calls=state.calls.read(),
                 disk=DiskStats() if self._tier is None else self._tier.stats(),
+                num_pending_trainings=sum(len(sequence.trainings) for sequence in state.sequences),
+                times=StoreTimes(
+                    state.search_seconds.read(),
+                    state.gather_seconds.read(),
+                    state.prefixes.ages.reuse_gap.read(),
+                    state.prefixes.ages.evicted_idle.read(),
+                    state.prefixes.ages.evicted_lifetime.read(),
+                ),
                 **asdict(state.counters),
             )
 
@@ -313,8 +321,11 @@ class Store:
             sequence.grow(table)
             sequence.num_prefix_tokens = len(found) * per_slab
             counters.prefix_hit_tokens += sequence.num_prefix_tokens
+            state.prefixes.ages.note_used(prefix_hashes[: len(found)])
             sequence.sealed[:] = sequence.num_prefix_tokens
             sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
+        if self._tier is not None:
+            self._tier.counts.lookup_tokens += (len(prefix_hashes) - len(found)) * per_slab
         return sequence
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.messages import ReplicaLost, Report
 from carrel.cluster.routing import Routing
+from carrel.cluster.sums import all_workers
 from gateway.errors import ServiceError
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -53,12 +54,7 @@ class Census:
         known = [report.stats for report in self._reports.values() if report.stats is not None]
         if not known:
             return None
-        total = pb.StatsResponse()
-        for name in (field.name for field in total.DESCRIPTOR.fields):
-            told = self._told.values() if name.endswith("_total") else known
-            setattr(total, name, sum(getattr(each, name) for each in told))
-        total.store_reachable = any(each.store_reachable for each in known)
-        return total
+        return all_workers(known, self._told.values())
 
     async def take(self) -> None:
         """Ask all replicas once. While they cannot be asked, their last reports count."""

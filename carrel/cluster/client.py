@@ -12,7 +12,7 @@ from carrel.cluster.census import Census
 from carrel.cluster.fleet import Fleet
 from carrel.cluster.messages import Failure, Frame, ReplicaLost
 from carrel.cluster.routing import Routing, prompt_chain, session_link
-from carrel.cluster.store_sums import all_stores
+from carrel.cluster.sums import all_stores
 from carrel.process.request_context import trace_metadata
 from gateway.errors import Overloaded, ServiceError, WorkerUnavailable
 from gateway.rest.feed import Feed

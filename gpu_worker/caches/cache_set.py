@@ -186,6 +186,8 @@ class CacheSet:
         """Add a step to the meters of its sequences; before their new tokens count as past."""
         first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         for members in batch.members:
+            for sequence in members:
+                sequence.meter.context_tokens += self._shape.num_layers * sequence.num_tokens
             self._dense.count(members, first)
             self._serving(members[0]).count(members, rest)
 

@@ -49,6 +49,7 @@ from gpu_worker.records import (
 from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.kv_meter import Stall
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
 
@@ -97,7 +98,8 @@ class Engine:
         )
         self.prefills = Prefills(make_prefill, decoder, caches, offloader, prefill_chunk, info.max_model_len)
         self.indexing = Indexing(caches.recall, offloader)
-        self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds)
+        stalls = offloader.meter.stalls[Stall.STORE]
+        self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds, stalls)
         self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
         self._entry = Entry(self._admission, self._patience, self._store_care, self._fail, self._end_full)
         self._outbox = Outbox(decoder.device)
@@ -221,8 +223,7 @@ class Engine:
         for sequence, error in (*failed, *taken.failed):
             match error:
                 case PrefixLost():
-                    self._free(sequence)
-                    self.scheduler.wait_again(sequence)
+                    self._preemption.compute_again(sequence)
                 case StoreSilent():
                     silent.add(sequence)
                 case _:
@@ -358,8 +359,7 @@ class Engine:
             self._fail(sequence, error)
 
     def _release(self, sequence: Sequence) -> None:
-        self._stats.selected_rows_total += sequence.meter.selected_rows
-        self._stats.hit_rows_total += sequence.meter.selected_rows - sequence.meter.missed_rows
+        self._gauges.add_ended(sequence, self._stats)
         if sequence.status not in (Status.WAITING, Status.FINISHED):
             self._free(sequence)
         self._patience.end(sequence)

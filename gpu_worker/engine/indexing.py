@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from gpu_worker.engine.each import each
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.store.kv_meter import Stall
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
@@ -34,6 +36,8 @@ class Indexing:
         self._recall = recall
         self._offloader = offloader
         self._trained: dict[Sequence, deque[TrainedLayer]] = {}
+        # When those came that have to wait.
+        self._since: dict[Sequence, float] = {}
 
     def __len__(self) -> int:
         return len(self._trained)
@@ -60,9 +64,12 @@ class Indexing:
         """Add a sequence with the indexes that it still needs before it decodes; maybe none."""
         sequence.status = Status.INDEXING
         self._trained[sequence] = trained
+        if trained:
+            self._since[sequence] = time.monotonic()
 
     def remove(self, sequence: Sequence) -> deque[TrainedLayer]:
         """Forget a sequence; returns the indexes that it still needed, of an unknown one none."""
+        self._since.pop(sequence, None)
         return self._trained.pop(sequence, deque())
 
     def ask_again(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
@@ -97,4 +104,6 @@ class Indexing:
                 taken.ready.append(sequence)
         for sequence in [*taken.ready, *(sequence for sequence, _ in taken.failed)]:
             del self._trained[sequence]
+            if (since := self._since.pop(sequence, None)) is not None:
+                self._offloader.meter.stalls[Stall.INDEX].observe(time.monotonic() - since)
         return taken

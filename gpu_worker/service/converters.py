@@ -207,7 +207,7 @@ def write_stats(stats: EngineStats) -> pb.StatsResponse:
 
 
 def write_store_stats(stats: StoreStats) -> pb.StoreStatsResponse:
-    """Under the names of metrics, of which those that end in `_total` count."""
+    """Under the names of metrics, of which those that end in `_total` count, and in `_seconds` are histograms."""
     return pb.StoreStatsResponse(
         arena_bytes=stats.arena_bytes,
         reserved_bytes=stats.reserved_bytes,
@@ -234,4 +234,8 @@ def write_store_stats(stats: StoreStats) -> pb.StoreStatsResponse:
         disk_skipped_total=stats.disk.num_skipped,
         disk_errors_total=stats.disk.num_errors,
         disk_corrupt_files_total=stats.disk.num_corrupt,
+        disk_lookup_tokens_total=stats.disk.lookup_tokens,
+        disk_hit_tokens_total=stats.disk.hit_tokens,
+        index_queue_length=stats.num_pending_trainings,
+        **{f"{name}_seconds": histogram for name, histogram in dataclasses.asdict(stats.times).items()},
     )

@@ -27,6 +27,7 @@ class Meter:
     """Sums over decode steps; `usage` turns them into means."""
 
     num_layer_steps: int = 0
+    context_tokens: int = 0
     attended_tokens: float = 0.0
     window_tokens: float = 0.0
     selected_rows: int = 0

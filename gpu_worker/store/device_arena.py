@@ -14,6 +14,7 @@ from gpu_worker.device import Mark
 from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.kv_meter import Fallback, KVMeter
 from gpu_worker.store.layer_reader import LayerReader
 from gpu_worker.store.layer_writer import LayerWriter
 from kv_store.client import StoreClient
@@ -32,11 +33,14 @@ class DeviceArena:
 
     At the start it raises ConfigError if memory is refused because the memlock limit is too low."""
 
-    def __init__(self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device, meter: KVMeter
+    ) -> None:
         self._client = client
         self._num_seats = num_seats
         self._max_model_len = max_model_len
         self._device = device
+        self._meter = meter
         self._is_refused = num_seats == 0
         self.view: ArenaView | None = None
         self._writer: LayerWriter | None = None
@@ -72,6 +76,7 @@ class DeviceArena:
             f"; {reason}" if reason else "",
         )
         self._is_refused = True
+        self._meter.fallbacks[Fallback.THROUGH_HOST] += 1
         self.close()
 
     def close(self) -> None:

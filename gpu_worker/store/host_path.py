@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.link import StoreLink
 from kv_store.client import RowsWanted, StoreClient
 
@@ -18,10 +20,11 @@ class HostPath:
     middle of a step, which cannot be repeated."""
 
     def __init__(
-        self, client: StoreClient, link: StoreLink, dtype: torch.dtype, device: torch.device
+        self, client: StoreClient, link: StoreLink, meter: KVMeter, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._client = client
         self._link = link
+        self._meter = meter
         self._dtype = dtype
         self._device = device
 
@@ -36,13 +39,16 @@ class HostPath:
         )
 
     def _one_call(self, layer: int, items: list[RowsWanted]) -> Tensor:
+        with self._meter.gather.timed():
+            found = self._link.call_once(lambda: self._client.gather(layer, items))
         # The response slab is reused by the next gather: copied before anyone can ask for it.
-        return self.rows(self._link.call_once(lambda: self._client.gather(layer, items)))
+        return self.rows(found)
 
     def rows(self, data: npt.NDArray[np.uint8]) -> Tensor:
         """A copy of rows uint8 [n, row_bytes]: [n, 2d] on the device."""
-        flat = torch.from_numpy(np.array(data).ravel()).view(self._dtype)
-        return flat.view(len(data), data.shape[1] // self._dtype.itemsize).to(self._device)
+        with self._meter.copy.timed() if len(data) else contextlib.nullcontext():
+            flat = torch.from_numpy(np.array(data).ravel()).view(self._dtype)
+            return flat.view(len(data), data.shape[1] // self._dtype.itemsize).to(self._device)
 
 
 def host_bytes(rows: Tensor) -> npt.NDArray[np.uint8]:

@@ -38,6 +38,7 @@ class LayerWriter:
         """
         num_slabs = -(-rows.shape[2] // self._arena.layout.tokens_per_slab)
         with self._beside.queue():
+            begun = Mark(self._device)
             if num_slabs:
                 # Of short prompts many layers are copied at once.
                 at_once = max(1, self._most // num_slabs)
@@ -47,7 +48,7 @@ class LayerWriter:
                         self._write_some(
                             rows[some], begin, slabs[some, begin : min(begin + self._most, num_slabs)]
                         )
-            return Mark(self._device)
+            return Mark(self._device, begun)
 
     def wait(self) -> None:
         """Let the host wait until nothing is being copied any more."""

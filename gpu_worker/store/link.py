@@ -22,6 +22,7 @@ from gpu_worker.errors import (
 )
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.sessions import NO_SESSION, SessionName
 from kv_store.client import (
@@ -69,12 +70,18 @@ class StoreLink:
     """
 
     def __init__(
-        self, client: StoreClient, arena: DeviceArena, extents: dict[str, Extent], known: KnownPrefixes
+        self,
+        client: StoreClient,
+        arena: DeviceArena,
+        extents: dict[str, Extent],
+        known: KnownPrefixes,
+        meter: KVMeter,
     ) -> None:
         self._client = client
         self._arena = arena
         self._extents = extents
         self._known = known
+        self._meter = meter
         self._is_mapped = True
         self.is_attached = True
 
@@ -130,7 +137,8 @@ class StoreLink:
         """Room for so many tokens of an open sequence in all. Raises CapacityError that names the missing bytes, and
         StoreUnavailable."""
         extent, per_slab = self._extents[sequence_id], self._client.tokens_per_slab
-        extent.slabs = self.call(lambda: self._client.reserve(sequence_id, num_tokens))
+        with self._meter.waiting():
+            extent.slabs = self.call(lambda: self._client.reserve(sequence_id, num_tokens))
         extent.reserved = -(-num_tokens // per_slab) * per_slab
 
     def end(
@@ -234,7 +242,8 @@ class StoreLink:
     def call_once(self, operation: Callable[[], Result]) -> Result:
         """As `call`, for what cannot be asked again later: silence is an end too."""
         try:
-            return self.call(operation)
+            with self._meter.waiting():
+                return self.call(operation)
         except StoreSilent as error:
             raise StoreUnavailable(str(error)) from error
 

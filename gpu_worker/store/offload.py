@@ -20,6 +20,7 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
+from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.prompt_copies import PromptCopies
@@ -51,7 +52,8 @@ class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable, or StoreSilent where it may
     be called again with the same arguments.
 
-    copies: of prompts that need no store. known: what of prompts the store likely has. sessions: of its callers.
+    copies: of prompts that need no store. known: what of prompts the store likely has. sessions: of its callers. meter:
+    of all that the host does for rows.
     """
 
     def __init__(
@@ -74,11 +76,12 @@ class Offloader:
         # Of one token's rows in all layers.
         self.token_bytes = num_layers * client.layout.token_bytes
         self._extents: dict[str, Extent] = {}
-        self._arena = DeviceArena(client, num_seats, max_model_len, device)
+        self.meter = KVMeter()
+        self._arena = DeviceArena(client, num_seats, max_model_len, device, self.meter)
         self.known = KnownPrefixes()
-        self._link = StoreLink(client, self._arena, self._extents, self.known)
+        self._link = StoreLink(client, self._arena, self._extents, self.known, self.meter)
         self._call = self._link.call
-        self._host = HostPath(client, self._link, dtype, device)
+        self._host = HostPath(client, self._link, self.meter, dtype, device)
         self._rows = SlabRows(client, self._link, self._arena, self._host, device)
         self.sessions = Sessions(client, model)
         self.copies = PromptCopies(
@@ -215,13 +218,14 @@ class Offloader:
     def put_token(self, sequence: Sequence, position: int, data: np.ndarray) -> None:
         """Write one token of every layer, and seal at every full slab; while the store is silent, at a later token.
         data: uint8 [L, H_kv, row_bytes]."""
-        self.reserve(sequence, position + 1)
-        for layer in range(self._num_layers):
-            self._host.put(sequence.sequence_id, layer, position, data[layer][:, None])
-        self._extents[sequence.sequence_id].written = position + 1
-        per_slab = self._client.tokens_per_slab
-        with contextlib.suppress(StoreSilent):
-            self.seal(sequence, (position + 1) // per_slab * per_slab)
+        with self.meter.offload.timed():
+            self.reserve(sequence, position + 1)
+            for layer in range(self._num_layers):
+                self._host.put(sequence.sequence_id, layer, position, data[layer][:, None])
+            self._extents[sequence.sequence_id].written = position + 1
+            per_slab = self._client.tokens_per_slab
+            with contextlib.suppress(StoreSilent):
+                self.seal(sequence, (position + 1) // per_slab * per_slab)
         self.offloaded_bytes += data.nbytes
 
     def wrote(self, sequence: Sequence, num_tokens: int) -> None:
@@ -235,8 +239,9 @@ class Offloader:
         """Make the tokens below `num_tokens` readable once all are written; no call if they already are."""
         extent = self._extents[sequence.sequence_id]
         if num_tokens > extent.sealed:
-            self._arena.wait()
-            self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
+            with self.meter.waiting():
+                self._arena.wait()
+                self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
             extent.sealed = num_tokens
 
     def build(
@@ -310,7 +315,8 @@ class Offloader:
             )
             for row, (sequence, held) in enumerate(zip(sequences, resident, strict=True))
         ]
-        positions, rows = self._link.call_once(lambda: self._client.top_k(layer, wanted, scale))
+        with self.meter.search.timed():
+            positions, rows = self._link.call_once(lambda: self._client.top_k(layer, wanted, scale))
         return [torch.from_numpy(found) for found in positions], self._host.rows(rows)
 
     def count_fetched(self, sequence: Sequence, num_rows: int) -> None:
@@ -326,8 +332,9 @@ class Offloader:
         return self._client.num_corrupt
 
     def reset_counts(self) -> None:
-        """Count bytes from zero again."""
+        """Count bytes, and what `meter` counts, from zero again."""
         self.offloaded_bytes = self.fetched_bytes = 0
+        self.meter.clear()
 
     def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
         """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""

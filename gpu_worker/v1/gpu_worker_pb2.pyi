@@ -320,12 +320,36 @@ class GetInfoResponse(_message.Message):
     arena_token_bytes: int
     def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ..., arena_token_bytes: _Optional[int] = ...) -> None: ...
 
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable", "cached_tokens_total", "prefilling", "prefilling_tokens", "prefilling_tokens_left", "waiting_tokens", "preemptions_total", "corrupt_segments_total")
+    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable", "cached_tokens_total", "prefilling", "prefilling_tokens", "prefilling_tokens_left", "waiting_tokens", "preemptions_total", "corrupt_segments_total", "index_search_seconds", "gather_seconds", "h2d_copy_seconds", "offload_seconds", "decode_stall_seconds", "fallbacks_total", "selected_tokens_ratio")
+    class DecodeStallSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Histogram
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+    class FallbacksTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOT_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +371,13 @@ class StatsResponse(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_SEGMENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_SEARCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    H2D_COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_TOKENS_RATIO_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     slot_used_tokens: float
@@ -368,14 +399,21 @@ class StatsResponse(_message.Message):
     waiting_tokens: int
     preemptions_total: int
     corrupt_segments_total: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., corrupt_segments_total: _Optional[int] = ...) -> None: ...
+    index_search_seconds: Histogram
+    gather_seconds: Histogram
+    h2d_copy_seconds: Histogram
+    offload_seconds: Histogram
+    decode_stall_seconds: _containers.MessageMap[str, Histogram]
+    fallbacks_total: _containers.ScalarMap[str, int]
+    selected_tokens_ratio: Histogram
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., corrupt_segments_total: _Optional[int] = ..., index_search_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., gather_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., h2d_copy_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., offload_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., decode_stall_seconds: _Optional[_Mapping[str, Histogram]] = ..., fallbacks_total: _Optional[_Mapping[str, int]] = ..., selected_tokens_ratio: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class StoreStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StoreStatsResponse(_message.Message):
-    __slots__ = ("arena_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "pinned_bytes", "sequences", "indexes", "leases", "sessions", "prefix_lookup_tokens_total", "prefix_hit_tokens_total", "evicted_bytes_total", "evicted_sessions_total", "expired_leases_total", "gathered_rows_total", "index_trainings_total", "index_training_seconds_total", "call_bounds", "calls", "disk_bytes", "disk_written_bytes_total", "disk_read_bytes_total", "disk_skipped_total", "disk_errors_total", "disk_corrupt_files_total")
+    __slots__ = ("arena_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "pinned_bytes", "sequences", "indexes", "leases", "sessions", "prefix_lookup_tokens_total", "prefix_hit_tokens_total", "evicted_bytes_total", "evicted_sessions_total", "expired_leases_total", "gathered_rows_total", "index_trainings_total", "index_training_seconds_total", "call_bounds", "calls", "disk_bytes", "disk_written_bytes_total", "disk_read_bytes_total", "disk_skipped_total", "disk_errors_total", "disk_corrupt_files_total", "disk_lookup_tokens_total", "disk_hit_tokens_total", "index_queue_length", "index_search_seconds", "gather_seconds", "prefix_reuse_gap_seconds", "evicted_idle_seconds", "evicted_lifetime_seconds")
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +439,14 @@ class StoreStatsResponse(_message.Message):
     DISK_SKIPPED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DISK_ERRORS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DISK_CORRUPT_FILES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_LOOKUP_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DISK_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_SEARCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_REUSE_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
     reserved_bytes: int
     leased_bytes: int
@@ -426,7 +472,15 @@ class StoreStatsResponse(_message.Message):
     disk_skipped_total: int
     disk_errors_total: int
     disk_corrupt_files_total: int
-    def __init__(self, arena_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., sequences: _Optional[int] = ..., indexes: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., prefix_lookup_tokens_total: _Optional[int] = ..., prefix_hit_tokens_total: _Optional[int] = ..., evicted_bytes_total: _Optional[int] = ..., evicted_sessions_total: _Optional[int] = ..., expired_leases_total: _Optional[int] = ..., gathered_rows_total: _Optional[int] = ..., index_trainings_total: _Optional[int] = ..., index_training_seconds_total: _Optional[float] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[StoreCalls, _Mapping]]] = ..., disk_bytes: _Optional[int] = ..., disk_written_bytes_total: _Optional[int] = ..., disk_read_bytes_total: _Optional[int] = ..., disk_skipped_total: _Optional[int] = ..., disk_errors_total: _Optional[int] = ..., disk_corrupt_files_total: _Optional[int] = ...) -> None: ...
+    disk_lookup_tokens_total: int
+    disk_hit_tokens_total: int
+    index_queue_length: int
+    index_search_seconds: Histogram
+    gather_seconds: Histogram
+    prefix_reuse_gap_seconds: Histogram
+    evicted_idle_seconds: Histogram
+    evicted_lifetime_seconds: Histogram
+    def __init__(self, arena_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., sequences: _Optional[int] = ..., indexes: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., prefix_lookup_tokens_total: _Optional[int] = ..., prefix_hit_tokens_total: _Optional[int] = ..., evicted_bytes_total: _Optional[int] = ..., evicted_sessions_total: _Optional[int] = ..., expired_leases_total: _Optional[int] = ..., gathered_rows_total: _Optional[int] = ..., index_trainings_total: _Optional[int] = ..., index_training_seconds_total: _Optional[float] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[StoreCalls, _Mapping]]] = ..., disk_bytes: _Optional[int] = ..., disk_written_bytes_total: _Optional[int] = ..., disk_read_bytes_total: _Optional[int] = ..., disk_skipped_total: _Optional[int] = ..., disk_errors_total: _Optional[int] = ..., disk_corrupt_files_total: _Optional[int] = ..., disk_lookup_tokens_total: _Optional[int] = ..., disk_hit_tokens_total: _Optional[int] = ..., index_queue_length: _Optional[int] = ..., index_search_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., gather_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., prefix_reuse_gap_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., evicted_idle_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., evicted_lifetime_seconds: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class StoreCalls(_message.Message):
     __slots__ = ("method", "seconds", "counts", "codes")

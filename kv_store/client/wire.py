@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
+from carrel.process.histogram import NOTHING, Distribution
 from carrel.process.version import Edition, edition_of
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StoreError, refusing_odd_fields
@@ -45,7 +46,8 @@ class CallStats:
 @dataclass(frozen=True, slots=True)
 class DiskStats:
     """Of the disk tier: bytes of slabs there now, and since the start bytes written and read, prefixes and sessions
-    that were left out, errors of the disk, and files that were not what was written."""
+    that were left out, errors of the disk, and files that were not what was written; tokens of prompts that were not in
+    the arena, and those of them that came from the disk."""
 
     num_bytes: int = 0
     written_bytes: int = 0
@@ -53,6 +55,20 @@ class DiskStats:
     num_skipped: int = 0
     num_errors: int = 0
     num_corrupt: int = 0
+    lookup_tokens: int = 0
+    hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTimes:
+    """In seconds, since the start. index_search: selections of one layer of a sequence. gather: copies of a call's rows
+    out of the arena. For the others see `PrefixAges`."""
+
+    index_search: Distribution = NOTHING
+    gather: Distribution = NOTHING
+    prefix_reuse_gap: Distribution = NOTHING
+    evicted_idle: Distribution = NOTHING
+    evicted_lifetime: Distribution = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,8 @@ class StoreStats:
     """The store's gauges of now and its counters since the start.
 
     leased_bytes: of slabs handed out, what live workers hold; the rest may be evicted. evicted_bytes,
-    evicted_sessions: given up to make room. call_bounds: in seconds, ascending.
+    evicted_sessions: given up to make room. call_bounds: in seconds, ascending. num_pending_trainings: KV heads of
+    indexes that wait for a trainer, or have one.
     """
 
     epoch: int
@@ -86,6 +103,8 @@ class StoreStats:
     call_bounds: tuple[float, ...] = ()
     calls: tuple[CallStats, ...] = ()
     disk: DiskStats = DiskStats()
+    times: StoreTimes = StoreTimes()
+    num_pending_trainings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +229,19 @@ def stats_from_message(message: pb.StatsResponse) -> StoreStats:
         CallStats(each.method, each.seconds, tuple(each.counts), dict(each.codes)) for each in message.calls
     )
     disk = DiskStats(**_fields(DiskStats, message.disk))
-    own = {"disk": disk, "sequences": sequences, "calls": calls, "call_bounds": tuple(message.call_bounds)}
+    times = {name: _distribution(each) for name, each in _fields(StoreTimes, message.times).items()}
+    own = {
+        "disk": disk,
+        "sequences": sequences,
+        "calls": calls,
+        "call_bounds": tuple(message.call_bounds),
+        "times": StoreTimes(**times),
+    }
     return StoreStats(**{**_fields(StoreStats, message), **own})
+
+
+def _distribution(message: pb.Histogram) -> Distribution:
+    return Distribution(tuple(message.bounds), tuple(message.counts), message.sum)
 
 
 def _fields(kind: type, source: Message | SequenceEnd) -> dict[str, Any]:

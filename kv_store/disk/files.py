@@ -32,6 +32,8 @@ class DiskCounts:
     num_skipped: int = 0
     num_errors: int = 0
     num_corrupt: int = 0
+    lookup_tokens: int = 0
+    hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

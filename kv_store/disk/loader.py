@@ -211,4 +211,7 @@ class ChainLoader:
         if state.row_sums is not None:
             state.row_sums.take(new)
         load.catalog.touch(hashes)
+        counts, num_tokens = load.files.counts, state.geometry.tokens_per_slab
+        counts.lookup_tokens += num_tokens
+        counts.hit_tokens += num_tokens
         return True

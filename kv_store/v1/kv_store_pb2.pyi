@@ -503,23 +503,51 @@ class SequenceStats(_message.Message):
     def __init__(self, sequence_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...
 
 class DiskStats(_message.Message):
-    __slots__ = ("num_bytes", "written_bytes", "read_bytes", "num_skipped", "num_errors", "num_corrupt")
+    __slots__ = ("num_bytes", "written_bytes", "read_bytes", "num_skipped", "num_errors", "num_corrupt", "lookup_tokens", "hit_tokens")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     NUM_ERRORS_FIELD_NUMBER: _ClassVar[int]
     NUM_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     written_bytes: int
     read_bytes: int
     num_skipped: int
     num_errors: int
     num_corrupt: int
-    def __init__(self, num_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., num_skipped: _Optional[int] = ..., num_errors: _Optional[int] = ..., num_corrupt: _Optional[int] = ...) -> None: ...
+    lookup_tokens: int
+    hit_tokens: int
+    def __init__(self, num_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., num_skipped: _Optional[int] = ..., num_errors: _Optional[int] = ..., num_corrupt: _Optional[int] = ..., lookup_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class StoreTimes(_message.Message):
+    __slots__ = ("index_search", "gather", "prefix_reuse_gap", "evicted_idle", "evicted_lifetime")
+    INDEX_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    GATHER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_REUSE_GAP_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_IDLE_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    index_search: Histogram
+    gather: Histogram
+    prefix_reuse_gap: Histogram
+    evicted_idle: Histogram
+    evicted_lifetime: Histogram
+    def __init__(self, index_search: _Optional[_Union[Histogram, _Mapping]] = ..., gather: _Optional[_Union[Histogram, _Mapping]] = ..., prefix_reuse_gap: _Optional[_Union[Histogram, _Mapping]] = ..., evicted_idle: _Optional[_Union[Histogram, _Mapping]] = ..., evicted_lifetime: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("epoch", "arena_bytes", "held_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "num_sequences", "num_indexes", "num_workers", "num_sessions", "training_seconds", "gathered_rows", "sequences", "pinned_bytes", "num_trainings", "prefix_lookup_tokens", "prefix_hit_tokens", "evicted_bytes", "evicted_sessions", "expired_leases", "call_bounds", "calls", "disk")
+    __slots__ = ("epoch", "arena_bytes", "held_bytes", "reserved_bytes", "leased_bytes", "index_bytes", "num_sequences", "num_indexes", "num_workers", "num_sessions", "training_seconds", "gathered_rows", "sequences", "pinned_bytes", "num_trainings", "prefix_lookup_tokens", "prefix_hit_tokens", "evicted_bytes", "evicted_sessions", "expired_leases", "call_bounds", "calls", "disk", "times", "num_pending_trainings")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +571,8 @@ class StatsResponse(_message.Message):
     CALL_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_TRAININGS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     arena_bytes: int
     held_bytes: int
@@ -566,7 +596,9 @@ class StatsResponse(_message.Message):
     call_bounds: _containers.RepeatedScalarFieldContainer[float]
     calls: _containers.RepeatedCompositeFieldContainer[CallStats]
     disk: DiskStats
-    def __init__(self, epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_indexes: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_sessions: _Optional[int] = ..., training_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceStats, _Mapping]]] = ..., pinned_bytes: _Optional[int] = ..., num_trainings: _Optional[int] = ..., prefix_lookup_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., evicted_sessions: _Optional[int] = ..., expired_leases: _Optional[int] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[CallStats, _Mapping]]] = ..., disk: _Optional[_Union[DiskStats, _Mapping]] = ...) -> None: ...
+    times: StoreTimes
+    num_pending_trainings: int
+    def __init__(self, epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., index_bytes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_indexes: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_sessions: _Optional[int] = ..., training_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceStats, _Mapping]]] = ..., pinned_bytes: _Optional[int] = ..., num_trainings: _Optional[int] = ..., prefix_lookup_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., evicted_sessions: _Optional[int] = ..., expired_leases: _Optional[int] = ..., call_bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[CallStats, _Mapping]]] = ..., disk: _Optional[_Union[DiskStats, _Mapping]] = ..., times: _Optional[_Union[StoreTimes, _Mapping]] = ..., num_pending_trainings: _Optional[int] = ...) -> None: ...
 
 class CallStats(_message.Message):
     __slots__ = ("method", "seconds", "counts", "codes")

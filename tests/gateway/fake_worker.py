@@ -192,6 +192,9 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             slot_used_tokens=64.5,
             slot_capacity_tokens=4096,
             fetched_bytes_total=11,
+            offload_seconds=pb.Histogram(bounds=[0.5, 1.0], counts=[2, 1, 1], sum=3.5),
+            decode_stall_seconds={"index": pb.Histogram(bounds=[0.5], counts=[3, 0], sum=0.25)},
+            fallbacks_total={"recompute": 2},
             store_reachable=self.script().store_reachable,
         )
 

@@ -394,6 +394,15 @@ def test_health_ready_version_metrics(http: httpx.Client, stack: Stack) -> None:
     ):
         assert f"# TYPE carrel_worker_{name} gauge" in text
         assert f'carrel_worker_{name}{{model_name="tiny"}} {value}' in text
+    assert 'carrel_worker_slot_usage_ratio{model_name="tiny"} 0.015747' in text
+    for bound, count in ((0.5, 2.0), (1.0, 3.0), ("+Inf", 4.0)):
+        assert f'carrel_worker_offload_seconds_bucket{{le="{bound}",model_name="tiny"}} {count}' in text
+    assert 'carrel_worker_offload_seconds_sum{model_name="tiny"} 3.5' in text
+    of_index = 'cause="index",model_name="tiny"'
+    assert f"carrel_worker_decode_stall_seconds_count{{{of_index}}} 3.0" in text
+    assert 'carrel_worker_fallbacks_total{kind="recompute",model_name="tiny"} 2.0' in text
+    # A worker that has no such times yet still names them.
+    assert "# TYPE carrel_worker_gather_seconds histogram" in text
     assert 'carrel_build_info{commit="' in text
     assert 'carrel_draining{model_name="tiny"} 0.0' in text
     assert 'carrel_store_arena_bytes{model_name="tiny"} 1.048576e+06' in text

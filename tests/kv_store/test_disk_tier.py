@@ -118,6 +118,8 @@ def test_prefixes_sessions_and_pins_survive_the_store(tier: Tier) -> None:
     # Another key's names are others.
     assert tier.num_known("c") == 0
     stats = tier.client.stats().disk
+    num_hits = (NUM_SLABS + 2) * TOKENS
+    assert (stats.lookup_tokens, stats.hit_tokens) == (num_hits + NUM_SLABS * TOKENS, num_hits)
     assert (stats.num_bytes, stats.num_corrupt, stats.num_errors) == (2 * NUM_SLABS * COLUMN_BYTES, 0, 0)
     assert tier.path.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in tier.path.glob("store-0/*")} == {0o600}

@@ -124,6 +124,10 @@ def test_rows_come_along_for_what_the_worker_does_not_have(
         for head in range(HEADS)
     ] + [rows["b"][head, positions[2][head]] for head in range(HEADS)]
     assert (found == np.concatenate(expected)).all()
+    # Each of the three was asked for three times, with rows to be sent in two of the calls.
+    times = client.stats().times
+    assert sum(times.index_search.counts) == 9
+    assert times.index_search.sum > 0
 
 
 def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: Connect) -> None:

@@ -359,6 +359,9 @@ def test_calls_are_timed_by_method_and_counted_by_how_they_ended(connect: Connec
         client.begin("far too long", 1 << 30)
     client.gather(0, [RowsWanted("a", 0, np.arange(40))])
     stats = client.stats()
+    # Of what the calls took, what the copies in the store did.
+    assert sum(stats.times.gather.counts) == 1
+    assert stats.times.gather.sum > 0
     calls = {each.method: each for each in stats.calls}
     assert calls["Begin"].codes == {"OK": 1, "RESOURCE_EXHAUSTED": 1}
     # streams too, either way

@@ -1,6 +1,7 @@
 """The store's rules without gRPC: two phases, leases, epochs, eviction."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -214,6 +215,30 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
     assert (grown[:, :2] == table[:, :2]).all()
     with pytest.raises(InvalidArgument, match="immutable"):
         RowWriter(state).put(state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()])
+
+
+def test_known_prefixes_tell_how_old_they_are_when_they_are_used_and_given_up(
+    store: Store, state: StoreState, clock: Clock
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    hashes = cache(store, state.epoch, "a", 3)
+    clock.now += 6
+    # Not a use: nobody shares it.
+    assert known(store, state.epoch, chain(3, "b")) == 0
+    assert known(store, state.epoch, hashes[:2]) == 2 * TOKENS
+    clock.now += 4
+    open_with(store, state.epoch, "all", 32 * TOKENS)
+    times = store.stats().times
+    assert (sum(times.prefix_reuse_gap.counts), times.prefix_reuse_gap.sum) == (1, 6)
+    assert (sum(times.evicted_idle.counts), times.evicted_idle.sum) == (3, 4 + 4 + 10)
+    assert (sum(times.evicted_lifetime.counts), times.evicted_lifetime.sum) == (3, 30)
+
+
+def test_heads_that_wait_for_a_trainer_are_counted(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    open_with(store, state.epoch, "a", 40)
+    state.sequences.get("w", "a").trainings |= {Future(), Future()}
+    assert store.stats().num_pending_trainings == 2
 
 
 def test_a_sequence_that_gives_up_its_own_slabs_still_holds_the_prefix(

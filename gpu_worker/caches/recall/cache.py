@@ -250,6 +250,7 @@ class RecallCache(Cache):
             self._in_store,
             self.probe,
             self.seen,
+            self._offloader.meter if self._shape.device.type == "cpu" else None,
         )
         policy = recall_policy(group.sequences[0])
         index = self.indexes.of(policy) if self._in_store is None else None

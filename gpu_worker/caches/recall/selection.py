@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +22,13 @@ from gpu_worker.policies.base import CacheShape, StepQueries
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 from gpu_worker.state.batch import Group
 from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.kv_meter import KVMeter
 
 
 @dataclass(frozen=True, slots=True)
 class RecallParts:
-    """The parts that every recall step uses. in_store: selects if the store has the indexes; else None."""
+    """The parts that every recall step uses. in_store: selects if the store has the indexes; else None. meter: of the
+    host, where that computes; None: a device does, in its own time."""
 
     shape: CacheShape
     pool: SlotPool
@@ -36,6 +39,7 @@ class RecallParts:
     in_store: StoreSelection | None
     probe: Probe
     seen: SeenRows
+    meter: KVMeter | None
 
 
 class Selection:
@@ -83,7 +87,9 @@ class Selection:
         group, in_store = self._group, self._parts.in_store
         if in_store is not None:
             return in_store.select(candidates, group)
-        return self._policy.select(self._index, candidates, group.lanes.counts, group.shape.num_selected)
+        meter = self._parts.meter
+        with nullcontext() if meter is None else meter.search.timed():
+            return self._policy.select(self._index, candidates, group.lanes.counts, group.shape.num_selected)
 
     def _exact_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         rows, parts, width = self._group.lanes, self._parts, self._group.shape.num_positions
@@ -106,4 +112,6 @@ class Selection:
         if parts.hot is None or parts.fetch is None or not self._group.shape.can_miss:
             return parts.whole.find(self._group.lanes, layer, positions, found)
         slots, missed = parts.hot.resolve(self._group.lanes, layer, positions)
-        return parts.fetch.fetch(self._group, layer, positions, slots, missed, found)
+        is_read_here = parts.meter is not None and parts.fetch.arena is not None and missed.any()
+        with parts.meter.gather.timed() if parts.meter and is_read_here else nullcontext():
+            return parts.fetch.fetch(self._group, layer, positions, slots, missed, found)

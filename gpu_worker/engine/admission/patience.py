@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from carrel.process.histogram import Histogram
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.sequence import Sequence, Status
 
 PATIENCE_SECONDS = 10.0
 # Between two looks at what the store reads from its disk.
@@ -21,11 +22,14 @@ class Patience:
         self,
         seconds: float,
         silent_seconds: Callable[[], float],
+        stalls: Histogram,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """seconds: that a request waits for the store. silent_seconds: how long it has been silent by now."""
+        """seconds: that a request waits for the store. silent_seconds: how long it has been silent by now. stalls: of
+        those who decode, the seconds that each waited."""
         self._seconds = seconds
         self._silent_seconds = silent_seconds
+        self._stalls = stalls
         self._clock = clock
         self._since: dict[Sequence, float] = {}
         # When those that wait for the store's disk are looked at next: the store ends that wait.
@@ -54,7 +58,9 @@ class Patience:
 
     def end(self, sequence: Sequence) -> None:
         """The store has answered it, or it has ended; one that did not wait is no error."""
-        self._since.pop(sequence, None)
+        since = self._since.pop(sequence, None)
+        if since is not None and sequence.status is Status.DECODE:
+            self._stalls.observe(self._clock() - since)
         self._looks_at.pop(sequence, None)
 
     def note(self, waiting: Collection[Sequence], others: Collection[Sequence]) -> None:

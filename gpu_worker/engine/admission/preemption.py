@@ -8,6 +8,7 @@ from gpu_worker.caches import CacheSet
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import ArenaFull, StoreUnavailable
 from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 
@@ -75,6 +76,12 @@ class Preemption:
     def refused(self) -> None:
         """The arena had no room for a waiting sequence."""
         self._is_crowded = True
+
+    def compute_again(self, sequence: Sequence) -> None:
+        """A known prefix of a prompt in progress was lost: it waits at its old place, to be computed whole."""
+        self._free(sequence)
+        self._scheduler.wait_again(sequence)
+        self._offloader.meter.fallbacks[Fallback.RECOMPUTE] += 1
 
     def left(self, sequence: Sequence, trained: Iterable[TrainedLayer]) -> None:
         """A running sequence was freed while these indexes of it were trained."""

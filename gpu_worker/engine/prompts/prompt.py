@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 
+from gpu_worker.device import Mark
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader, TrainedLayer
 from gpu_worker.store.prompt_copies import PromptCopies
@@ -57,6 +58,11 @@ class Prompt(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Wait until all copies are done: then the slabs may be given to others."""
+
+    def _note_copied(self, copied: Mark) -> None:
+        """What was copied is in the arena: count how long that took, where anything was to be copied."""
+        if copied.begun is not None:
+            self._offloader.meter.offload.observe(copied.seconds_since(copied.begun))
 
     def publish(self) -> None:
         """Once all is done: let others find a copy of the prompt."""

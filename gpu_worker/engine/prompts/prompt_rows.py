@@ -159,6 +159,7 @@ class PromptRows(Prompt):
             self._offloader.seal_layers(sequence, layers, self.num_tokens)
         for computed, job in zip(copied, jobs, strict=True):
             self._computed.popleft()
+            self._note_copied(computed.copied)
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)

@@ -60,6 +60,7 @@ class ShortPrompt(Prompt):
             return
         if self.sequence.offloads:
             self._offloader.seal_layers(self.sequence, self._layers, self.num_tokens)
+        self._note_copied(self._copied)
         self._copied = None
 
     def wait(self) -> None:

@@ -23,6 +23,7 @@ from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
+from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader, TrainedLayer
 
 
@@ -71,6 +72,10 @@ class DecodeStep:
 
     def run(self, sequences: list[Sequence]) -> StepResult:
         """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
+        with self._offloader.meter.step():
+            return self._run(sequences)
+
+    def _run(self, sequences: list[Sequence]) -> StepResult:
         failed: list[tuple[Sequence, WorkerError]] = []
         short: list[tuple[Sequence, ArenaFull]] = []
         silent: list[Sequence] = []
@@ -147,6 +152,7 @@ class DecodeStep:
             return False
         self._offloader.release(sequence)
         sequence.offloads = False
+        self._offloader.meter.fallbacks[Fallback.WITHOUT_STORE] += 1
         return True
 
     def _who_may_write(

@@ -17,6 +17,7 @@ from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
 from carrel.cluster.relay import relay
 from carrel.cluster.router import ranked
 from carrel.cluster.routing import Routing
+from carrel.cluster.sums import all_stores, all_workers
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import TraceContext
 from gateway.errors import InvalidRequest, Overloaded, StoreUnavailable, WorkerUnavailable
@@ -357,6 +358,28 @@ async def test_the_stores_of_all_replicas_are_told_as_one() -> None:
     both = pb.StoreCalls(method="Begin", seconds=2.5, counts=[1, 1], codes={"OK": 1, "NOT_FOUND": 1})
     expected = pb.StoreStatsResponse(arena_bytes=16, call_bounds=[0.5], calls=[both, seal])
     assert await client.worker.store_stats() == expected
+
+
+def test_times_of_all_replicas_are_added_up_of_those_too_that_are_gone() -> None:
+    def told(*counts: int) -> pb.StatsResponse:
+        histogram = pb.Histogram(bounds=[0.5], counts=counts, sum=0.5)
+        return pb.StatsResponse(
+            running=1,
+            offload_seconds=histogram,
+            decode_stall_seconds={"rows": histogram},
+            fallbacks_total={"recompute": 2},
+        )
+
+    gone, other = told(1, 0), told(2, 3)
+    both = pb.Histogram(bounds=[0.5], counts=[3, 3], sum=1.0)
+    total = all_workers([other], [gone, pb.StatsResponse(), other])
+    assert total.running == 1
+    assert total.offload_seconds == both
+    assert dict(total.decode_stall_seconds) == {"rows": both}
+    assert dict(total.fallbacks_total) == {"recompute": 4}
+    assert not total.gather_seconds.counts
+    stores = (pb.StoreStatsResponse(gather_seconds=each.offload_seconds) for each in (gone, other))
+    assert all_stores(stores).gather_seconds == both
 
 
 async def test_a_requests_trace_goes_on_to_its_replica() -> None:

@@ -57,6 +57,9 @@ def test_a_silent_store_is_waited_for_by_those_that_need_it_only(stage: Status) 
     assert rig.engine.stats().store_reachable
     rig.drain()
     assert rig.records["recalls"].tokens == tokens_alone(RECALLS)
+    stalls = rig.engine.stats().decode_stall_seconds
+    assert sum(stalls["store"].counts) == (stage is Status.DECODE)
+    assert sum(stalls["index"].counts) == (stage is Status.INDEXING)
     # Nothing of it was lost: the attachment is the same.
     assert rig.store.num_attached == 1
     rig.check_empty()
@@ -96,6 +99,7 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
         rig.store.lost = StoreUnreachable("silent for a lease")
     rig.step_until(lambda: rig.records["recalls"].is_over)
     assert rig.records["recalls"].tokens == tokens_alone(RECALLS)
+    assert rig.engine.stats().fallbacks_total["without_store"] == 1
     # The store trains what leaves this one's window.
     rig.step(100)
     assert len(rig.records["clusters"].tokens) < 80
@@ -166,6 +170,7 @@ def test_others_decode_while_tokens_that_leave_a_window_are_trained() -> None:
     rig.store.holds_builds = False
     rig.drain()
     assert rig.records["leaves"].tokens == tokens_alone(leaves)
+    assert sum(rig.engine.stats().decode_stall_seconds["index"].counts) > 0
     rig.check_empty()
 
 

@@ -108,7 +108,13 @@ def test_answers_and_accounts_are_those_of_an_index_on_the_device() -> None:
         for one, other in zip(found, expected, strict=True):
             assert one.tokens == other.tokens
             assert untimed(one.usage) == untimed(other.usage)
-        assert 0 < rig.engine.stats().hit_rows_total < rig.engine.stats().selected_rows_total
+        stats, times = rig.engine.stats(), client.stats().times
+        assert 0 < stats.hit_rows_total < stats.selected_rows_total
+        # A search of the worker's is a call, in which the store searches for several sequences.
+        assert 0 < sum(stats.index_search_seconds.counts) < sum(times.index_search.counts)
+        assert times.index_search.sum < stats.index_search_seconds.sum
+        assert sum(stats.decode_stall_seconds["rows"].counts) > 0
+        assert sum(times.gather.counts) > 0
         assert (client.stats().num_sequences, client.stats().num_indexes) == (0, 0)
 
 

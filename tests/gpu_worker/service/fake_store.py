@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from carrel.process.histogram import Distribution
 from kv_store.client import CallStats, NotInStore, SessionInfo, StoreFull, StoreStats
+from kv_store.client.wire import DiskStats, StoreTimes
 
 
 class FakeStore:
@@ -37,6 +39,9 @@ class FakeStore:
             evicted_bytes=512,
             call_bounds=(0.5,),
             calls=calls,
+            disk=DiskStats(lookup_tokens=20, hit_tokens=11),
+            times=StoreTimes(gather=Distribution((0.5,), (1, 2), 3.0)),
+            num_pending_trainings=6,
         )
 
     def pin_session(self, session_id: str, is_pinned: bool, seconds: float) -> None:

@@ -4,6 +4,7 @@ import math
 import pytest
 from fake_engine import INFO
 
+from carrel.process.histogram import Distribution
 from gpu_worker.errors import RequestError
 from gpu_worker.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
 from gpu_worker.service import converters
@@ -112,12 +113,26 @@ def test_every_usage_field_arrives():
 
 
 def test_every_stat_arrives():
-    numbers = {
-        f.name: i for i, f in enumerate(dataclasses.fields(EngineStats)) if f.name != "store_reachable"
-    }
-    written = converters.write_stats(EngineStats(store_reachable=False, **numbers))
+    scalars = [f.name for f in dataclasses.fields(EngineStats) if f.type in ("int", "float")]
+    numbers = {name: i for i, name in enumerate(scalars)}
+    histograms = [f.name for f in dataclasses.fields(EngineStats) if f.type == "Distribution"]
+    told = {name: Distribution((0.5, 1.0), (i, 2, 3), i / 2) for i, name in enumerate(histograms)}
+    written = converters.write_stats(
+        EngineStats(
+            store_reachable=False,
+            decode_stall_seconds={"index": Distribution((1.0,), (4, 5), 6.0)},
+            fallbacks_total={"recompute": 7},
+            **numbers,
+            **told,
+        )
+    )
     assert {name: getattr(written, name) for name in numbers} == numbers
     assert not written.store_reachable
+    for i, name in enumerate(histograms):
+        assert getattr(written, name) == pb.Histogram(bounds=[0.5, 1.0], counts=[i, 2, 3], sum=i / 2)
+    assert dict(written.decode_stall_seconds) == {"index": pb.Histogram(bounds=[1.0], counts=[4, 5], sum=6.0)}
+    assert dict(written.fallbacks_total) == {"recompute": 7}
+    assert len(numbers) + len(told) + 3 == len(written.DESCRIPTOR.fields)
 
 
 def test_both_kinds_of_default_budget_are_told():

@@ -395,6 +395,8 @@ async def test_the_stores_figures_are_passed_on(worker):
     assert (told.gathered_rows_total, told.index_training_seconds_total) == (7, 0.5)
     calls = pb.StoreCalls(method="Begin", seconds=0.75, counts=[2, 1], codes={"OK": 3})
     assert (list(told.call_bounds), list(told.calls)) == ([0.5], [calls])
+    assert told.gather_seconds == pb.Histogram(bounds=[0.5], counts=[1, 2], sum=3.0)
+    assert (told.disk_lookup_tokens_total, told.disk_hit_tokens_total, told.index_queue_length) == (20, 11, 6)
 
 
 async def test_a_store_that_hangs_holds_up_nobody_who_asks_for_sessions_or_figures(worker):

@@ -13,6 +13,7 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.store import device_arena
 from gpu_worker.store.device_arena import DeviceArena, allow_locking, too_low
 from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.kv_meter import Fallback, KVMeter
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -66,7 +67,7 @@ def test_a_limit_below_the_arena_ends_the_start_with_the_remedy(monkeypatch: pyt
     monkeypatch.setattr(device_arena, "map_arena", refuse)
     with attached(FULL, num_slabs=64) as (_, client):
         with pytest.raises(ConfigError) as caught:
-            DeviceArena(client, 2, 256, CPU)
+            DeviceArena(client, 2, 256, CPU, KVMeter())
         for words in (
             "65536 bytes",
             str(client.arena.nbytes),
@@ -80,7 +81,7 @@ def test_a_limit_below_the_arena_ends_the_start_with_the_remedy(monkeypatch: pyt
 def test_a_low_limit_that_nobody_minds_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
     Limits(monkeypatch, 65536, 65536)
     with attached(FULL, num_slabs=64) as (_, client):
-        assert DeviceArena(client, 2, 256, CPU).view is not None
+        assert DeviceArena(client, 2, 256, CPU, KVMeter()).view is not None
 
 
 def test_memory_refused_for_another_reason_goes_through_the_host_and_is_said_once(
@@ -88,10 +89,12 @@ def test_memory_refused_for_another_reason_goes_through_the_host_and_is_said_onc
 ) -> None:
     Limits(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(device_arena, "map_arena", refuse)
+    meter = KVMeter()
     with attached(FULL, num_slabs=64) as (_, client), caplog.at_level(logging.WARNING):
-        arena = DeviceArena(client, 2, 256, CPU)
+        arena = DeviceArena(client, 2, 256, CPU, meter)
         arena.map()
     assert arena.view is None
+    assert meter.fallbacks[Fallback.THROUGH_HOST] == 1
     assert [record.getMessage() for record in caplog.records] == [
         "rows of the KV store go through the host, which is slower: CUDA has no memory"
     ]
@@ -102,7 +105,7 @@ def test_a_refusal_later_on_names_the_limit_and_ends_nothing(
 ) -> None:
     Limits(monkeypatch, 65536, 65536)
     with attached(FULL, num_slabs=64) as (_, client), caplog.at_level(logging.WARNING):
-        arena = DeviceArena(client, 2, 256, CPU)
+        arena = DeviceArena(client, 2, 256, CPU, KVMeter())
         arena.close()
         monkeypatch.setattr(device_arena, "map_arena", refuse)
         arena.map()

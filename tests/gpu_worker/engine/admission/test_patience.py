@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from offload_rig import make_sequence
 
+from carrel.process.histogram import Histogram
 from gpu_worker.engine.admission.patience import Patience
 
 
 def test_each_waits_its_time_and_nobody_longer_than_the_store_was_silent() -> None:
     now = silent = 0.0
-    patience = Patience(10.0, lambda: silent, lambda: now)
+    patience = Patience(10.0, lambda: silent, Histogram(), lambda: now)
     first, second = make_sequence("first", 0, 9), make_sequence("second", 1, 9)
     assert not patience.held
     silent = 1.0
@@ -34,7 +35,7 @@ def test_each_waits_its_time_and_nobody_longer_than_the_store_was_silent() -> No
 
 def test_who_needs_the_store_waits_as_long_as_it_is_silent() -> None:
     now, silent = 0.0, 1.0
-    patience = Patience(10.0, lambda: silent, lambda: now)
+    patience = Patience(10.0, lambda: silent, Histogram(), lambda: now)
     one = make_sequence("one", 0, 9)
     patience.note_all([one])
     assert list(patience.held) == [one]
