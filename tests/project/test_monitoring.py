@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
-from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreCalls, StoreStatsResponse
+from gpu_worker.v1.gpu_worker_pb2 import Histogram, StatsResponse, StoreCalls, StoreStatsResponse
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/monitoring"
@@ -34,7 +34,14 @@ def exported() -> dict[str, set[str]]:
     metrics = Metrics("tiny")
     metrics.count_request("chat", "stop", "key")
     calls = [StoreCalls(method="Begin", counts=[1, 0], codes={"OK": 1})]
-    text = metrics.render(StatsResponse(), StoreStatsResponse(call_bounds=[1.0], calls=calls)).decode()
+    times = Histogram(bounds=[1.0], counts=[1, 0], sum=0.5)
+    worker = StatsResponse(decode_stall_seconds={"rows": times}, fallbacks_total={"recompute": 1})
+    store = StoreStatsResponse(call_bounds=[1.0], calls=calls)
+    for stats in (worker, store):
+        for field in stats.DESCRIPTOR.fields:
+            if field.message_type is Histogram.DESCRIPTOR:
+                getattr(stats, field.name).CopyFrom(times)
+    text = metrics.render(worker, store).decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
