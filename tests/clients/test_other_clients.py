@@ -6,20 +6,17 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from serving import Serving, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent / "e2e"))
-from serving import Serving, serving  # noqa: E402
-
 MODEL = ROOT / "models" / "carrel-nano"
 QUESTION = "The secret number of the amber fox is 48213.\n\nWhat is the secret number of the amber fox?"
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

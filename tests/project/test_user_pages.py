@@ -6,12 +6,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from carrel.process.command_line import Parser, add_options
 from carrel.process.settings import read
 from carrel.serve.options import ServeOptions
+from gateway.config import GatewayConfig
+from gateway.rest.server import RESTServer
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_config import ARCHITECTURES
 
@@ -56,3 +59,12 @@ def test_every_command_is_taken(command: str) -> None:
     parser = Parser(prog="carrel serve")
     add_options(parser, ServeOptions)
     assert read(ServeOptions, vars(parser.parse_args(shlex.split(command)))).options
+
+
+def test_nginx_closes_its_idle_connections_before_carrel_does() -> None:
+    """Else a POST may meet a connection that has just been closed, and nginx answers 502."""
+    found = re.search(r"^ +keepalive_timeout (\d+)s;", (DOCS / "clients.md").read_text(), re.MULTILINE)
+    assert found
+    config = GatewayConfig(model="m", worker="unix:w")
+    server = RESTServer(config, Mock(), 1)
+    assert int(found[1]) < min(server.config.timeout_keep_alive, config.header_timeout_s)

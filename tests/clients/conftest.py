@@ -1,0 +1,8 @@
+"""What the tests of clients share: the real server is that of tests/e2e."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
