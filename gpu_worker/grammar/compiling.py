@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.process.request_limits import JSON_WHITE_SPACE
+from gpu_worker.grammar.reasons import reason_of
 from gpu_worker.grammar.vocabulary import read_vocabulary
 from gpu_worker.records import Grammar, GrammarKind
 
@@ -43,7 +44,7 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(_short(matcher.get_error()))
+            raise GrammarError(reason_of(matcher.get_error()))
         return matcher
 
     def _text(self, grammar: Grammar) -> str:
@@ -60,8 +61,4 @@ class Compiler:
                 case GrammarKind.EBNF:
                     return str(self.library.grammar_from("grammar", grammar.text))
         except (ValueError, RecursionError) as error:
-            raise GrammarError(_short(error)) from error
-
-
-def _short(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+            raise GrammarError(reason_of(error)) from error

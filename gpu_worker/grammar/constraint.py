@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.errors import RequestError
+from gpu_worker.grammar.reasons import reason_of
 
 # Of masks, above which they are computed beside the steps: a decode step takes some ten times as long, at least.
 SLOW_SECONDS = 1e-3
@@ -85,7 +86,7 @@ class GrammarConstraint:
         return words, may_end
 
     def _error(self) -> RequestError:
-        reason = " ".join(str(self._matcher.get_error()).split())[:200]
+        reason = reason_of(self._matcher.get_error())
         return RequestError(
             f"The answer cannot go on by {self._param}: {reason or 'no token may follow'}. Simplify the grammar.",
             self._param,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.grammar.compiling import Compiler, GrammarError
+from gpu_worker.grammar.reasons import reason_of
 from gpu_worker.records import Grammar, GrammarKind
 
 # Of the thread that tries: less than any of a worker's has.
@@ -52,7 +53,7 @@ def try_out(compiler: Compiler, grammar: Grammar) -> str | None:
         tokens = _allowed(matcher)
         if matcher.is_stopped() or not tokens or not matcher.consume_token(generator.choice(tokens)):
             break
-    return str(matcher.get_error())[:300] if matcher.is_error() else None
+    return reason_of(matcher.get_error()) if matcher.is_error() else None
 
 
 def _allowed(matcher: Any) -> list[int]:

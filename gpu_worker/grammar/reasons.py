@@ -1,0 +1,20 @@
+"""Why a grammar cannot be used, for who wrote it: where llguidance speaks of its own parts, in our words."""
+
+from __future__ import annotations
+
+MOST_CHARS = 300
+# what llguidance says, and what it means
+MEANINGS = {
+    "NoExtensionBias": "no text is of it; a rule or $ref that leads back to itself needs another way to end, too",
+    "Too many items": "its rules come again and again without an end; give each repetition one, and write what "
+    "belongs together as one regular expression",
+    "too many states": "there are too many ways to read it; repeat less, or fewer different things at once",
+    "too many expressions": "it is too large; bound its repetitions by smaller numbers",
+}
+
+
+def reason_of(error: object) -> str:
+    """Of what llguidance raises or tells: one line without a full stop, of `MOST_CHARS` at most."""
+    text = str(error)
+    meanings = (meaning for words, meaning in MEANINGS.items() if words in text)
+    return next(meanings, " ".join(text.removesuffix("<non-verbose/>").split())[:MOST_CHARS])
