@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from carrel.process.events import ProcessEvents
@@ -89,10 +90,11 @@ def create_service(
     tokenizer: Tokenizer,
     defaults: pb.SamplingParams,
     tracer: Tracer | None = None,
+    more_metrics: Callable[[], bytes] = bytes,
 ) -> ChatService:
     """The service, which is ready when the worker has had a first request, unless `no_warmup`."""
     first = None if config.no_warmup else FirstRequest(config, worker, tokenizer, defaults)
-    return ChatService(config, worker, tokenizer, defaults, rehearsal=first, tracer=tracer)
+    return ChatService(config, worker, tokenizer, defaults, more_metrics, first, tracer=tracer)
 
 
 def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:

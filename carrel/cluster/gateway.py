@@ -21,8 +21,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
-from gateway.server import CLOSE_TIMEOUT_S, load
-from gateway.service import ChatService
+from gateway.server import CLOSE_TIMEOUT_S, create_service, load
 
 PORT_RETRY_S = 1.0
 
@@ -43,8 +42,8 @@ class Gateway:
         client = ClusterWorkerClient(fleet, census, routing)
         metrics = ClusterMetrics(census, routing)
         self._tracer = make_tracer("gateway", self._config.otlp_endpoint)
-        self._service = ChatService(
-            self._config, client, tokenizer, defaults, metrics.render, tracer=self._tracer
+        self._service = create_service(
+            self._config, client, tokenizer, defaults, self._tracer, metrics.render
         )
         self._chat: ChatServer | None = None
         self._tasks = [asyncio.create_task(census.keep_taking())]

@@ -104,6 +104,7 @@ def gateway_config(options: ClusterOptions, environment: Mapping[str, str]) -> G
         host=options.grpc_host,
         port=0,
         api_keys=api_keys,
+        no_warmup=options.no_warmup,
     )
 
 

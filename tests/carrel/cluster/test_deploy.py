@@ -117,6 +117,9 @@ def test_the_gateway_gets_its_keys_from_its_environment() -> None:
     assert (config.api_keys, config.model_names[0], config.max_concurrent) == (("one", "two"), "m", 3)
     options = read_arguments({"allow-open": True}).options
     assert gateway_config(options, {}).api_keys == ()
+    # the replicas get a first request, unless that is not wanted
+    assert not gateway_config(options, {}).no_warmup
+    assert gateway_config(read_arguments({"allow-open": True, "no-warmup": True}).options, {}).no_warmup
 
 
 def test_a_store_gets_whole_slabs() -> None:
