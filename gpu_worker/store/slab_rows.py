@@ -49,9 +49,9 @@ class SlabRows:
         self._prepare(sequence, extent, layers)
         begin = extent.shared
         own, first = rows[:, :, begin:], begin // self._client.tokens_per_slab
-        begun = Mark(self._device)
         copied = self._arena.write(own, extent.slabs[layers.start : layers.stop, first:])
         if copied is None:
+            begun = Mark(self._device)
             for layer, data in zip(layers, host_bytes(own), strict=True):
                 self._host.put(sequence.sequence_id, layer, begin, data)
             copied = Mark(self._device, begun)
