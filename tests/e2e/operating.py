@@ -18,6 +18,11 @@ def check_operating(server: Serving, prompt: str) -> None:
     assert values["carrel_store_leases"] == values["carrel_worker_store_reachable"] == 1
     assert values["carrel_store_arena_bytes"] == server.store_stats().arena_bytes
     assert values["carrel_store_index_trainings_total"] > 0
+    for times in "worker_index_search", "store_index_search", "store_gather", "worker_offload":
+        assert values[f"carrel_{times}_seconds_count"] > 0
+        assert values[f"carrel_{times}_seconds_sum"] > 0
+    assert values["carrel_worker_selected_tokens_ratio_count"] > 0
+    assert values["carrel_worker_fallbacks_total"] == 0
     calls = {
         (sample.labels["method"], sample.labels["code"])
         for sample in samples
