@@ -14,7 +14,7 @@ from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
 from kv_store.errors import CorruptRows, InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex
-from kv_store.state import StoreState
+from kv_store.state import StoreState, Training
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
 from kv_store.trainers.task import view_bytes
 
@@ -89,6 +89,8 @@ class IndexBuilder:
                 arrays=arrays,
             )
             state.allocator.retain(source)
+            training = Training(source, segment)
+            state.trainings.append(training)
         try:
             outcome = self._train(sequence, task)
             self._verify(source, task)
@@ -106,6 +108,7 @@ class IndexBuilder:
                 )
         finally:
             with state.lock:
+                state.trainings.remove(training)
                 state.allocator.release(source)
                 state.allocator.release(segment)
         return BuiltIndex(index.kind, arrays, outcome.seconds, outcome.iterations)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,14 @@ _log = logging.getLogger(__name__)
 UNUSED_SECONDS = 600.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Training:
+    """The slabs that trainers read, and those of the index that they write; held until they end, whoever asked."""
+
+    source: npt.NDArray[np.int32]
+    segment: range
+
+
 class StoreState:
     """Every method but `entered` and `close` expects the caller to hold `lock`."""
 
@@ -52,6 +61,7 @@ class StoreState:
         self.allocator = SlabAllocator(arena.handle.num_bytes // slab_bytes)
         self.workers = WorkerTable(lease_seconds, clock)
         self.sequences = SequenceTable()
+        self.trainings: list[Training] = []
         self.owners = SlabOwners(self.allocator)
         self.prefixes = PrefixDirectory(self.allocator, clock)
         self.sessions = SessionDirectory(self.allocator)

@@ -264,11 +264,13 @@ class Store:
         """Gauges of now and counters since the start."""
         state = self._state
         with state.lock:
-            index_slabs = [index.slabs for sequence in state.sequences for index in sequence.indexes]
+            indexes = [index.slabs for sequence in state.sequences for index in sequence.indexes]
+            index_slabs = [*indexes, *(training.segment for training in state.trainings)]
             leased = distinct(
                 [
                     *(sequence.slab_list() for sequence in state.sequences),
                     *(worker.response_slabs for worker in state.workers),
+                    *(training.source for training in state.trainings),
                     *index_slabs,
                 ]
             )
@@ -280,7 +282,7 @@ class Store:
                 leased_bytes=leased * state.slab_bytes,
                 index_bytes=sum(map(len, index_slabs)) * state.slab_bytes,
                 num_sequences=len(state.sequences),
-                num_indexes=len(index_slabs),
+                num_indexes=len(indexes),
                 num_workers=len(state.workers),
                 num_sessions=len(state.sessions),
                 sequences=tuple(

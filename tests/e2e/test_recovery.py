@@ -101,7 +101,10 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert num_cached(server, "full") == num_cached(server, "pqcache") == warmed["tokens"]
         # the store hears of requests that have ended before it answers this
         assert session(server, "GET")["pinned"]
+        # and trainings that a short request began end after it
+        until(lambda: server.store_stats().leased_bytes == 0, server)
         reserved = server.store_stats().reserved_bytes
+        assert reserved == warmed["bytes"]
         short = session(server, "POST", {"prompt": [5] * 300}, name="short")
         assert server.store_stats().reserved_bytes - reserved == short["bytes"] == 256 * TOKEN_BYTES
         assert session(server, "DELETE", name="short")["deleted"]

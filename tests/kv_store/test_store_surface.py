@@ -218,11 +218,16 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
         for future in pending:
             assert isinstance(future.exception(10.0), NotInStore)
         assert not begun.done()
-        assert client.stats().reserved_bytes > base
+        held = client.stats()
+        assert (held.num_sequences, held.num_indexes) == (0, 0)
+        assert held.index_bytes > 0
+        # what trainers read and write cannot be given up
+        assert held.leased_bytes == held.reserved_bytes > base + held.index_bytes
         trainers.futures[0].set_result(TrainOutcome(0.1, 1))
         assert isinstance(begun.exception(10.0), NotInStore)
-        assert client.stats().reserved_bytes == base
-        assert client.stats().num_indexes == 0
+        after = client.stats()
+        assert (after.reserved_bytes, after.leased_bytes, after.index_bytes) == (base, base, 0)
+        assert after.num_indexes == 0
         client.close()
 
 
