@@ -86,6 +86,13 @@ def restart_store(deployment: Deployment) -> None:
     wait_until("the gateway is ready again", deployment.is_ready, START_S)
 
 
+def check_found_on_disk(num_known: int) -> None:
+    """Raises CheckFailed when a store that was started again had nothing of the document."""
+    print(f"compose-test: the new store had {num_known} tokens of the document", flush=True)
+    if num_known == 0:
+        raise CheckFailed("the store's disk tier did not keep the document over a restart")
+
+
 def check_nothing_left() -> None:
     """Raises CheckFailed, naming the kind, for a container, volume or network of this project."""
     for kind in (["ps", "--all"], ["volume", "ls"], ["network", "ls"]):
@@ -125,7 +132,7 @@ def run(deployment: Deployment, report: Report, is_built: bool) -> None:
         with report.step("restart the store"):
             restart_store(deployment)
         with report.step("ask again"):
-            ask(deployment)
+            check_found_on_disk(ask(deployment))
         for kill in KILLS:
             with report.step(kill.__name__.replace("_", " ")):
                 report.faults.append(kill(deployment))

@@ -26,7 +26,8 @@ def question(**changes: object) -> dict[str, Any]:
     return json.loads(REQUEST.read_text()) | changes
 
 
-def ask_by_rest(deployment: Deployment) -> None:
+def ask_by_rest(deployment: Deployment) -> int:
+    """How many tokens of the prompt were known."""
     body = question(stream=False)
     del body["stream_options"]
     reply = httpx.post(
@@ -47,6 +48,7 @@ def ask_by_rest(deployment: Deployment) -> None:
         used["offloaded_tokens"],
         used["bytes_moved"],
     )
+    return found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def ask_by_grpc(deployment: Deployment) -> None:
@@ -76,10 +78,12 @@ def ask_by_grpc(deployment: Deployment) -> None:
     check_answer("gRPC", answer, used.policy, used.offloaded_tokens, used.bytes_moved)
 
 
-def ask(deployment: Deployment) -> None:
-    """Ask over both. Raises CheckFailed unless both answers are right."""
-    ask_by_rest(deployment)
+def ask(deployment: Deployment) -> int:
+    """Ask over both, and tell how many tokens of the prompt the first found. Raises CheckFailed unless both answers are
+    right."""
+    num_known = ask_by_rest(deployment)
     ask_by_grpc(deployment)
+    return num_known
 
 
 def check_answer(how: str, answer: str, policy: str, offloaded_tokens: int, bytes_moved: int) -> None:

@@ -20,6 +20,8 @@ STORE, WORKER, GATEWAY = SERVICES = ("kv-store", "worker-cpu", "gateway-cpu")
 # any docker command that builds nothing
 DOCKER_S = 120.0
 READY_S = 10.0
+# where the volume of the store's disk tier is
+DISK = "/var/lib/carrel/store"
 # tini has one child: the service
 KILL = (
     "for s in /proc/[0-9]*/status; do if grep -q '^PPid:[[:space:]]*1$' $s; then "
@@ -52,6 +54,7 @@ class Deployment:
             "CARREL_PORT": str(self.port),
             "CARREL_GRPC_PORT": str(self.grpc_port),
             "CARREL_API_KEY": self.key,
+            "CARREL_KV_STORE_PATH": DISK,
         }
 
     def compose(self, *arguments: str) -> None:
