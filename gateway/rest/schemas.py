@@ -7,9 +7,20 @@ answer.
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from carrel.process.request_limits import (
     MAX_CACHE_SALT_CHARS,
@@ -26,9 +37,30 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
 # of a prompt: one of texts that are numbers is one of texts
 PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
 # Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
+# Objects have no `fail_fast`: see `OneByOne`.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
+
+
+def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    if type(value) is not dict:
+        return check(value)
+    checked: dict[Any, Any] = {}
+    entries = iter(value.items())
+    while some := dict(islice(entries, NUM_AT_ONCE)):
+        try:
+            checked |= check(some)
+        except ValidationError:
+            for name, each in some.items():
+                check({name: each})
+            raise
+    return checked
+
+
+# of an object: entries that are checked together, where all of them are right
+NUM_AT_ONCE = 256
+OneByOne = WrapValidator(_one_by_one)
 
 
 def within(name: str) -> Any:
@@ -86,7 +118,7 @@ class CarrelBody(Body):
         ]
         | None
     ) = None
-    options: dict[OptionName, bool | int | float | OptionWord] | None = None
+    options: Annotated[dict[OptionName, bool | int | float | OptionWord], OneByOne] | None = None
     attention: Annotated[
         bool | None, Field(description="let /v1/attention tell what the request attends")
     ] = None
@@ -190,7 +222,7 @@ class GenerationBody(AnswerBody):
     stop: str | Texts | None = None
     presence_penalty: Annotated[float, within("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
-    logit_bias: dict[TokenId, Annotated[float, within("logit_bias")]] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, within("logit_bias")]], OneByOne] | None = None
     seed: Annotated[int, within("seed")] | None = None
     prompt_logprobs: Annotated[
         Annotated[int, within("logprobs")] | None,
@@ -248,7 +280,7 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
-    chat_template_kwargs: dict[str, Scalar] | None = None
+    chat_template_kwargs: Annotated[dict[str, Scalar], OneByOne] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

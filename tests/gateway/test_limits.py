@@ -14,10 +14,14 @@ from pydantic import ValidationError
 from waiting import PATIENCE
 
 from carrel.process.request_limits import RANGES, LimitError, Range, check_request
+from gateway.rest.responses.schemas import ResponsesBody
 from gateway.rest.schemas import Body, ChatBody, CompletionBody
+from gateway.rest.session_schemas import SessionBody
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
+# of what is in no object that a body may have
+MANY: dict[str, Any] = {f"k{at}": [] for at in range(1000)}
 INFO = pb.GetInfoResponse(vocab_size=100, max_model_len=64, policies=["full"])
 
 
@@ -99,6 +103,11 @@ def test_a_nan_is_in_no_range() -> None:
         (CompletionBody, {"prompt": "x", "stop": [1] * 1000, "stop_token_ids": ["x"] * 1000}),
         (ChatBody, {"messages": [1] * 1000}),
         (ChatBody, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+        (ChatBody, {"messages": [], "chat_template_kwargs": MANY}),
+        (ChatBody, {"messages": [], "logit_bias": {"5": 1.0, **MANY}}),
+        (ChatBody, {"messages": [], "carrel": {"options": MANY}}),
+        (ResponsesBody, {"input": "x", "metadata": MANY}),
+        (SessionBody, {"chat_template_kwargs": MANY}),
     ],
 )
 def test_a_long_list_of_what_is_wrong_is_one_error(kind: type[Body], body: dict[str, Any]) -> None:

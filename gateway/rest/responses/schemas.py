@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.grammars import JsonSchema
-from gateway.rest.schemas import AnswerBody, Body, FunctionName, Texts, within
+from gateway.rest.schemas import AnswerBody, Body, FunctionName, OneByOne, Texts, within
 from gateway.tool_calls.checks import MAX_TOOLS
 
 
@@ -77,7 +77,9 @@ class ResponsesBody(AnswerBody):
     tools: Annotated[list[FunctionTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, str] | None, Field(description="comes back with the answer")] = None
+    metadata: Annotated[
+        Annotated[dict[str, str], OneByOne] | None, Field(description="comes back with the answer")
+    ] = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
