@@ -65,7 +65,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablations": quality.ablations,
     "needles-smollm2": comparison.answers("smollm2", NEEDLE),
     "others-smollm2": comparison.answers("smollm2", NEEDLE, lengths=(4096,), of_core=False),
-    "others-nano": comparison.answers("nano", ("mixed",), lengths=(4096,), of_core=False),
+    "others-nano": comparison.answers(
+        "nano", ("mixed",), lengths=(4096,), budgets=(0.1, 0.05), of_core=False, also="quality_all_h200"
+    ),
     "ruler-smollm2": comparison.answers("smollm2", RULER, lengths=(4096,)),
     "facts-nano": comparison.answers("nano", ("mixed",)),
     "fidelity-smollm2": comparison.predictions("smollm2"),
@@ -73,7 +75,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "argmax": comparison.argmax,
     "pick": pick.table,
     "claims-heads": claims.experiments("outliers"),
-    "claims-infinigen": claims.experiments("infinigen"),
+    "claims-infinigen": claims.experiments("infinigen", "layers"),
+    "claims-pooling": claims.experiments("pooling"),
     "siege": soaked.siege,
     "soak-faults": soaked.faults,
     "soak-growth": soaked.growth,

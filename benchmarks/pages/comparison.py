@@ -25,21 +25,28 @@ CORE = ("full", "oracle", "bitkeys", "pqcache", "clusterkv", "quest", "snapkv", 
 
 
 def answers(
-    model: str, tasks: Sequence[str], lengths: Sequence[int] = (), *, of_core: bool = True
+    model: str,
+    tasks: Sequence[str],
+    lengths: Sequence[int] = (),
+    budgets: Sequence[float] = (),
+    *,
+    of_core: bool = True,
+    also: str = "",
 ) -> Callable[[], str]:
-    """Answers by policy and budget, a column for each task, length and protocol; lengths: these only. of_core: of the
-    policies of most interest, or else of the others, beside `full`."""
+    """Answers by policy and budget, a column for each task, length and protocol; lengths, budgets: these only. of_core:
+    of the policies of most interest, or else of the others, beside `full`. also: a report of another name."""
 
     def is_wanted(cell: Cell) -> bool:
         is_core = cell.policy in CORE
         return (
             cell.task in tasks
             and (not lengths or cell.length in lengths)
+            and (not budgets or cell.budget is None or cell.budget in budgets)
             and (is_core == of_core or cell.policy == UNBUDGETED)
         )
 
     def table() -> str:
-        asked = joined(f"quality_{model}_*").only(is_wanted)
+        asked = joined(also, f"quality_{model}_*").only(is_wanted)
         found = asked.told()
         if not [line for line in found.lines() if line != FULL]:
             return NOTHING

@@ -109,10 +109,15 @@ class Joined:
 
 
 @cache
-def joined(pattern: str) -> Joined:
-    """All reports of these names as one; of a document that several have, the last by name."""
+def joined(*patterns: str) -> Joined:
+    """All reports of these names as one; of a document that several have, the last of the last pattern."""
+    return together([name for pattern in patterns for name in matching(pattern)])
+
+
+def together(names: Sequence[str]) -> Joined:
+    """These reports as one; of a document that several have, the last."""
     found: dict[Cell, dict[int, Outcome]] = {}
-    for name in matching(pattern):
+    for name in names:
         each = report(name)
         for cell in each.cells():
             found.setdefault(cell, {}).update({one.index: one for one in each.outcomes(cell)})

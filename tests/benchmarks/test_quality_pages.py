@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.pages import comparison, pick, sources
+from benchmarks.pages import claims, comparison, pick, sources
 from benchmarks.pages.joined import joined
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.record import Outcome, Report, Source
@@ -51,3 +52,20 @@ def test_the_least_budget_that_is_as_good_is_named(results: Path) -> None:
     lines = pick.table().splitlines()
     assert lines[2].startswith("| `bitkeys` | n/10 (+0.000) |  |  |  |")
     assert lines[3].startswith("| `quest` | above n/10 (-0.30) |")
+
+
+def test_claims_stand_by_what_their_worker_was_told_beside_every_answer_of_full(results: Path) -> None:
+    options = {None: 4, "infinigen:ratio=0.4,quest:page_size=8": 10}
+    for part, (told, num_right) in enumerate(options.items()):
+        report = Report(replace(SOURCE, policy_options=told), {})
+        for index in range(20):
+            for policy, right in (("infinigen", num_right), ("snapkv", 14)):
+                cell = Cell("niah_single_2", 4096, "P1", policy, 0.1)
+                report.add(cell, outcome(index, float(index < right)))
+        report.write(results / f"claims_smollm2_columns_{part}.json")
+    lines = claims.experiments("columns")().splitlines()
+    assert [line.split(" | ")[:6] for line in lines[2:]] == [
+        ["| `infinigen`", "n/10", "0.20", "", "-0.800 (-0.950 to -0.600)", "20 |"],
+        ["| `infinigen`, infinigen:ratio=0.4", "n/10", "0.50", "", "-0.500 (-0.700 to -0.250)", "20 |"],
+        ["| `snapkv`", "n/10", "0.70", "", "-0.300 (-0.500 to -0.100)", "20 |"],
+    ]
