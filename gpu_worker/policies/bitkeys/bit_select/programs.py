@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpu_worker.kernels.marks.programs import span_of_row
+from gpu_worker.kernels.spans import span_of_row
 
 # Four bytes of 1, and their highest bits.
 ONES = tl.constexpr(0x01010101)

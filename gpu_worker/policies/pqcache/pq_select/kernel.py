@@ -7,8 +7,7 @@ A head here is one KV head of one lane. Its positions are cut into tiles, and th
    if it is the same. A byte a pair says so, in shared memory (4 KiB for 64 centroids), while the codes of the chunk
    pass by, two bytes a token. That leaves two bits a token, and how many of each kind a tile has.
    All chunks of a head weigh its pairs once more: on a device that is not full it takes no longer and saves a launch.
-2. `write_taken` of `kernels.marks`, a program some tiles: knows from the head's tiles which ties are too low, and the
-   rank of each token.
+2. `write_taken`, a program some tiles: knows from the head's tiles which ties are too low, and the rank of each token.
 
 Nothing is added atomically, so two runs agree. Traffic: the codes once, and an eighth of their bytes written and read.
 """
@@ -21,14 +20,15 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.marks.kernel import write_marked
-from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk
+from gpu_worker.policies.pqcache.pq_select.programs import mark_chunk, write_taken
 from gpu_worker.policies.pqcache.pq_select.reference import LOG2_E, check_pairs
 
 # Of 512 threads, two for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 264
 # Positions of a program at a time: 16 bytes of codes for each of 512 threads.
 TILE = 4096
+# Of the second launch, of 512 threads and few registers: four for each SM.
+WRITERS = 528
 # What to weigh all pairs takes, in tiles.
 SETUP_TILES = 5
 
@@ -76,7 +76,7 @@ def pq_select(
         ALIGN=8 if codes.shape[2] % 8 == 0 else 1, num_warps=num_warps, maxnreg=64,
     )  # fmt: skip
     # Of the longest sequence, so that it is compiled once.
-    write_marked(spans, marks, tallies, taken, num_positions, codes.shape[2], num_warps)
+    _write_marked(spans, marks, tallies, taken, num_positions, codes.shape[2], num_warps)
     return taken
 
 
@@ -84,6 +84,30 @@ def count_bits(num_positions: int, num_pairs: int) -> int:
     """Bits for a number of candidates, beside a number of pairs in one integer of 31 bits, or else of 63."""
     left = 31 - num_pairs.bit_length()
     return left if num_positions < 2**left else 32
+
+
+def _write_marked(
+    spans: tuple[Tensor, Tensor, Tensor],
+    marks: Tensor,
+    tallies: Tensor,
+    taken: Tensor,
+    num_positions: int,
+    longest: int,
+    num_warps: int,
+) -> None:
+    """Write the positions that the marks name to `taken`, int64 [B, H_kv, width], ascending, and -1 behind them.
+
+    spans: begin, end, counts, int64 [B], contiguous. marks: int16 [B * H_kv, tiles, tile / 8]; tallies: int32
+    [B * H_kv, tiles]; see `programs`. longest: no sequence has more positions; what is compiled depends on it.
+    num_warps: of a program, best with a thread for 8 positions of a tile. All on one CUDA device.
+    """
+    _, num_kv_heads, width = taken.shape
+    (rows, num_tiles), tile = tallies.shape, 8 * marks.shape[2]
+    tiles = triton.cdiv(rows * num_tiles, WRITERS * 16 // num_warps)
+    write_taken[(rows, triton.cdiv(num_tiles, tiles))](
+        *spans, marks, tallies, taken, num_kv_heads, num_positions, width, num_tiles,
+        TILES=triton.next_power_of_2(max(num_tiles, triton.cdiv(longest, tile))), TILE=tile, num_warps=num_warps,
+    )  # fmt: skip
 
 
 @cache

@@ -1,4 +1,8 @@
-"""The program of `kernel.py` that marks what may be taken."""
+"""The programs of `kernel.py`: what may be taken is marked, and the positions that the marks name are written in order.
+
+A mark is of 8 positions, an int16: bit 2p says whether the p-th is eligible, bit 2p + 1 whether it is tied. A tile's
+tally is how many are eligible, and in the high half how many are tied. Of a head's ties the lowest are left out.
+"""
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -6,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpu_worker.kernels.marks.programs import span_of_row, tally_of
+from gpu_worker.kernels.spans import span_of_row
 
 ABSENT = tl.constexpr(-1)
 LARGEST = tl.constexpr(0x7FFFFFFF)
@@ -72,8 +76,7 @@ def mark_chunk(
 ):  # fmt: skip
     """Marks of one chunk, which is the program's share of the head's tiles with a candidate, and each tile's tally.
 
-    marks: int16 [rows, num_tiles, TILE / 8], of 8 positions: bit 2p says whether the p-th is eligible, bit 2p + 1
-    whether it is tied. tallies [rows, num_tiles]: how many are eligible, and in the high half how many are tied.
+    marks: int16 [rows, num_tiles, TILE / 8]. tallies: int32 [rows, num_tiles].
     """
     row, sequence, first, last, asked = span_of_row(begin, end, counts, num_kv_heads, num_positions, width)
     chunk_tiles = tl.cdiv(tl.cdiv(last, TILE) - first // TILE, tl.num_programs(1))
@@ -125,3 +128,55 @@ def mark_chunk(
 def _positions_below(number):
     """The bits of the first `number` of a mark's 8 positions."""
     return (1 << (2 * tl.minimum(tl.maximum(number, 0), 8))) - 1
+
+
+@triton.jit
+def tally_of(mark):
+    """How many positions of each mark are eligible, and in the high half how many are tied."""
+    count = (mark & 0x5555) | ((mark & 0xAAAA) << 15)
+    count = (count & 0x33333333) + ((count >> 2) & 0x33333333)
+    count = (count & 0x0F0F0F0F) + ((count >> 4) & 0x0F0F0F0F)
+    return (count & 0x00FF00FF) + ((count >> 8) & 0x00FF00FF)
+
+
+@triton.jit(
+    do_not_specialize=["num_positions", "num_tiles"],
+    do_not_specialize_on_alignment=["begin", "end", "counts"],
+)
+def write_taken(
+    begin, end, counts, marks, tallies, taken, num_kv_heads, num_positions, width, num_tiles,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write what is taken of some tiles of one head at its rank in the head, and a share of the padding."""
+    row, _sequence, first, last, asked = span_of_row(begin, end, counts, num_kv_heads, num_positions, width)
+    program, programs = tl.program_id(1), tl.num_programs(1)
+    taken += row * width
+    marks += row * num_tiles * (TILE // 8)
+    byte = tl.arange(0, TILE // 8)
+    num_taken = asked
+    if asked > 0:
+        tiles = tl.arange(0, TILES)
+        is_marked = (tiles >= first // TILE) & (tiles * TILE < last)
+        tally = tl.load(tallies + row * num_tiles + tiles, mask=is_marked, other=0)
+        eligible, tied = tally & 0xFFFF, tally >> 16
+        num_eligible = tl.sum(eligible, axis=0)
+        num_taken = tl.minimum(asked, num_eligible)
+        # Of the head's ties, how many are too low to be taken.
+        skip = num_eligible - num_taken
+        for tile in range(first // TILE + program, tl.cdiv(last, TILE), programs):
+            mark = tl.load(marks + tile * (TILE // 8) + byte).to(tl.int32)
+            ties_before = tl.sum(tl.where(tiles < tile, tied, 0), axis=0)
+            above_before = tl.sum(tl.where(tiles < tile, eligible, 0), axis=0) - ties_before
+            number = tally_of(mark)
+            before = tl.cumsum(number, axis=0) - number
+            tie = ties_before + (before >> 16)
+            rank = above_before + (before & 0xFFFF) - (before >> 16) + tl.maximum(tie - skip, 0)
+            position = (tile * TILE + byte * 8).to(tl.int64)
+            for p in tl.static_range(8):
+                is_tie = (mark >> (2 * p + 1)) & 1
+                is_taken = ((mark >> (2 * p)) & 1) & ((tie >= skip).to(tl.int32) | (is_tie ^ 1))
+                tl.store(taken + rank, position + p, mask=(is_taken > 0) & (rank < width))
+                rank += is_taken
+                tie += is_tie
+    for start in range(num_taken + program * (TILE // 8), width, programs * (TILE // 8)):
+        tl.store(taken + start + byte, tl.full([TILE // 8], -1, tl.int64), mask=start + byte < width)

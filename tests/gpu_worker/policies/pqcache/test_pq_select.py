@@ -158,7 +158,7 @@ def test_ties_within_a_pair_and_between_pairs_go_to_the_higher_position(
     # Rows of several chunks of several tiles, and several tiles a writer.
     monkeypatch.setattr("gpu_worker.policies.pqcache.pq_select.kernel.TILE", 64)
     monkeypatch.setattr("gpu_worker.policies.pqcache.pq_select.kernel.PROGRAMS", 16)
-    monkeypatch.setattr("gpu_worker.kernels.marks.kernel.WRITERS", 24)
+    monkeypatch.setattr("gpu_worker.policies.pqcache.pq_select.kernel.WRITERS", 24)
     spans, asked = ((0, 601), (70, 500), (127, 129), (384, 601)), (200, 40, 1, 217)
     check_exact(problem(device, spans, asked, 601, 1, book, is_exact=True))
 
