@@ -23,10 +23,14 @@ def checked(asked: Tools) -> Tools | None:
 
 def check_arguments(call_id: str, arguments: str, param: str) -> str:
     """The arguments of a call. Raises InvalidRequest where they are no JSON object."""
-    try:
-        is_object = type(json.loads(arguments)) is dict
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+    if not is_object(arguments):
         raise InvalidRequest(f"The arguments of call {call_id[:64]!r} are no JSON object.", param)
     return arguments
+
+
+def is_object(text: str) -> bool:
+    """Whether it is a JSON object."""
+    try:
+        return type(json.loads(text)) is dict
+    except (ValueError, RecursionError):
+        return False
