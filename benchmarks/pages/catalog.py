@@ -68,7 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "others-nano": comparison.answers(
         "nano", ("mixed",), lengths=(4096,), budgets=(0.1, 0.05), of_core=False, also="quality_all_h200"
     ),
-    "ruler-smollm2": comparison.answers("smollm2", RULER, lengths=(4096,)),
+    "ruler-smollm2": comparison.answers("smollm2", RULER, lengths=(2048,)),
     "facts-nano": comparison.answers("nano", ("mixed",)),
     "fidelity-smollm2": comparison.predictions("smollm2"),
     "fidelity-nano": comparison.predictions("nano"),
@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-heads": claims.experiments("outliers"),
     "claims-infinigen": claims.experiments("infinigen", "layers"),
     "claims-pooling": claims.experiments("pooling"),
+    "claims-points": claims.experiments("points"),
     "siege": soaked.siege,
     "soak-faults": soaked.faults,
     "soak-growth": soaked.growth,
