@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -67,6 +68,9 @@ async def _run(
     try:
         if chat is not None:
             await chat.start()
+        # A large body sets off full collections, which need not look at all that was imported.
+        gc.collect()
+        gc.freeze()
         where = _where(config, listener)
         events.ready(where if chat is None else f"{where}, chat gRPC on port {chat.port}")
         await asyncio.wait(

@@ -15,6 +15,7 @@ from gateway.rest.schemas import Body
 
 BODY_TIMEOUT_S = 60.0
 MAX_ERRORS = 10
+MANY_ERRORS = 1000
 MAX_ERROR_CHARS = 200
 
 B = TypeVar("B", bound=Body)
@@ -62,6 +63,9 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def _invalid(exc: ValidationError) -> InvalidRequest:
     """A bounded text without what the client sent: it could be megabytes."""
+    if (count := exc.error_count()) > MANY_ERRORS:
+        # pydantic tells all or none, and to tell them would hold up everybody
+        return InvalidRequest(f"{count} fields are not as they must be; most are unknown names in `carrel`.")
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
     lines = list(dict.fromkeys(_line(error) for error in errors))
     more = f"; and {len(lines) - MAX_ERRORS} more" if len(lines) > MAX_ERRORS else ""

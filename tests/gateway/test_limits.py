@@ -115,3 +115,11 @@ def test_a_long_list_of_what_is_wrong_is_one_error(kind: type[Body], body: dict[
     with pytest.raises(ValidationError) as refused:
         kind.model_validate_json(json.dumps(body))
     assert refused.value.error_count() <= 8
+
+
+def test_many_unknown_names_are_counted_and_not_told(http: httpx.Client) -> None:
+    carrel = {f"name_{number}": 1 for number in range(2000)}
+    refused = http.post("/v1/completions", json={"prompt": "a", "carrel": carrel})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("2000 fields")
+    assert "name_1" not in refused.text
