@@ -28,13 +28,18 @@ def order_keys(logits: torch.Tensor) -> torch.Tensor:
 
 def first_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Token ids of each row's first k in the order: [B, V] float32 -> [B, k] int64."""
+    if k <= 1:
+        # of equals the first, as in the order, in a tenth of the time
+        return logits.argmax(dim=-1, keepdim=True)[:, :k]
     return order_keys(logits).topk(k, dim=-1).indices
 
 
 def ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Places of a token of each row in the order, the first 1: [B, V] float32, [B] int64 -> [B] int64."""
-    keys = order_keys(logits)
-    return 1 + (keys > keys.gather(-1, token_ids.unsqueeze(-1))).sum(-1)
+    own = token_ids.unsqueeze(-1)
+    values = logits.gather(-1, own)
+    is_smaller_id = torch.arange(logits.shape[-1], device=logits.device) < own
+    return 1 + ((logits > values) | ((logits == values) & is_smaller_id)).count_nonzero(-1)
 
 
 def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,7 @@ class Prefill(PromptPass[PromptRows]):
         config, begin, end = self._decoder.config, self._begin, self._next_end
         if self._is_computed:
             return 0.0
-        num_layers = max(1, self._chunk_size // (end - begin))
+        num_layers = max(1, self._quantum_tokens // (end - begin))
         layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
         has_last = layers.stop == config.num_layers and not self._scores
         spans = [part.positions(begin, end) for part in self._parts]
@@ -95,8 +95,14 @@ class Prefill(PromptPass[PromptRows]):
         return self._layer == self._decoder.config.num_layers
 
     @property
+    def _quantum_tokens(self) -> int:
+        """Half as many where they are scored too: others wait no longer for that."""
+        is_scoring = self._scores and self._layer == self._decoder.config.num_layers - 1
+        return max(1, self._chunk_size // 2) if is_scoring else self._chunk_size
+
+    @property
     def _next_end(self) -> int:
-        return min(self._begin + self._chunk_size, self._num_tokens)
+        return min(self._begin + self._quantum_tokens, self._num_tokens)
 
     @property
     def _rows(self) -> Tensor:
@@ -106,7 +112,7 @@ class Prefill(PromptPass[PromptRows]):
     def _run_quantum(self, wait: bool) -> None:
         if self._is_computed and wait:
             self._wait()
-        left = self._chunk_size
+        left = self._quantum_tokens
         while self.prompts and not self._is_computed and (end := self._next_end) - self._begin <= left:
             left -= end - self._begin
             if self._begin == 0 and not (self._each(PromptRows.take_known) and self.prompts):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.device import Mark, to_device, to_host
+from gpu_worker.device import Mark, to_device
 from gpu_worker.models import Decoder
 from gpu_worker.records import PromptEvent, TokenEvent
 from gpu_worker.sampling.filters import first_k, ranks
@@ -28,14 +28,18 @@ def scoring_bytes(num_tokens: int, vocab_size: int) -> int:
 class PromptScores:
     """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are told.
 
-    Between `take` and `tell` [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request.
+    Until `tell` [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece: many
+    small ones would lie between logits that are freed, and keep the host's memory from being used again.
     """
 
     def __init__(self, sequence: Sequence, decoder: Decoder, num_top: int) -> None:
         self._sequence = sequence
         self._decoder = decoder
-        self._num_top = num_top
-        self._pieces: list[tuple[Tensor, Tensor]] = []
+        self._num_top = min(num_top, decoder.config.vocab_size)
+        shape = (len(sequence.request.prompt_token_ids) - 1, 1 + self._num_top)
+        is_cuda = decoder.device.type == "cuda"
+        self._logprobs = torch.empty(shape, dtype=torch.float32, pin_memory=is_cuda)
+        self._numbers = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
         self._copied: Mark | None = None
 
     def take(self, hidden: Tensor, begin: int) -> None:
@@ -46,11 +50,13 @@ class PromptScores:
         for first in range(0, len(token_ids), rows):
             of_next = to_device(np.array(token_ids[first : first + rows], dtype=np.int64), hidden.device)
             logits = self._decoder.logits(hidden[first : first + len(of_next)])
-            top_ids = first_k(logits, min(self._num_top, logits.shape[-1]))
+            top_ids = first_k(logits, self._num_top)
             wanted = torch.cat([of_next.unsqueeze(-1), top_ids], dim=-1)
             logprobs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
             numbers = torch.cat([ranks(logits, of_next).unsqueeze(-1), top_ids], dim=-1)
-            self._pieces.append((to_host(logprobs), to_host(numbers)))
+            places = slice(begin + first, begin + first + len(of_next))
+            self._logprobs[places].copy_(logprobs, non_blocking=True)
+            self._numbers[places].copy_(numbers, non_blocking=True)
         self._copied = Mark(hidden.device)
 
     def tell(self) -> None:
@@ -59,13 +65,12 @@ class PromptScores:
             self._copied.wait()
         # set before: who gives way from here on is not scored again
         self._sequence.is_scored = True
-        if not self._pieces:
-            return
-        logprobs, numbers = (torch.cat(each) for each in zip(*self._pieces, strict=True))
         token_ids = self._sequence.request.prompt_token_ids[1:]
         for begin in range(0, len(token_ids), EVENT_TOKENS):
             part = slice(begin, begin + EVENT_TOKENS)
-            rows = zip(token_ids[part], logprobs[part].tolist(), numbers[part].tolist(), strict=True)
+            rows = zip(
+                token_ids[part], self._logprobs[part].tolist(), self._numbers[part].tolist(), strict=True
+            )
             events = [
                 TokenEvent(token_id, logprob, tuple(zip(ids, tops, strict=True)), rank)
                 for token_id, (logprob, *tops), (rank, *ids) in rows

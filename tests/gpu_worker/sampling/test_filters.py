@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p
+from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p, ranks
 
 
 def naive_order(row):
@@ -80,6 +80,15 @@ def test_kept_logits_keep_their_values():
 def test_first_k_breaks_ties_by_the_smaller_id():
     logits = torch.tensor([[0.0, -0.0, 2.0, -3.0, 2.0, 0.0, -3.0, -torch.inf]])
     assert first_k(logits, 8).tolist() == [[2, 4, 0, 1, 5, 3, 6, 7]]
+    assert first_k(logits, 1).tolist() == [[2]]
+    assert first_k(logits, 0).shape == (1, 0)
+
+
+def test_a_rank_is_the_place_in_the_order_whatever_is_equal():
+    logits = torch.tensor([[0.0, -1.0, 3.0, 3.0, -0.0, -torch.inf], [1.0] * 6])
+    for row, expected in enumerate(([3, 5, 1, 2, 4, 6], [1, 2, 3, 4, 5, 6])):
+        found = [int(ranks(logits[row : row + 1], torch.tensor([token]))) for token in range(6)]
+        assert found == expected
 
 
 def test_an_already_filtered_row_stays_filtered():
