@@ -77,6 +77,41 @@ def refusal(server: Serving, number: int) -> tuple[int, float, str]:
     return reply.status_code, time.monotonic() - begin, code
 
 
+def check_keys_are_not_shown(server: Serving) -> None:
+    """Neither in the log, nor in the arguments of a process that it started, nor in what it answers."""
+    shown = [server.log.read_text(), *(" ".join(each.cmdline()) for each in server.descendants())]
+    for path in ("/server_info", "/load", "/metrics", "/v1/models", "/openapi.json"):
+        shown.append(httpx.get(f"{server.url}{path}", headers=headers(MINE), timeout=PATIENCE).text)
+        # a wrong key, of which a right one is a part
+        shown.append(httpx.get(f"{server.url}{path}", headers=headers(f"{MINE}x"), timeout=PATIENCE).text)
+    shown.append(httpx.get(f"{server.url}/v1/models?api_key={MINE}", timeout=PATIENCE).text)
+    assert len(server.descendants()) > 3
+    assert not [text[:300] for text in shown if MINE in text or OTHERS in text]
+
+
+def flood(server: Serving, number: int) -> int:
+    """A prompt that nobody asked before; how many of its tokens were known."""
+    asked = body(ask(1200, seed=200 + number).text, 1)
+    url = f"{server.url}/v1/completions"
+    reply = httpx.post(url, json=asked, headers=headers(OTHERS), timeout=PATIENCE)
+    return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_key_that_floods_leaves_what_another_uses() -> None:
+    # 64 MiB hold some nine such prompts
+    options = ("--no-warmup", "--slab-bytes", "256KiB", "--api-key", f"{MINE},{OTHERS}")
+    with serving(*options, arena="96MiB") as server:
+        documents = [ask(1200, seed=50 + number).text for number in range(4)]
+        for text in documents:
+            first_token_s(server, MINE, text)
+        for number in range(24):
+            flood(server, number)
+        assert server.store_stats().evicted_bytes > 0
+        hits = [first_token_s(server, MINE, text)[1] for text in documents]
+        print(json.dumps({"what": "24 prompts of another key, then one's own four again", "cached": hits}))
+        assert min(hits) > 1000
+
+
 def test_who_leaves_floods_or_listens_gets_nothing() -> None:
     keys = (
         "--api-key",
@@ -86,7 +121,7 @@ def test_who_leaves_floods_or_listens_gets_nothing() -> None:
         "--max-concurrent-per-key",
         str(MOST),
     )
-    with serving("--no-warmup", "--slab-bytes", "256KiB", *keys) as server:
+    with serving("--no-warmup", "--slab-bytes", "256KiB", "--log-level", "debug", *keys) as server:
         with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
             seen = list(pool.map(lambda number: leave(server, number), range(NUM_LEAVING)))
         begin = time.monotonic()
@@ -122,6 +157,7 @@ def test_who_leaves_floods_or_listens_gets_nothing() -> None:
             again.append(first_token_s(server, MINE, text))
         assert {cached for _, cached in (*strange, *fresh)} == {0}
         assert all(cached > 0 for _, cached in again)
+        check_keys_are_not_shown(server)
         times = {"known to another key": strange, "known to nobody": fresh, "known to this key": again}
         print(
             json.dumps(

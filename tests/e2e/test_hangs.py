@@ -11,9 +11,10 @@ import openai
 import psutil
 import pytest
 from questions import ask
-from serving import Serving
+from serving import NANO, Serving
 from test_end_to_end import MANY, ORACLE, SLABS, answering
 from test_recovery import actor_of, answer, client_of, readiness, until
+from tokenizers import Tokenizer
 from waiting import PATIENCE
 
 from carrel.cli import main
@@ -56,6 +57,18 @@ def refusal(server: Serving, policy: str) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["code"]
 
 
+def check_prompts_are_not_told(log: str) -> None:
+    """Of what was asked not even lines of the level debug have words, or ids of tokens; there are such lines."""
+    assert '"level": "DEBUG"' in log
+    tokenizer = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    for case in MANY:
+        text = case.question.text
+        ids = tokenizer.encode(text).ids
+        parts = [text[at : at + 40] for at in range(0, len(text) - 40, 400)]
+        parts += [", ".join(map(str, ids[at : at + 4])) for at in range(0, len(ids) - 4, 100)]
+        assert not [part for part in parts if part in log]
+
+
 def chat(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     """A question by `carrel chat`, which tells what the answer cost."""
     options = ("--policy", "pqcache", "--budget", "0.1", "--max-tokens", "16", "--temperature", "0")
@@ -69,7 +82,9 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with answering(
-        "zero_copy", MANY, *SLABS, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10"
+        "zero_copy",
+        MANY,
+        *(*SLABS, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10", "--log-level", "debug"),
     ) as server:
         assert server.run.stat().st_mode & 0o777 == 0o700
         # Ray's processes, too
@@ -106,4 +121,6 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
             assert stream.error is not None
         until(lambda: readiness(server) == 200, server)
         assert answer(server) == before
-        assert "worker did not answer for 10 s and was killed" in server.log.read_text()
+        log = server.log.read_text()
+        assert "worker did not answer for 10 s and was killed" in log
+        check_prompts_are_not_told(log)
