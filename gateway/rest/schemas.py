@@ -44,6 +44,7 @@ PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
 
 
 def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """An object, checked as far as its first wrong entry."""
     if type(value) is not dict:
         return check(value)
     checked: dict[Any, Any] = {}
