@@ -24,10 +24,9 @@ SKEWED = "infinigen"
 
 @dataclass(frozen=True)
 class Asked:
-    """A policy and budget of one experiment, the length of its documents, and what its worker was told."""
+    """A policy and budget of one experiment, and what its worker was told."""
 
     name: str
-    length: int
     told: str
     line: Line
 
@@ -36,7 +35,7 @@ class Asked:
         own: dict[Cell, tuple[Outcome, ...]] = {}
         for file in matching(f"claims_{model}_{self.name}_*"):
             for cell, outcomes in together([file]).cells.items():
-                is_own = (cell.length, Line(cell.policy, cell.budget)) == (self.length, self.line)
+                is_own = Line(cell.policy, cell.budget) == self.line
                 if is_own and told(report(file).source, cell.policy) == self.told:
                     own[cell] = _once((*own.get(cell, ()), *outcomes))
         places = set(Joined(own).places())
@@ -52,7 +51,7 @@ def experiments(*names: str) -> Callable[[], str]:
     def table() -> str:
         asked = sorted(
             {each for name in names for model in MODELS for each in _asked(model, name)},
-            key=lambda each: (names.index(each.name), each.length, each.line.rank, each.told),
+            key=lambda each: (names.index(each.name), each.line.rank, each.told),
         )
         if not asked:
             return NOTHING
@@ -60,12 +59,16 @@ def experiments(*names: str) -> Callable[[], str]:
             Column("policy", lambda each: f"`{each.line.policy}`{each.told}", False),
             Column("budget", lambda each: budget_name(each.line.budget)),
         ]
-        if len({each.length for each in asked}) > 1:
-            columns.append(Column("length", lambda each: length_name(each.length)))
         for model, shown in MODELS.items():
-            if not any(_asked(model, name) for name in names):
+            places = [place for name in names for place in joined(f"claims_{model}_{name}_*").places()]
+            if not places:
                 continue
-            columns += [Column(f"{shown}, {each}", _score(model, each)) for each in PROTOCOLS]
+            at = " and ".join(length_name(length) for length in sorted({place.length for place in places}))
+            columns += [
+                Column(f"{shown} {at}, {each}", _score(model, each))
+                for each in PROTOCOLS
+                if each in {place.protocol for place in places}
+            ]
             columns.append(Column("against `full`", _against(model)))
             columns.append(Column("documents", _documents(model)))
             if any(_best(model)(each) for each in asked):
@@ -90,7 +93,7 @@ def told(source: Source, policy: str) -> str:
 
 def _asked(model: str, name: str) -> set[Asked]:
     return {
-        Asked(name, cell.length, told(report(file).source, cell.policy), Line(cell.policy, cell.budget))
+        Asked(name, told(report(file).source, cell.policy), Line(cell.policy, cell.budget))
         for file in matching(f"claims_{model}_{name}_*")
         for cell in together([file]).cells
         if cell.policy != UNBUDGETED
