@@ -71,7 +71,7 @@ $(CLIENTS)/.ready: Makefile | $(READY)
 	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api]>=0.4.9" transformers litellm langchain-openai
 	@touch $@
 
-test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm, lm_eval, nginx and Prometheus with a real server
+test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm, lm_eval, Open WebUI, nginx and Prometheus with a real server
 	CLIENTS_PYTHON=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/clients $(ARGS)
 
 eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores
