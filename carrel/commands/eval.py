@@ -88,6 +88,10 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
         ablations = ablations_of(read_methods()) if ABLATIONS in arguments.policies else {}
         policies = name_policies(arguments.policies, info.policies, ablations)
         cells = plan_cells(tasks, arguments.lengths, arguments.protocols, policies, arguments.budgets)
+        if arguments.model is None and (served := Path(info.model).name) != model.name:
+            raise EvaluationError(
+                f"the worker serves {served}; name it by --model: questions are asked in tokens of {model.name}"
+            )
         _check(info, cells)
         report = _open_report(arguments, _source(arguments, model, library.read_files(tasks), info))
 

@@ -53,10 +53,16 @@ class FakeWorker(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self.broken: tuple[str, ...] = ()
         self.holds_from: int | None = None
         self.released = threading.Event()
+        self.model = str(MODEL)
 
     def GetInfo(self, request: pb.GetInfoRequest, context: grpc.ServicerContext) -> pb.GetInfoResponse:
         return pb.GetInfoResponse(
-            device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=3, policies=POLICIES
+            model=self.model,
+            device="cpu",
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=3,
+            policies=POLICIES,
         )
 
     def Generate(

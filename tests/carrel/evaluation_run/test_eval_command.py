@@ -160,6 +160,18 @@ def test_a_busy_worker_is_asked_again(fake_run: MakeRun, monkeypatch: pytest.Mon
     assert len(run.worker.requests) == NUM_DOCUMENTS
 
 
+def test_a_worker_of_another_model_is_not_asked_in_the_default_ones_tokens(
+    fake_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fake_run()
+    run.worker.model = "/models/another"
+    assert main([*run.without("--model"), "--policies", "full"]) != 0
+    assert "serves another; name it by --model" in capsys.readouterr().err
+    assert not run.worker.requests
+    # who names the model knows it by this name
+    assert main([*run.arguments, "--policies", "full", "--protocols", "P1"]) == 0
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
