@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_rig import LAYOUT, TOKEN_BYTES, Record, Rig, make_model, mixed_requests, random_prompt, request
+from engine_rig import (
+    LAYOUT,
+    TOKEN_BYTES,
+    Record,
+    Rig,
+    counted,
+    make_model,
+    mixed_requests,
+    random_prompt,
+    request,
+)
 from offload_rig import attached, count_calls
 from waiting import PATIENCE, wait_until
 
@@ -63,12 +73,6 @@ def untimed(usage: Usage) -> Usage:
     """Without what depends on when its index came: who shares its steps, and so how sums are rounded."""
     mass = None if usage.attention_mass is None else round(usage.attention_mass, 6)
     return replace(usage, queue_ms=0.0, prefill_ms=0.0, index_wait_ms=0.0, decode_ms=0.0, attention_mass=mass)
-
-
-def counted(stats: EngineStats) -> EngineStats:
-    """What the host did for rows depends on the transport."""
-    ours, nothing = {f.name for f in fields(EngineStats) if f.name.endswith("_seconds")}, EngineStats()
-    return replace(stats, **{name: getattr(nothing, name) for name in ours})
 
 
 def served(transport: str) -> tuple[list[Record], EngineStats]:

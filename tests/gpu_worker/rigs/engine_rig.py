@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import torch
@@ -43,6 +43,7 @@ from gpu_worker.policies.sparq.policy import SparQ
 from gpu_worker.records import (
     Budget,
     CompleteEvent,
+    EngineStats,
     ErrorEvent,
     Event,
     GenerationRequest,
@@ -340,6 +341,12 @@ class Rig:
         assert not self.engine.indexing
         assert not self.engine.prefills
         assert not self.engine.offloader.num_sequences
+
+
+def counted(stats: EngineStats) -> EngineStats:
+    """Without times: what it took depends on the transport and the machine."""
+    times, nothing = {f.name for f in fields(EngineStats) if f.name.endswith("_seconds")}, EngineStats()
+    return replace(stats, **{name: getattr(nothing, name) for name in times})
 
 
 def tokens_alone(one: GenerationRequest, *, full_layers: int = 0) -> list[int]:
