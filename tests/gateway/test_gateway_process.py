@@ -20,7 +20,7 @@ import pytest
 from certificates import sign_oneself
 from fake_worker import FakeWorker, Script, start_worker
 from gateway_stack import write_tokenizer
-from ports import free_port
+from ports import free_port, free_ports
 from waiting import PATIENCE, wait_until
 
 from gateway.__main__ import main
@@ -74,7 +74,9 @@ def start(line: list[str]) -> subprocess.Popen[str]:
 
 def wait_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline()) == {"event": "ready"}
+    if (line := process.stdout.readline()) != '{"event": "ready"}\n':
+        process.terminate()
+        pytest.fail(f"not ready but {line!r}: {finish(process)}")
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -91,7 +93,7 @@ def running(
     model_dir: Path, worker: str, *arguments: str, grpc_port: int = 0
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A ready gateway, which must then be told to end, and a client of it."""
-    port = str(free_port())
+    port = next(str(each) for each in free_ports(2) if each != grpc_port)
     more = ("--port", port, "--json-events", "--log-level", "debug", *arguments)
     process = start(command(model_dir, worker, *more, grpc_port=grpc_port))
     try:
