@@ -43,7 +43,7 @@ def test_an_exception_has_a_reason() -> None:
 
 def test_what_could_not_be_compared_is_no_success_in_words() -> None:
     assert judge(report(UNKNOWN), "") == Verdict(
-        "skipped: the index within reach has advisories of none of 1 packages", 0
+        "skipped: there are advisories of none of 1 packages within reach", 0
     )
     assert judge("", "requests.exceptions.ConnectionError: no route").text.startswith(
         "skipped: the advisories"
@@ -72,7 +72,7 @@ def index(body: str | None, status: str = "200 OK") -> Iterator[str]:
 
 
 def test_an_index_with_advisories_is_within_reach() -> None:
-    with index(json.dumps({"vulnerabilities": [{"id": "PYSEC-1"}]})) as url:
+    with index(json.dumps({"id": "PYSEC-1"})) as url:
         assert out_of_reach(url, timeout_s=60) is None
 
 
@@ -80,7 +80,7 @@ def test_an_index_with_advisories_is_within_reach() -> None:
     ("body", "status", "reason"),
     [
         ("", "404 Not Found", "404"),
-        ('{"vulnerabilities": []}', "200 OK", "no advisories"),
+        ('{"message": "Bug not found."}', "200 OK", "no advisories"),
         ("{}", "200 OK", "no advisories"),
         ("no JSON", "200 OK", "Expecting value"),
     ],
