@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import logging
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from carrel.process.histogram import Histogram
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import trace_of_call
 from carrel.process.tracing import Span, Tracer, Unseen
@@ -34,8 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Method:
-    seconds: float = 0.0
-    counts: list[int] = field(default_factory=lambda: [0] * (len(CALL_BOUNDS) + 1))
+    times: Histogram = field(default_factory=lambda: Histogram(CALL_BOUNDS))
     codes: Counter[str] = field(default_factory=Counter)
 
 
@@ -50,17 +49,14 @@ class CallMeter:
         """One call that has ended, with gRPC's name of how."""
         with self._lock:
             known = self._methods.setdefault(method, _Method())
-            known.seconds += seconds
-            known.counts[bisect.bisect_left(CALL_BOUNDS, seconds)] += 1
+            known.times.observe(seconds)
             known.codes[code] += 1
 
     def read(self) -> tuple[CallStats, ...]:
         """Of all methods that were called."""
         with self._lock:
-            return tuple(
-                CallStats(name, each.seconds, tuple(each.counts), dict(each.codes))
-                for name, each in sorted(self._methods.items())
-            )
+            told = [(name, each.times.read(), each.codes) for name, each in sorted(self._methods.items())]
+            return tuple(CallStats(name, times.sum, times.counts, dict(codes)) for name, times, codes in told)
 
 
 class CallWatch(grpc.ServerInterceptor):
