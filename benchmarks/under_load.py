@@ -1,0 +1,229 @@
+"""`python -m benchmarks.under_load`: every load of docs/benchmarks.md, "Under load", on servers started for them.
+
+A load whose JSON is there is not run again: a run that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.shapes import SHAPES
+from carrel.process.command_line import at_least
+from carrel.serve.model import BUNDLED
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 0.5
+STOP_S = 30
+LAST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Load:
+    """name: its JSON is serve_NAME_LABEL.json. arguments: of `carrel bench serve`."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One start of store, worker and gateway, and what is asked of it. options: of the worker."""
+
+    options: tuple[str, ...]
+    loads: tuple[Load, ...]
+
+
+def servers(shrink: int) -> tuple[Server, ...]:
+    """Prompts are a `shrink`-th as long as the page's."""
+    chats = f"chats={512 // shrink}+64@3"
+    documents = f"documents={100_000 // shrink}+64x3"
+    turns = f"turns={32_000 // shrink}~{max(8, 200 // shrink)}+64*2x1"
+    beside = ("--traffic", chats, documents, "--slo-ttft", "500")
+
+    def second_turn(policy: str, seed: int) -> Load:
+        asked = ("--traffic", turns, "--policies", policy, "--budget", "0.2", "--seed", str(seed))
+        return Load(f"known_{policy}", asked)
+
+    return (
+        Server(
+            ("--itl-target-ms", "45"),
+            (Load("chats", ("--traffic", chats, "--seed", "5")), Load("mixed", (*beside, "--seed", "3"))),
+        ),
+        Server(
+            ("--policy", "full", "--itl-target-ms", "2000", "--prefill-chunk", str(16_384 // shrink)),
+            (Load("batch", ("--traffic", f"batch={16_384 // shrink}+128x16/8")),),
+        ),
+        Server(
+            (),
+            (
+                Load("mixed_default", (*beside, "--seed", "3")),
+                second_turn("full", 321),
+                second_turn("snapkv", 322),
+                second_turn("auto", 323),
+            ),
+        ),
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.under_load", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the JSON files")
+    parser.add_argument("--label", default="here", metavar="NAME", help="of the machine, in the files' names")
+    parser.add_argument("--loads", nargs="+", default=None, metavar="NAME", help="only these")
+    parser.add_argument(
+        "--model-shape",
+        choices=sorted(SHAPES),
+        default="llama-3.1-8b",
+        metavar="NAME",
+        help="default: %(default)s",
+    )
+    parser.add_argument("--budget", default="2048", metavar="SHARE|N", help="default: %(default)s")
+    parser.add_argument("--arena-bytes", default="48GiB", metavar="SIZE", help="default: %(default)s")
+    parser.add_argument("--port", type=int, default=8102, help="of the gateway (default: %(default)s)")
+    parser.add_argument(
+        "--shrink",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="divide the prompts' lengths, for a small machine (default: 1, the lengths of the page)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="of a start and of a load (default: %(default)s)",
+    )
+    parser.add_argument("--commit", default=None, metavar="HASH", help="where the code has no git folder")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 when a load or a start failed; the others are run all the same."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    planned = servers(options.shrink)
+    known = [load.name for server in planned for load in server.loads]
+    if unknown := set(options.loads or ()) - set(known):
+        parser.error(f"--loads: no load is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = {name for name in options.loads or known if not _json(options, name).exists()}
+    num_failed = 0
+    for server in planned:
+        loads = [load for load in server.loads if load.name in wanted]
+        if not loads:
+            continue
+        try:
+            with _running(options, server):
+                num_failed += sum(not _ask(options, load) for load in loads)
+        except BenchmarkError as error:
+            print(error, file=sys.stderr)
+            num_failed += len(loads)
+    return min(num_failed, 1)
+
+
+def _json(options: argparse.Namespace, name: str) -> Path:
+    return Path(options.out) / f"serve_{name}_{options.label}.json"
+
+
+def _ask(options: argparse.Namespace, load: Load) -> bool:
+    """Whether the load was answered."""
+    command = [sys.executable, "-m", "carrel", "bench", "serve", *load.arguments]
+    command += ["--url", f"http://127.0.0.1:{options.port}", "--json", str(_json(options, load.name))]
+    command += ["--commit", options.commit] if options.commit else []
+    print(f"{load.name}: {' '.join(load.arguments)}", file=sys.stderr)
+    try:
+        return subprocess.run(command, cwd=ROOT, timeout=options.timeout, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"{load.name}: not done after {options.timeout:.0f} s", file=sys.stderr)
+        return False
+
+
+@contextmanager
+def _running(options: argparse.Namespace, server: Server) -> Iterator[None]:
+    """Store, worker and gateway, ready; they end with it. Raises BenchmarkError with what one that ended said."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        model = _random_model(folder / "model", options.model_shape)
+        store, worker = f"unix:{folder}/store.sock", f"unix:{folder}/worker.sock"
+        commands = {
+            "kv_store": f"--listen {store} --runtime process --arena-bytes {options.arena_bytes}",
+            "gpu_worker": f"{model} --load-format dummy --listen {worker} --store {store} --max-num-seqs 32 "
+            f"--budget {options.budget} {' '.join(server.options)}",
+            "gateway": f"--model {model} --worker {worker} --port {options.port} --grpc-port 0",
+        }
+        logs = {module: folder / f"{module}.log" for module in commands}
+        children = {
+            module: stack.enter_context(_child(module, arguments.split(), logs[module]))
+            for module, arguments in commands.items()
+        }
+        _await_ready(options, children, logs)
+        yield
+
+
+def _random_model(folder: Path, shape: str) -> str:
+    """A checkpoint's folder without weights, with the bundled model's tokenizer: prompts are token ids."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape].config_fields()))
+    for file in BUNDLED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return str(folder)
+
+
+@contextmanager
+def _child(module: str, arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as words:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=words,
+            stderr=words,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _await_ready(
+    options: argparse.Namespace, children: Mapping[str, subprocess.Popen[bytes]], logs: Mapping[str, Path]
+) -> None:
+    until = time.monotonic() + options.timeout
+    while not _is_ready(options.port):
+        for module, process in children.items():
+            if process.poll() is not None or time.monotonic() > until:
+                state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
+                raise BenchmarkError(
+                    f"{module} {state}: {logs[module].read_text(errors='replace')[-LAST_WORDS:]}"
+                )
+        time.sleep(POLL_S)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
