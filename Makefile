@@ -68,10 +68,11 @@ CLIENTS := build/clients
 
 $(CLIENTS)/.ready: Makefile | $(READY)
 	test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api]>=0.4.9" transformers litellm langchain-openai
+	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api]>=0.4.9" transformers litellm langchain-openai \
+		"grafana-foundation-sdk==1769699379!11.6.0"
 	@touch $@
 
-test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm, lm_eval, Open WebUI, nginx and Prometheus with a real server
+test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm, lm_eval, Open WebUI, nginx and Prometheus with a real server, the board with Grafana's types
 	CLIENTS_PYTHON=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/clients $(ARGS)
 
 eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores

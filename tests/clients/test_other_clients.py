@@ -64,6 +64,8 @@ def test_lm_eval_measures_what_transformers_computes(server: Serving) -> None:
         expected = of_following.gather(-1, following_ids[:, None]).sum().item()
         differences.append(abs(loglikelihood - expected))
         assert is_greedy == (of_following.argmax(-1) == following_ids).all().item()
+    # that of float32, which the shapes of the products and the processor's kernels for them decide: transformers itself
+    # is as far from its own float64
     print(f"the largest of {len(differences)} differences is {max(differences):.2e}")
     assert max(differences) < 1e-3
 
@@ -84,6 +86,34 @@ def test_litellm(server: Serving) -> None:
         assert answer["whole"] == "".join(answer["pieces"]) != "", name
         assert 0 < answer["tokens"] <= 24
     assert len({answer["whole"] for answer in told.values()}) == 1
+
+
+def lost(told: Any, kept: Any, at: str = "") -> list[str]:
+    """Where `kept` lacks, or has otherwise, what `told` has."""
+    if isinstance(told, dict) and isinstance(kept, dict):
+        return [each for key in told for each in lost(told[key], kept.get(key), f"{at}.{key}")]
+    if isinstance(told, list) and isinstance(kept, list) and len(told) == len(kept):
+        return [
+            each for n, pair in enumerate(zip(told, kept, strict=True)) for each in lost(*pair, f"{at}.{n}")
+        ]
+    return [] if told == kept else [at]
+
+
+def test_grafanas_own_types_know_all_of_the_board() -> None:
+    board = json.loads((ROOT / "deploy" / "monitoring" / "boards" / "carrel.json").read_text())
+    told = ask("ask_grafana.py", question=board)
+    assert lost(board, told["board"]) == []
+    drawn = [panel for panel in board["panels"] if panel["type"] != "row"]
+    expected = [
+        f"grafana_foundation_sdk.models.{name}"
+        for panel in drawn
+        for name in (panel["type"], *(target["datasource"]["type"] for target in panel["targets"]))
+    ]
+    assert told["types"] == expected
+    # what a panel's type asks for and the board leaves out would be as the types have it, a legend hidden
+    read = [panel for panel in told["board"]["panels"] if panel["type"] != "row"]
+    for before, after in zip(drawn, read, strict=True):
+        assert lost(after["options"], before["options"], before["title"]) == []
 
 
 def test_langchain_as_the_page_has_it(server: Serving) -> None:
