@@ -1,35 +1,52 @@
-"""Whose room in the arena is whose: who holds the most gives some up first."""
+"""Whose room is whose, in the arena and on a disk: who holds the most gives some up first."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.slabs import SlabAllocator, SlabIds
+Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
-class SlabOwners:
-    """For whom each slab was taken: it counts as theirs for as long as anybody holds it.
+class Owners:
+    """For whom each of `num_places` was taken: slabs of the arena, or columns of a disk. It counts as theirs until it
+    is free, whoever holds it by then. Not thread-safe: the store's lock guards it.
 
     An owner is a caller's name, "" for none: who has one key has one share, whatever it asks.
     """
 
-    def __init__(self, allocator: SlabAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, num_places: int) -> None:
+        # Of those who have places.
         self._numbers: dict[str, int] = {}
-        self._number_of: npt.NDArray[np.int32] = np.zeros(allocator.num_slabs, np.int32)
+        self._counts: dict[str, int] = {}
+        self._unused_numbers: list[int] = []
+        self._number_of: npt.NDArray[np.int32] = np.zeros(num_places, np.int32)
 
-    def note(self, slab_ids: SlabIds, owner: str) -> None:
-        """These were taken for `owner`."""
-        self._number_of[np.asarray(slab_ids, np.int64)] = self._numbers.setdefault(owner, len(self._numbers))
+    def take(self, places: Places, owner: str) -> None:
+        """These, which were free, are taken for `owner`."""
+        if not places.size:
+            return
+        if owner not in self._numbers:
+            unused = self._unused_numbers
+            self._numbers[owner] = unused.pop() if unused else len(self._numbers)
+            self._counts[owner] = 0
+        self._number_of[places] = self._numbers[owner]
+        self._counts[owner] += places.size
 
-    def largest_first(self, asking: str, num_slabs: int) -> list[str]:
-        """All who hold slabs, the one with the most first; `asking` as if it had the `num_slabs` more that it needs."""
-        held = np.bincount(self._number_of[self._allocator.is_held], minlength=len(self._numbers))
-        counts = {owner: int(held[number]) for owner, number in self._numbers.items()}
-        holding = [owner for owner, count in counts.items() if count]
-        return sorted(holding, key=lambda owner: -counts[owner] - num_slabs * (owner == asking))
+    def free(self, places: Places) -> None:
+        """These are nobody's."""
+        counts = np.bincount(self._number_of[places])
+        for owner, number in tuple(self._numbers.items()):
+            if number < counts.size:
+                self._counts[owner] -= int(counts[number])
+                if not self._counts[owner]:
+                    self._unused_numbers.append(self._numbers.pop(owner))
+                    del self._counts[owner]
 
-    def are_of(self, owner: str) -> npt.NDArray[np.bool_]:
-        """[num_slabs], whether each was taken for `owner` last."""
-        return self._number_of == self._numbers[owner]
+    def largest_first(self, asking: str, num_asked: int) -> list[str]:
+        """All who have places, who has the most first; `asking` as if it had the `num_asked` more that it needs."""
+        return sorted(self._counts, key=lambda owner: -self._counts[owner] - num_asked * (owner == asking))
+
+    def are_of(self, owner: str, places: Places) -> npt.NDArray[np.bool_]:
+        """Whether each of these, which are not free, is the owner's."""
+        return self._number_of[places] == self._numbers[owner]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from carrel.process.histogram import Histogram
 from kv_store.errors import InvalidArgument
-from kv_store.prefix_ages import PrefixAges
-from kv_store.slabs import SlabAllocator
+from kv_store.last_uses import LastUses
+from kv_store.slabs import Among, SlabAllocator, SlabArray
 
 HASH_BYTES = 32
+# in seconds: from a chat's next turn to a week
+AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0)
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
@@ -22,10 +24,33 @@ def check_hashes(hashes: Sequence[bytes]) -> None:
         raise InvalidArgument(f"a prefix hash must have {HASH_BYTES} bytes")
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixAges:
+    """Whether the arena is large enough.
+
+    reuse_gap: since the last use of what a prompt shares, of the last slabs that it does. evicted_idle,
+    evicted_lifetime: of what was given up for room, since its last use, and since it was listed.
+    """
+
+    reuse_gap: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS))
+    evicted_idle: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS))
+    evicted_lifetime: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """slabs: int32 [num_layers], of which the first is the entry's place. before: what precedes it in its chain; None:
+    it is the first."""
+
+    name: bytes
+    slabs: npt.NDArray[np.int32]
+    place: int
+    before: bytes | None
+    listed_at: float
+
+
 class PrefixDirectory:
     """Holds one reference to every slab it lists; entries without another holder are evicted, oldest first.
-
-    used_at: float64 [num_slabs], when each was listed or looked up last, by the clock.
 
     A hash covers everything before it, so an entry is of use only behind its predecessors. Each use renews the
     chain from its end to its start: a predecessor is never older than what follows it.
@@ -34,12 +59,12 @@ class PrefixDirectory:
     def __init__(self, allocator: SlabAllocator, clock: Callable[[], float]) -> None:
         self._allocator = allocator
         self._clock = clock
-        self.used_at: npt.NDArray[np.float64] = np.zeros(allocator.num_slabs)
-        self.ages = PrefixAges(clock)
-        # hash -> slab ids int32 [num_layers]; the least recently used first
-        self._entries: OrderedDict[bytes, npt.NDArray[np.int32]] = OrderedDict()
-        # hash -> the one before it in its chain, which the first of a chain has not
-        self._before: dict[bytes, bytes] = {}
+        self.ages = PrefixAges()
+        self._entries: dict[bytes, _Entry] = {}
+        self._at_place: dict[int, _Entry] = {}
+        # [num_slabs], of the entries' places, as `_uses`
+        self._is_place = np.zeros(allocator.num_slabs, bool)
+        self._uses = LastUses(allocator.num_slabs, clock)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,57 +73,73 @@ class PrefixDirectory:
         """List the first len(hashes) columns of `table` [num_layers, n]; slabs already listed stay as they are. Returns
         the slabs that are new here."""
         added = [np.empty(0, np.int32)]
+        now = self._clock()
         for i, value in enumerate(hashes):
-            if value not in self._entries:
-                slabs = table[:, i].copy()
-                self._allocator.retain(slabs)
-                self._entries[value] = slabs
-                added.append(slabs)
-                if i:
-                    self._before[value] = hashes[i - 1]
-        self.ages.note_listed(hashes)
-        self._touch(hashes)
+            if value in self._entries:
+                continue
+            slabs = table[:, i].copy()
+            if self._is_place[slabs[0]]:
+                # They have another name, and what follows on this one is not found without them.
+                hashes = hashes[:i]
+                break
+            self._allocator.retain(slabs)
+            entry = _Entry(value, slabs, int(slabs[0]), hashes[i - 1] if i else None, now)
+            self._entries[value] = self._at_place[entry.place] = entry
+            self._is_place[entry.place] = True
+            added.append(slabs)
+        self.renew(hashes)
         return np.concatenate(added)
 
-    def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
+    def known(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
         """Slabs [num_layers] of each hash of the longest known prefix."""
         found = []
         for value in hashes:
-            slabs = self._entries.get(value)
-            if slabs is None:
+            if (entry := self._entries.get(value)) is None:
                 break
-            found.append(slabs)
-        self._touch(hashes[: len(found)])
+            found.append(entry.slabs)
+        return found
+
+    def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
+        """As `known`, and this is a use of them."""
+        found = self.known(hashes)
+        self.renew(hashes[: len(found)])
+        return found
+
+    def share(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
+        """As `lookup`, for a prompt."""
+        found = self.known(hashes)
+        if found:
+            self.ages.reuse_gap.observe(self._clock() - float(self._uses.at[found[-1][0]]))
+        self.renew(hashes[: len(found)])
         return found
 
     def find(self, name: bytes) -> npt.NDArray[np.int32] | None:
         """Slabs [num_layers] of one hash, the same array for as long as it is listed; None where it is not."""
-        return self._entries.get(name)
+        entry = self._entries.get(name)
+        return None if entry is None else entry.slabs
+
+    def renew(self, hashes: Sequence[bytes]) -> None:
+        """A chain's first hashes, all listed, are used now."""
+        self._uses.renew(np.fromiter((self._entries[each].place for each in hashes), np.int64, len(hashes)))
+
+    def are_unused(self, seconds: float, slab_ids: SlabArray) -> npt.NDArray[np.bool_]:
+        """Of these slabs, False for the first ones of entries that were used within this time."""
+        return ~self._is_place[slab_ids] | (self._uses.at[slab_ids] < self._clock() - seconds)
 
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
-        """Slabs without another holder, counted from the least recently used on until there are enough. waived: int32
-        [num_slabs], references of each slab that do not count."""
-        found = 0
-        for _, slabs in _some_at_a_time(self._entries.items(), enough):
-            is_alone = (self._allocator.references(slabs) - waived[slabs]).max(axis=1) == 1
-            found += int(is_alone.sum()) * slabs.shape[1]
-            if found >= enough:
-                break
-        return found
+        """Slabs without another holder, counted until there are enough. waived: int32 [num_slabs], references of each
+        slab that do not count."""
+        return sum(entry.slabs.size for entry in self._alone(self._places, enough, waived))
 
-    def evict(self, num_slabs: int, among: npt.NDArray[np.bool_]) -> bool:
+    def evict(self, num_slabs: int, among: Among) -> bool:
         """Drop entries without a lease, the least recently used first, until they gave `num_slabs` or there is none;
-        False when there was none. among: [num_slabs], those that may go; all of an entry's may, or none."""
-        evicted: list[bytes] = []
-        entries = ((name, slabs) for name, slabs in self._entries.items() if among[slabs[0]])
-        for names, slabs in _some_at_a_time(entries, num_slabs):
-            most = -(-num_slabs // slabs.shape[1]) - len(evicted)
-            is_alone = self._allocator.references(slabs).max(axis=1) == 1
-            evicted += [names[place] for place in np.flatnonzero(is_alone)[:most]]
-            if len(evicted) * slabs.shape[1] >= num_slabs:
-                break
-        self.ages.note_evicted(evicted)
-        self._drop(evicted)
+        False when there was none. among: of an entry's slabs all may go, or none."""
+        places, now = self._places, self._clock()
+        evicted = self._alone(places[among(places)], num_slabs)
+        for entry in evicted:
+            self.ages.evicted_idle.observe(now - float(self._uses.at[entry.place]))
+            self.ages.evicted_lifetime.observe(now - entry.listed_at)
+        self._drop([entry.name for entry in evicted])
         return bool(evicted)
 
     def drop_chain(self, hashes: Sequence[bytes], held: npt.NDArray[np.int32]) -> set[bytes]:
@@ -106,41 +147,58 @@ class PrefixDirectory:
         [num_slabs], above 0 for slabs whose entries stay."""
         wanted, dropped = set(hashes), set[bytes]()
         # A predecessor is never older than what follows it.
-        for name, slabs in reversed(self._entries.items()):
-            if (name in wanted or self._before.get(name) in dropped) and not held[slabs].any():
-                dropped.add(name)
+        for place in reversed(self._uses.oldest(self._places, len(self._entries)).tolist()):
+            entry = self._at_place[place]
+            if (entry.name in wanted or entry.before in dropped) and not held[entry.slabs].any():
+                dropped.add(entry.name)
         self._drop(dropped)
         return dropped
 
     def drop_slabs(self, slab_ids: npt.NDArray[np.int32]) -> set[bytes]:
         """Drop the entries over any of these slabs, and those that are of no use without them; returns which."""
-        wanted = [name for name, slabs in self._entries.items() if np.isin(slabs, slab_ids).any()]
+        is_dropped = np.zeros(self._allocator.num_slabs, bool)
+        is_dropped[slab_ids] = True
+        wanted = [name for name, entry in self._entries.items() if is_dropped[entry.slabs].any()]
         return self.drop_chain(wanted, np.zeros(self._allocator.num_slabs, np.int32))
 
     def clear(self) -> None:
         """Drop every entry, leased or not; leased slabs live on with their holders."""
         self._drop(tuple(self._entries))
 
+    @property
+    def _places(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self._is_place)
+
+    def _alone(
+        self,
+        places: npt.NDArray[np.int64],
+        num_slabs: int,
+        waived: npt.NDArray[np.int32] | None = None,
+    ) -> list[_Entry]:
+        """Of the entries at these places, the least recently used ones that nobody else holds, as many as give
+        `num_slabs`."""
+
+        def num_holders(slab_ids: SlabArray) -> npt.NDArray[np.int32]:
+            found = self._allocator.references(slab_ids)
+            return found if waived is None else found - waived[slab_ids]
+
+        places = places[num_holders(places) == 1]
+        while places.size:
+            count = -(-num_slabs // self._at_place[int(places[0])].slabs.size)
+            found = [self._at_place[place] for place in self._uses.oldest(places, count).tolist()]
+            is_alone = num_holders(np.stack([entry.slabs for entry in found])).max(axis=1) == 1
+            if is_alone.all():
+                return found
+            # Of some only slabs of other layers are held.
+            held = [entry.place for entry, alone in zip(found, is_alone, strict=True) if not alone]
+            places = places[~np.isin(places, held)]
+        return []
+
     def _drop(self, names: Collection[bytes]) -> None:
-        if names:
-            self._allocator.release(np.concatenate([self._entries.pop(name) for name in names]))
-        for name in names:
-            self._before.pop(name, None)
-        self.ages.forget(names)
-
-    def _touch(self, hashes: Sequence[bytes]) -> None:
-        for value in reversed(hashes):
-            self._entries.move_to_end(value)
-        if hashes:
-            self.used_at[np.concatenate([self._entries[value] for value in hashes])] = self._clock()
-
-
-def _some_at_a_time(
-    entries: Iterable[tuple[bytes, npt.NDArray[np.int32]]], num_slabs: int
-) -> Iterator[tuple[list[bytes], npt.NDArray[np.int32]]]:
-    """These entries, as many at a time as may be enough for `num_slabs`: their names, and their slabs
-    [n, num_layers]."""
-    left = iter(entries)
-    for first in left:
-        some = [first, *islice(left, max(8, num_slabs // first[1].size))]
-        yield [name for name, _ in some], np.stack([slabs for _, slabs in some])
+        if not names:
+            return
+        entries = [self._entries.pop(name) for name in names]
+        self._allocator.release(np.concatenate([entry.slabs for entry in entries]))
+        for entry in entries:
+            del self._at_place[entry.place]
+            self._is_place[entry.place] = False

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.errors import NotFound, PinLimit
-from kv_store.slabs import SlabAllocator, distinct
+from kv_store.slabs import Among, SlabAllocator, distinct
 
 MAX_SESSIONS = 4096
 MAX_OF_OWNER = 1024
@@ -149,20 +149,18 @@ class SessionDirectory:
                 if not hashes:
                     self.drop(name)
 
-    def give_up_oldest(self, among: npt.NDArray[np.bool_], spares_pinned: bool = True) -> bool:
-        """Let go of the slabs of the session that was used longest ago, of those that are not pinned if there are some:
-        it has what is on the disk, or is forgotten. False when there is none. among: [num_slabs]; all slabs of a
-        session that may go are among them."""
-        holding = [
-            name
-            for name, session in self._sessions.items()
-            if session.slabs.size
-            and among[session.slabs].all()
-            and not (spares_pinned and self.is_pinned(session))
-        ]
-        if not holding:
+    def give_up_oldest(self, among: Among | None = None) -> bool:
+        """Let go of the slabs of the session that was used longest ago, of those that are not pinned: it has what is on
+        the disk, or is forgotten. False when there is none. among: all slabs of a session that may go may; None: any
+        may, and where there is no other a pinned one."""
+        holding = [name for name, session in self._sessions.items() if session.slabs.size]
+        unpinned = (name for name in holding if not self.is_pinned(self._sessions[name]))
+        if among is None:
+            name = next(unpinned, next(iter(holding), None))
+        else:
+            name = next((each for each in unpinned if among(self._sessions[each].slabs).all()), None)
+        if name is None:
             return False
-        name = self._oldest(holding)
         session = self._sessions[name]
         if not session.kept:
             self.drop(name)

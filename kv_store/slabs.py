@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-SlabIds = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+from kv_store.owners import Owners
+
+SlabArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+SlabIds = Sequence[int] | SlabArray
+# Which of these slabs may be given up.
+Among = Callable[[SlabArray], npt.NDArray[np.bool_]]
 
 
 class SlabAllocator:
@@ -15,21 +20,19 @@ class SlabAllocator:
 
     Not thread-safe: the store's lock guards it. An allocated slab has one reference, the caller's; the last
     `release` frees it. A long prompt has thousands, so every call looks at all slabs at once and none at each.
+
+    owners: for whom each slab was allocated.
     """
 
     def __init__(self, num_slabs: int) -> None:
         self.num_slabs = num_slabs
         self.num_free = num_slabs
+        self.owners = Owners(num_slabs)
         self._references = np.zeros(num_slabs, np.int32)
 
     @property
     def num_used(self) -> int:
         return self.num_slabs - self.num_free
-
-    @property
-    def is_held(self) -> npt.NDArray[np.bool_]:
-        """[num_slabs], whether each has a holder."""
-        return self._references > 0
 
     @property
     def longest_run(self) -> int:
@@ -39,16 +42,16 @@ class SlabAllocator:
     def references(self, slab_ids: SlabIds) -> npt.NDArray[np.int32]:
         return self._references[np.asarray(slab_ids, np.int64)]
 
-    def allocate_run(self, count: int) -> range | None:
-        """`count` slabs in a row, or None when no free run is that long."""
+    def allocate_run(self, count: int, owner: str = "") -> range | None:
+        """`count` slabs in a row for an owner, or None when no free run is that long."""
         start = self._tightest(count)
         if start is None:
             return None
-        self._hold(np.arange(start, start + count))
+        self._hold(np.arange(start, start + count), owner)
         return range(start, start + count)
 
     def allocate(
-        self, num_rows: int, count: int, after: npt.NDArray[np.int32] | None = None
+        self, num_rows: int, count: int, after: npt.NDArray[np.int32] | None = None, owner: str = ""
     ) -> npt.NDArray[np.int32]:
         """`count` slabs for each row: int32 [num_rows, count], as many in a row as there are, all of them if they can.
 
@@ -64,7 +67,7 @@ class SlabAllocator:
             # Held slabs, of which `after` are some, end each row's: no two rows have the same.
             is_taken = np.logical_and.accumulate(is_free & (behind < self.num_slabs), axis=1)
             table[is_taken] = behind[is_taken]
-            self._hold(behind[is_taken])
+            self._hold(behind[is_taken], owner)
         is_missing = table < 0
         if num_missing := int(is_missing.sum()):
             start = self._tightest(num_missing)
@@ -74,7 +77,7 @@ class SlabAllocator:
                 else np.arange(start, start + num_missing)
             )
             table[is_missing] = found
-            self._hold(found)
+            self._hold(found, owner)
         return table
 
     def retain(self, slab_ids: SlabIds) -> None:
@@ -90,9 +93,12 @@ class SlabAllocator:
         if ids.size and self._references[ids].min() < 1:
             raise RuntimeError("a slab was released more often than it was held")
         self._references[ids] -= 1
-        self.num_free += int(np.count_nonzero(self._references[ids] == 0))
+        freed = ids[self._references[ids] == 0]
+        self.num_free += freed.size
+        self.owners.free(freed)
 
-    def _hold(self, slab_ids: npt.NDArray[np.int64]) -> None:
+    def _hold(self, slab_ids: npt.NDArray[np.int64], owner: str) -> None:
+        self.owners.take(slab_ids, owner)
         self._references[slab_ids] = 1
         self.num_free -= slab_ids.size
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,11 @@ from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.counters import Counters
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
-from kv_store.owners import SlabOwners
 from kv_store.prefixes import PrefixDirectory
 from kv_store.row_sums import RowSums
 from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
-from kv_store.slabs import SlabAllocator
+from kv_store.slabs import Among, SlabAllocator
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class StoreState:
         self.workers = WorkerTable(lease_seconds, clock)
         self.sequences = SequenceTable()
         self.trainings: list[Training] = []
-        self.owners = SlabOwners(self.allocator)
         self.prefixes = PrefixDirectory(self.allocator, clock)
         self.sessions = SessionDirectory(self.allocator)
         self.checksums = SlabChecksums(
@@ -131,48 +130,41 @@ class StoreState:
         while (missing := num_slabs - allocator.num_free) > 0 and self._evict(missing, owner, num_slabs):
             pass
 
-    def allocate(
-        self, num_rows: int, count: int, after: npt.NDArray[np.int32] | None, owner: str
-    ) -> npt.NDArray[np.int32]:
-        """As of the allocator, for `owner`."""
-        table = self.allocator.allocate(num_rows, count, after)
-        self.owners.note(table.ravel(), owner)
-        return table
-
     def allocate_segment(self, num_bytes: int, what: str, owner: str = "") -> range:
         """Slabs in a row for `num_bytes`. Raises OutOfSpace when no run is long enough after eviction."""
         count = -(-num_bytes // self.slab_bytes)
         if count == 0:
             return range(0)
         self.make_room(count, what, owner)
-        while (slabs := self.allocator.allocate_run(count)) is None:
+        while (slabs := self.allocator.allocate_run(count, owner)) is None:
             if not self._evict(1, owner, count):
                 missing = count - self.allocator.longest_run
                 raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
-        self.owners.note(slabs, owner)
         return slabs
 
     def _evict(self, num_slabs: int, asking: str, num_asked: int) -> bool:
         """Give up so many slabs of prefixes that nobody used for long; where there are none, of the owner that holds
         the most with what it asks for; or, where all of that one's are in sessions, the oldest session that is its own
         or that nobody used for long. Pinned ones are the last. False: there is nothing to give up."""
-        unused = self.prefixes.used_at < self._clock() - UNUSED_SECONDS
-        if self._evict_prefixes(num_slabs, unused):
+        owners, are_unused = self.allocator.owners, partial(self.prefixes.are_unused, UNUSED_SECONDS)
+        if self._evict_prefixes(num_slabs, are_unused):
             return True
-        for owner in self.owners.largest_first(asking, num_asked):
-            own = self.owners.are_of(owner)
-            if self._evict_prefixes(num_slabs, own) or self._give_up_session(own | unused):
+        for owner in owners.largest_first(asking, num_asked):
+            are_own = partial(owners.are_of, owner)
+            if self._evict_prefixes(num_slabs, are_own) or self._give_up_session(
+                _either(are_own, are_unused)
+            ):
                 return True
-        return self._give_up_session(np.ones_like(unused), spares_pinned=False)
+        return self._give_up_session(None)
 
-    def _evict_prefixes(self, num_slabs: int, among: npt.NDArray[np.bool_]) -> bool:
+    def _evict_prefixes(self, num_slabs: int, among: Among) -> bool:
         before = self.allocator.num_free
         is_evicted = self.prefixes.evict(num_slabs, among)
         self.counters.evicted_bytes += (self.allocator.num_free - before) * self.slab_bytes
         return is_evicted
 
-    def _give_up_session(self, among: npt.NDArray[np.bool_], spares_pinned: bool = True) -> bool:
-        given_up = self.sessions.give_up_oldest(among, spares_pinned)
+    def _give_up_session(self, among: Among | None) -> bool:
+        given_up = self.sessions.give_up_oldest(among)
         self.counters.evicted_sessions += given_up
         return given_up
 
@@ -209,3 +201,7 @@ class StoreState:
             self.drop_sequence(sequence)
         self.allocator.release(worker.response_slabs)
         self.workers.remove(worker.worker_id)
+
+
+def _either(first: Among, second: Among) -> Among:
+    return lambda slab_ids: first(slab_ids) | second(slab_ids)

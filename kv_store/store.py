@@ -91,7 +91,7 @@ class Store:
         slabs for `num_tokens` tokens in all. One that was started already keeps what it has.
 
         takes_less: where room is missing it has the known prefix only; where none is known it is not started. owner:
-        whose what it holds is, what others find of it, and its session (see `SlabOwners`). Returns the number of shared
+        whose what it holds is, what others find of it, and its session (see `Owners`). Returns the number of shared
         tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace, InvalidArgument, and PrefixLoading,
         having begun nothing, while more of the prefix comes from the disk.
         """
@@ -317,13 +317,12 @@ class Store:
         state.sequences.add(sequence)
         per_slab, counters = sequence.geometry.tokens_per_slab, state.counters
         counters.prefix_lookup_tokens += len(prefix_hashes) * per_slab
-        if found := state.prefixes.lookup(prefix_hashes):
+        if found := state.prefixes.share(prefix_hashes):
             table = np.stack(found, axis=1)
             state.allocator.retain(table.ravel())
             sequence.grow(table)
             sequence.num_prefix_tokens = len(found) * per_slab
             counters.prefix_hit_tokens += sequence.num_prefix_tokens
-            state.prefixes.ages.note_used(prefix_hashes[: len(found)])
             sequence.sealed[:] = sequence.num_prefix_tokens
             sequence.prefix_hashes = tuple(prefix_hashes[: len(found)])
         if self._tier is not None:
@@ -339,7 +338,7 @@ class Store:
         num_layers = state.geometry.layout.num_layers
         state.make_room(added * num_layers, f"{num_tokens} tokens", sequence.owner)
         after = sequence.table[:, -1] if sequence.slabs_per_layer else None
-        sequence.grow(state.allocate(num_layers, added, after, sequence.owner))
+        sequence.grow(state.allocator.allocate(num_layers, added, after, sequence.owner))
 
     def _seal(
         self,

@@ -68,7 +68,7 @@ class ChainLoader:
     def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog, files: TierFiles) -> bool:
         """Whether more of this chain will be in the arena soon than is by now; starts to load it where it is on the
         disk. False once that has ended, or has taken too long. The caller holds the store's lock."""
-        num_known = len(self._state.prefixes.lookup(hashes))
+        num_known = len(self._state.prefixes.known(hashes))
         num_there = self._count(hashes, num_known, catalog)
         if num_there == num_known:
             return False
@@ -77,6 +77,8 @@ class ChainLoader:
             # A disk that hangs holds up each prompt once at most.
             if any(each.is_given_up for each in self._loads.values()):
                 return False
+            # What it has stays for as long as it waits.
+            self._state.prefixes.renew(hashes[:num_known])
             self._start(Load(hashes[:num_there], owner, catalog, files, self._clock()))
             return True
         if load.is_done:
@@ -173,7 +175,7 @@ class ChainLoader:
             state.make_room(2 * num_layers, "what is read from the disk", load.owner)
         except OutOfSpace:
             return None
-        return state.allocate(num_layers, 1, after, load.owner)[:, 0]
+        return state.allocator.allocate(num_layers, 1, after, load.owner)[:, 0]
 
     def _read(self, load: Load, place: int, slabs: npt.NDArray[np.int32]) -> bool:
         """Whether the slabs hold what was written once. Raises OSError."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from store_samples import LAYOUT, TOKENS, Clock, chain, end, known
 
+from kv_store.owners import Owners
 from kv_store.state import UNUSED_SECONDS, StoreState
 from kv_store.store import Store
 
@@ -57,6 +59,19 @@ def test_who_has_all_gives_until_nobody_has_more_than_another(store: Store) -> N
     ask(store, "b4")
     # The least recently used of its own.
     assert kept(store, "b4", *everything) == "b4 b2 b3 c1 c2 a5 a6 a7"
+
+
+def test_who_has_nothing_left_is_not_known_any_more() -> None:
+    owners, places = Owners(8), np.arange(8)
+    for owner in "abcdefgh":
+        owners.take(places[:3], owner)
+        owners.take(places[3:5], "z")
+        owners.free(places[1:4])
+        assert owners.largest_first(owner, 0) == [owner, "z"]
+        assert owners.largest_first("z", 1) == ["z", owner]
+        assert owners.are_of("z", places[[0, 4]]).tolist() == [False, True]
+        owners.free(places[[0, 4]])
+        assert owners.largest_first(owner, 5) == []
 
 
 def test_what_runs_counts_too(store: Store, state: StoreState) -> None:

@@ -333,6 +333,21 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     assert (len(state.sessions), int(state.sessions.counts.sum())) == (0, 0)
 
 
+def test_slabs_are_listed_by_one_name(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch, hashes = state.epoch, chain(4, "first")
+    store.begin(epoch, "w", "a", 4 * TOKENS, hashes)
+    store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, hashes[:2], "short")
+    store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, hashes, "long")
+    # What "short" holds stays; the rest may be listed anew.
+    store.drop_session(epoch, "w", "long")
+    store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, chain(4, "second"), "late")
+    end(store, epoch, "a")
+    assert known(store, epoch, hashes) == 2 * TOKENS
+    assert known(store, epoch, chain(4, "second")) == 0
+    open_with(store, epoch, "all", 32 * TOKENS)
+
+
 def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: StoreState) -> None:
     store.attach("w", LAYOUT, 0)
     epoch, hashes = state.epoch, chain(8, "turns")

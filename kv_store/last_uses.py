@@ -1,0 +1,35 @@
+"""When what takes room was used last: what goes first is found in one look at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+
+class LastUses:
+    """Of places 0..num_places-1. Not thread-safe: the store's lock guards it. There may be thousands, so every call
+    looks at all at once and none at each.
+
+    at: float64 [num_places], by the clock.
+    """
+
+    def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.at = np.zeros(num_places)
+        # Which of all uses was a place's last: several may be at one time.
+        self._turns = np.zeros(num_places, np.int64)
+        self._num_uses = 0
+
+    def renew(self, places: npt.NDArray[np.int64]) -> None:
+        """These are used now, the first of them last."""
+        self._num_uses += places.size
+        self._turns[places[::-1]] = np.arange(self._num_uses - places.size, self._num_uses)
+        self.at[places] = self._clock()
+
+    def oldest(self, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        """So many of these places, or as many as there are, the least recently used first."""
+        if count < among.size:
+            among = among[np.argpartition(self._turns[among], count)[:count]]
+        return among[np.argsort(self._turns[among])]
