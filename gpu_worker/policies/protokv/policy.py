@@ -16,6 +16,7 @@ from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
 from gpu_worker.policies.protokv.group_means import group_means
+from gpu_worker.policies.protokv.group_means.reference import MAX_VOTES
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, bucket_sums
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -35,7 +36,7 @@ class ProtoKV(ScoredPolicy):
     kind and the prototypes are as many as before; its name says which kind is left.
     """
 
-    window: SomeTokens = 8
+    window: Annotated[int, Between(1, MAX_VOTES)] = 8
     chunk_length: SomeTokens = 50
     num_bits: Annotated[int, Between(1, 10)] = 4
     num_irregular: Tokens = 48

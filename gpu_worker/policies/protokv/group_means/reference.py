@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Of a vote that becomes an integer: a sum of votes, at most the window's length, then stays below 2^62.
+# Most votes of a head, the window's length, and bits of a fraction of one: their sum as an integer is 2^62 at most.
+MAX_VOTES = 1 << 14
 VOTE_BITS = 48
 
 
 def group_means(votes: Tensor, labels: Tensor, num_groups: int) -> Tensor:
     """Every token's vote becomes the mean of its group's: float32 [H, n]. votes: float32 [H, n], the sum of a head at
-    most 2^14. labels: int32 or int64 [H, n], from 0 to num_groups - 1."""
+    most MAX_VOTES. labels: int32 or int64 [H, n], from 0 to num_groups - 1."""
     labels = labels.long()
     # Integers: their sum does not depend on the order, so that the same votes always give the same means.
     fixed = (votes * 2.0**VOTE_BITS).long()

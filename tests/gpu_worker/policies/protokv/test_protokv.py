@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.hyper_parameters import Between, hyper_parameters, with_options
+from gpu_worker.policies.protokv.group_means import group_means
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures
 from gpu_worker.policies.protokv.policy import ProtoKV
 from gpu_worker.policies.retain import LayerRows, Retained
@@ -252,3 +254,14 @@ def test_a_plan_spends_the_budget_on_window_and_selection(num_prompt: int) -> No
             assert plan.num_selected >= min(plan.num_recent, budget - 1)
             assert policy.num_queries(plan) == plan.num_recent
     assert policy.plan(4097, 64).num_recent == 8
+
+
+def test_the_widest_window_is_as_many_votes_as_can_be_added_up() -> None:
+    widest = hyper_parameters(ProtoKV())["window"].rule
+    assert isinstance(widest, Between)
+    # All of a head's votes on the tokens of one group.
+    votes = torch.full((1, 4), widest.high / 4)
+    means = group_means(votes, torch.zeros(1, 4, dtype=torch.int32), 1)
+    assert torch.equal(means, votes)
+    with pytest.raises(ValueError, match="window=16385: give 1 to 16384"):
+        with_options(ProtoKV(), {"window": "16385"})
