@@ -143,8 +143,6 @@ def _queries(item: TopKItem, layout: Layout) -> npt.NDArray[np.float32]:
         raise InvalidArgument(
             f"{len(item.queries)} bytes of queries are not float32 [{heads}, group, {width}]"
         )
-    if item.k < 1:
-        raise InvalidArgument(f"k is {item.k}, it must be from 1 up")
     queries = np.frombuffer(item.queries, "<f4").reshape(heads, group, width)
     if not np.isfinite(queries).all():
         raise InvalidArgument("the queries hold a NaN or an infinity")

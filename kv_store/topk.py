@@ -17,6 +17,9 @@ def top_k_positions(scores: F32, k: int) -> I64:
     count = min(k, scores.size)
     if count == scores.size:
         return np.arange(scores.size, dtype=np.int64)
+    if count == 0:
+        # Where sinks and window are all of a budget.
+        return np.empty(0, np.int64)
     threshold = np.partition(scores, scores.size - count)[scores.size - count]
     above = np.flatnonzero(scores > threshold)
     equal = np.flatnonzero(scores == threshold)

@@ -11,7 +11,7 @@ def brute_top_k(scores: np.ndarray, k: int) -> list[int]:
     return sorted(order[:k])
 
 
-@pytest.mark.parametrize("k", [1, 7, 50, 200, 500])
+@pytest.mark.parametrize("k", [0, 1, 7, 50, 200, 500])
 def test_top_k_with_many_ties(k: int) -> None:
     scores = np.random.default_rng(k).integers(0, 6, 200).astype(np.float32)
     assert top_k_positions(scores, k).tolist() == brute_top_k(scores, k)
@@ -43,7 +43,7 @@ def brute_clusters(queries: np.ndarray, centroids: np.ndarray, labels: np.ndarra
     return sorted(taken[:k])
 
 
-@pytest.mark.parametrize("k", [1, 10, 33, 100, 150])
+@pytest.mark.parametrize("k", [0, 1, 10, 33, 100, 150])
 def test_whole_clusters_are_taken_and_the_last_is_cut(k: int) -> None:
     rng = np.random.default_rng(k)
     queries = rng.integers(-2, 3, (3, 8)).astype(np.float32)

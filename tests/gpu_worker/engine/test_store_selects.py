@@ -87,6 +87,9 @@ def requests() -> list[GenerationRequest]:
         request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=60),
         request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
         request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
+        # All of the budget is sinks and window.
+        replace(request("pq window", "pqcache", 0.2), policy_options=(("recent_ratio", "1"),)),
+        replace(request("bits window", "bitkeys", 0.2), policy_options=(("recent_ratio", "1"),)),
     ]
 
 
