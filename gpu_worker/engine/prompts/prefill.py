@@ -96,9 +96,10 @@ class Prefill(PromptPass[PromptRows]):
 
     @property
     def _quantum_tokens(self) -> int:
-        """Half as many where they are scored too: others wait no longer for that."""
+        """Half as many where they are scored too: others wait no longer for that. Packed prompts are attended whole."""
         is_scoring = self._scores and self._layer == self._decoder.config.num_layers - 1
-        return max(1, self._chunk_size // 2) if is_scoring else self._chunk_size
+        is_halved = is_scoring and self._packed is None
+        return max(1, self._chunk_size // 2) if is_halved else self._chunk_size
 
     @property
     def _next_end(self) -> int:

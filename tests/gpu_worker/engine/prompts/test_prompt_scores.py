@@ -70,6 +70,22 @@ def test_short_prompts_are_scored_too() -> None:
     assert rig.tokens(request("does not", prompt=24)) == record.tokens
 
 
+def test_one_that_is_scored_fills_more_than_half_a_chunk_with_others() -> None:
+    one, other = request("one", prompt=90, max_tokens=2), request("other", prompt=100, max_tokens=2)
+    rig = Rig(prefill_chunk=300, max_joining=300)
+    expected = told(rig.run(scored(one, 1))[0])
+    rig.submit(scored(replace(one, request_id="packed"), 1), other)
+    rig.step()
+    assert len(rig.engine.prefills) == 2
+    rig.drain()
+    tokens = told(rig.records["packed"])
+    assert [token.rank for token in tokens] == [token.rank for token in expected]
+    assert [token.logprob for token in tokens] == pytest.approx(
+        [token.logprob for token in expected], abs=2e-5
+    )
+    assert rig.records["other"].tokens == Rig().tokens(other)
+
+
 def test_a_prompt_that_gave_way_after_it_was_scored_tells_nothing_twice() -> None:
     rig = Rig(max_num_seqs=1)
     rig.submit(scored(request("low", prompt=40, max_tokens=30), 0))
