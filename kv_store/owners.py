@@ -22,6 +22,10 @@ class Owners:
         self._unused_numbers: list[int] = []
         self._number_of: npt.NDArray[np.int32] = np.zeros(num_places, np.int32)
 
+    def grow(self, num_places: int) -> None:
+        """There are so many from now on; the new ones are free."""
+        self._number_of = np.append(self._number_of, np.zeros(num_places - self._number_of.size, np.int32))
+
     def take(self, places: Places, owner: str) -> None:
         """These, which were free, are taken for `owner`."""
         if not places.size:
@@ -43,8 +47,9 @@ class Owners:
                     self._unused_numbers.append(self._numbers.pop(owner))
                     del self._counts[owner]
 
-    def largest_first(self, asking: str, num_asked: int) -> list[str]:
-        """All who have places, who has the most first; `asking` as if it had the `num_asked` more that it needs."""
+    def largest_first(self, asking: str | None, num_asked: int) -> list[str]:
+        """All who have places, who has the most first; `asking`, None for nobody, as if it had the `num_asked` more
+        that it needs."""
         return sorted(self._counts, key=lambda owner: -self._counts[owner] - num_asked * (owner == asking))
 
     def are_of(self, owner: str, places: Places) -> npt.NDArray[np.bool_]:

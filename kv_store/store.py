@@ -394,4 +394,4 @@ class Store:
         if hashes and not sequence.is_corrupt:
             self._state.checksums.seal(self._state.prefixes.publish(hashes, sequence.table))
             if self._tier is not None:
-                self._tier.keep_prefix(hashes)
+                self._tier.keep_prefix(hashes, sequence.owner)

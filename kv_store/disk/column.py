@@ -1,7 +1,7 @@
 """A file of slabs: those of one prefix hash in all layers, behind a header that says what they are.
 
-The header is the fields below, a checksum of each slab, and a digest of all this, padded with zeros to a whole number
-of pages. The slabs follow, layer by layer.
+The header is the fields below, the owner's name, a checksum of each slab, and a digest of all this, padded with zeros
+to a whole number of pages. The slabs follow, layer by layer.
 """
 
 from __future__ import annotations
@@ -21,25 +21,37 @@ from kv_store.prefixes import HASH_BYTES
 MAGIC = b"carrel slabs 1\0\0"
 _PAGE_BYTES = 4096
 _DIGEST_BYTES = 32
-# magic, fingerprint, name, name before it (zeros: the first of its chain), place in its chain
-_FIELDS = struct.Struct("<16s32s32s32sQ")
+# magic, fingerprint, name, name before it (zeros: the first of its chain), place in its chain, length of the owner's
+_FIELDS = struct.Struct("<16s32s32s32sQH")
+# Of 256 characters in UTF-8.
+_OWNER_BYTES = 1024
+# Of the header; files of another are another layout's.
+_FORMAT = 2
 _NO_NAME = bytes(HASH_BYTES)
 
 
 def fingerprint(geometry: SlabGeometry, edition: Edition) -> bytes:
     """Of what must be equal for one store to read what another wrote: 32 bytes."""
-    facts = (LAYOUT_VERSION, astuple(geometry.layout), geometry.slab_bytes, edition.version, edition.messages)
+    facts = (
+        _FORMAT,
+        LAYOUT_VERSION,
+        astuple(geometry.layout),
+        geometry.slab_bytes,
+        edition.version,
+        edition.messages,
+    )
     return hashlib.blake2b(repr(facts).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """What a header says. before: the name that comes before this in its chain, None for the first. place: how many do.
-    sums: uint64 [num_layers], `checksums` of each slab."""
+    owner: whose it is, at most 256 characters. sums: uint64 [num_layers], `checksums` of each slab."""
 
     name: bytes
     before: bytes | None
     place: int
+    owner: str
     sums: npt.NDArray[np.uint64]
 
 
@@ -50,14 +62,16 @@ class ColumnFormat:
         self._fingerprint = fingerprint(geometry, edition)
         self.num_layers = geometry.layout.num_layers
         self.slab_bytes = geometry.slab_bytes
-        self._used = _FIELDS.size + 8 * self.num_layers
+        self._sums_at = _FIELDS.size + _OWNER_BYTES
+        self._used = self._sums_at + 8 * self.num_layers
         self.header_bytes = -(-(self._used + _DIGEST_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         self.file_bytes = self.header_bytes + self.num_layers * self.slab_bytes
 
     def header(self, column: Column) -> bytes:
         before = column.before or _NO_NAME
-        fields = _FIELDS.pack(MAGIC, self._fingerprint, column.name, before, column.place)
-        used = fields + column.sums.astype("<u8").tobytes()
+        owner = column.owner.encode()
+        fields = _FIELDS.pack(MAGIC, self._fingerprint, column.name, before, column.place, len(owner))
+        used = fields + owner.ljust(_OWNER_BYTES, b"\0") + column.sums.astype("<u8").tobytes()
         return (used + _digest(used)).ljust(self.header_bytes, b"\0")
 
     def read(self, header: bytes, name: bytes) -> Column:
@@ -65,7 +79,7 @@ class ColumnFormat:
         where it is not what was written."""
         if header[: len(MAGIC)] != MAGIC or len(header) < _FIELDS.size:
             raise DamagedFile("it does not begin as a file of slabs does")
-        _, writer, found, before, place = _FIELDS.unpack_from(header)
+        _, writer, found, before, place, owner_bytes = _FIELDS.unpack_from(header)
         if writer != self._fingerprint:
             raise ForeignFile("another layout or edition wrote it")
         used, digest = header[: self._used], header[self._used : self._used + _DIGEST_BYTES]
@@ -73,8 +87,12 @@ class ColumnFormat:
             raise DamagedFile("its header is not what was written")
         if (place == 0) != (before == _NO_NAME):
             raise DamagedFile("its place in its chain cannot be")
-        sums = np.frombuffer(used, "<u8", self.num_layers, _FIELDS.size).astype(np.uint64)
-        return Column(name, before if place else None, place, sums)
+        try:
+            owner = used[_FIELDS.size : _FIELDS.size + min(owner_bytes, _OWNER_BYTES)].decode()
+        except UnicodeDecodeError as error:
+            raise DamagedFile("its owner's name is none") from error
+        sums = np.frombuffer(used, "<u8", self.num_layers, self._sums_at).astype(np.uint64)
+        return Column(name, before if place else None, place, owner, sums)
 
 
 def _digest(used: bytes) -> bytes:

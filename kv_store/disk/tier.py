@@ -74,8 +74,10 @@ class DiskTier:
         except OSError as error:
             self._failed(error)
             return
+        today = time.time()
         for found in in_order(columns):
-            self._catalog.add(found.column.name, found.column.before)
+            column, idle_seconds = found.column, max(0.0, today - found.used_at)
+            self._catalog.add(column.name, column.before, column.owner, idle_seconds)
         for session in sorted(sessions, key=lambda each: each.used_at):
             self._restore(session, self._catalog)
         self._queue.remove(self._catalog.make_room(self._state.sessions.has_pin))
@@ -94,14 +96,14 @@ class DiskTier:
         self._catalog.touch(hashes)
         return self._loader.must_wait(tuple(hashes), owner, self._catalog, self._files)
 
-    def keep_prefix(self, hashes: tuple[bytes, ...]) -> None:
-        """Slabs that were listed for reuse."""
+    def keep_prefix(self, hashes: tuple[bytes, ...], owner: str) -> None:
+        """An owner's slabs that were listed for reuse."""
         if self._catalog is not None and self._catalog.count(hashes) < len(hashes):
-            self._queue.put(Chain(hashes))
+            self._queue.put(Chain(hashes, owner))
 
     def keep_session(self, name: str, session: Session) -> None:
         """What a session holds by now, and when its pin ends."""
-        self._queue.put(Chain(session.hashes, name))
+        self._queue.put(Chain(session.hashes, session.owner, name))
 
     def drop_session(self, name: str, session: Session) -> None:
         """What the store forgets with it."""
@@ -173,10 +175,11 @@ class DiskTier:
 
 
 def in_order(found: Sequence[Found]) -> list[Found]:
-    """The least recently used first; a predecessor was used whenever what follows it was."""
+    """The least recently used first; a predecessor was used whenever what follows it was, whatever its file says."""
     used_at = {each.column.name: each.used_at for each in found}
     for each in sorted(found, key=lambda each: -each.column.place):
         before = each.column.before
         if before in used_at:
             used_at[before] = max(used_at[before], used_at[each.column.name])
-    return sorted(found, key=lambda each: (used_at[each.column.name], -each.column.place))
+    told = [replace(each, used_at=used_at[each.column.name]) for each in found]
+    return sorted(told, key=lambda each: (each.used_at, -each.column.place))

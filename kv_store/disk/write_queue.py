@@ -20,8 +20,8 @@ PAUSE_SECONDS = 60.0
 
 class WriteQueue:
     """Sessions come before prefixes of no session, and a session's later turn replaces an earlier one; files are
-    removed before anything is written. Nobody waits for the disk: where it is behind, or has failed, prefixes are left
-    out.
+    removed before anything is written. Owners of prefixes take turns. Nobody waits for the disk: where it is behind,
+    prefixes of the owner with the most are left out, and where it has failed, all.
 
     write, remove: do one thing, and may raise OSError. skipped: is told how many were left out; failed: of an error.
     """
@@ -41,7 +41,8 @@ class WriteQueue:
         self._clock = clock
         self._changed = threading.Condition()
         self._sessions: OrderedDict[str, Chain] = OrderedDict()
-        self._prefixes: deque[Chain] = deque()
+        # By owner; who had a turn comes last.
+        self._prefixes: OrderedDict[str, deque[Chain]] = OrderedDict()
         self._unneeded: deque[Unneeded] = deque()
         self._is_busy = self._is_closing = False
         # Nothing is written before.
@@ -51,12 +52,14 @@ class WriteQueue:
 
     def put(self, chain: Chain) -> None:
         with self._changed:
-            if self._clock() < self._resumes_at or (not chain.session and len(self._prefixes) >= MAX_WAITING):
+            if self._clock() < self._resumes_at:
                 self._skipped(1)
             elif chain.session:
                 self._sessions[chain.session] = chain
             else:
-                self._prefixes.append(chain)
+                self._prefixes.setdefault(chain.owner, deque()).append(chain)
+                if self._num_prefixes > MAX_WAITING:
+                    self._skip_one()
             self._changed.notify_all()
 
     def remove(self, unneeded: Unneeded) -> None:
@@ -111,12 +114,31 @@ class WriteQueue:
             if self._unneeded:
                 unneeded = self._unneeded.popleft()
                 return lambda: self._remove(unneeded)
-            chain = self._sessions.popitem(last=False)[1] if self._sessions else self._prefixes.popleft()
+            chain = self._sessions.popitem(last=False)[1] if self._sessions else self._next_prefix()
             return lambda: self._write(chain)
+
+    @property
+    def _num_prefixes(self) -> int:
+        return sum(map(len, self._prefixes.values()))
+
+    def _next_prefix(self) -> Chain:
+        owner, waiting = self._prefixes.popitem(last=False)
+        chain = waiting.popleft()
+        if waiting:
+            self._prefixes[owner] = waiting
+        return chain
+
+    def _skip_one(self) -> None:
+        """The last one of the owner that has the most."""
+        owner = max(self._prefixes, key=lambda each: len(self._prefixes[each]))
+        self._prefixes[owner].pop()
+        if not self._prefixes[owner]:
+            del self._prefixes[owner]
+        self._skipped(1)
 
     def _pause(self, error: OSError) -> None:
         with self._changed:
-            num_left = len(self._sessions) + len(self._prefixes)
+            num_left = len(self._sessions) + self._num_prefixes
             self._resumes_at = self._clock() + PAUSE_SECONDS
         self.clear()
         self._skipped(1 + num_left)

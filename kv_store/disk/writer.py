@@ -53,11 +53,11 @@ class ChainWriter:
         if (sums := self._copy(name, slabs)) is None:
             return False
         before = hashes[place - 1] if place else None
-        self._files.write_column(Column(name, before, place, sums), self._slabs)
+        self._files.write_column(Column(name, before, place, chain.owner, sums), self._slabs)
         with state.lock:
             # Who dropped it in the meantime wants it nowhere.
             if is_wanted := state.prefixes.find(name) is slabs:
-                catalog.add(name, before)
+                catalog.add(name, before, chain.owner)
                 catalog.touch(hashes[: place + 1])
         if not is_wanted:
             self._files.remove(Unneeded([name]))

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import os
 import resource
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, random_rows
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading, RowsWanted, StoreClient
+from kv_store.disk.catalog import UNUSED_SECONDS
 from kv_store.disk.files import TierFiles
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.errors import ConfigError
@@ -40,10 +43,10 @@ class Tier:
             self.store.target, layout, worker_id="w", max_gather_rows=512, timeout_seconds=PATIENCE
         )
 
-    def write(self, name: str, session: str = "", num_slabs: int = NUM_SLABS) -> None:
+    def write(self, name: str, session: str = "", num_slabs: int = NUM_SLABS, owner: str = "me") -> None:
         """A prompt of this name, known from then on."""
         num_tokens, hashes = num_slabs * TOKENS, chain(num_slabs, name)
-        num_shared = self.begin(name, num_tokens, hashes)
+        num_shared = self.begin(name, num_tokens, hashes, owner)
         for layer, rows in enumerate(ROWS):
             if num_shared < num_tokens:
                 self.client.put(name, layer, num_shared, rows[:, num_shared:num_tokens])
@@ -52,13 +55,13 @@ class Tier:
         self.client.stats()
         self.store.server.store.settle()
 
-    def begin(self, name: str, num_tokens: int, hashes: list[bytes]) -> int:
+    def begin(self, name: str, num_tokens: int, hashes: list[bytes], owner: str = "me") -> int:
         """Tokens that are known once nothing is on its way any more."""
         found: list[int] = []
 
         def has_begun() -> bool:
             with contextlib.suppress(PrefixLoading):
-                found.append(self.client.begin(name, num_tokens, hashes, owner="me").num_shared)
+                found.append(self.client.begin(name, num_tokens, hashes, owner=owner).num_shared)
             return bool(found)
 
         wait_until(has_begun)
@@ -84,6 +87,13 @@ class Tier:
 
     def files(self, kind: str) -> list[Path]:
         return sorted(self.path.glob(f"store-0/*.{kind}"))
+
+    def kept(self, *names: str) -> str:
+        """Those of which all slabs have files, and how many the others have, if there are some."""
+        found = {file.stem for file in self.files("slabs")}
+        counts = {name: sum(value.hex() in found for value in chain(NUM_SLABS, name)) for name in names}
+        told = [name if count == NUM_SLABS else f"{name}:{count}" for name, count in counts.items() if count]
+        return " ".join(told)
 
 
 @contextlib.contextmanager
@@ -313,6 +323,46 @@ def test_beyond_its_size_the_oldest_goes_but_not_what_is_pinned(tmp_path: Path) 
         assert {each.session_id for each in tier.client.list_sessions("me")} == {"pinned", "newest"}
         assert (tier.num_known("a"), tier.num_known("d")) == (NUM_SLABS, NUM_SLABS)
         assert len(tier.files("session")) == 2
+
+
+@pytest.mark.parametrize("in_sessions", [False, True])
+def test_who_floods_a_disk_takes_its_own_room_there_also_after_a_restart(
+    tmp_path: Path, in_sessions: bool
+) -> None:
+    with running(tmp_path, disk_bytes=16 * COLUMN_BYTES) as tier:
+        tier.write("b1", owner="b")
+        tier.write("b2", "of b", owner="b")
+        for number in range(4):
+            tier.write(f"a{number}", f"session {number}" if in_sessions else "", owner="a")
+        assert tier.kept("b1", "b2", "a0", "a1", "a2", "a3") == "b1 b2 a2 a3"
+        tier.restart()
+        for number in range(4, 7):
+            tier.write(f"a{number}", f"session {number}" if in_sessions else "", owner="a")
+        assert tier.kept("b1", "b2", "a2", "a3", "a4", "a5", "a6") == "b1 b2 a5 a6"
+        # A third one takes of both.
+        for number in range(2):
+            tier.write(f"c{number}", owner="c")
+        assert len(tier.kept("b1", "b2").split()) == 2
+        assert tier.kept("c0", "c1").startswith("c0")
+        assert len(tier.files("slabs")) == 16
+
+
+def test_what_nobody_used_for_a_day_goes_from_the_disk_first_whoevers_it_is(tmp_path: Path) -> None:
+    with running(tmp_path, disk_bytes=16 * COLUMN_BYTES) as tier:
+        tier.write("b1", owner="b")
+        tier.write("b2", owner="b")
+        tier.write("a1", owner="a")
+
+        def grow_old() -> None:
+            # Only what comes first: it is used whenever what follows is.
+            for value in (*chain(NUM_SLABS, "b1")[:1], *chain(NUM_SLABS, "b2")):
+                file = tier.path / "store-0" / f"{value.hex()}.slabs"
+                os.utime(file, (time.time() - UNUSED_SECONDS - 60,) * 2)
+
+        tier.restart(grow_old)
+        for number in range(2, 4):
+            tier.write(f"a{number}", owner="a")
+        assert tier.kept("b1", "b2", "a1", "a2", "a3") == "b1 a1 a2 a3"
 
 
 def test_another_layout_begins_with_an_empty_tier(tier: Tier) -> None:
