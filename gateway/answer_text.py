@@ -32,12 +32,13 @@ class AnswerLead:
 class StopMatcher:
     """Passes text through, holding back what may still turn out to be a stop string.
 
-    `push` and `flush` return text that is safe to send; `found` is the stop string once one was seen, and nothing at or
-    after it is ever returned.
+    `push` and `flush` return text that is safe to send; `found` is the stop string once one was seen, and nothing after
+    it is ever returned, nor it itself unless `keeps` is set.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], keeps: bool = False) -> None:
         self._stops = stops
+        self._keeps = keeps
         self._held = ""
         self.found: str | None = None
 
@@ -52,8 +53,8 @@ class StopMatcher:
             (start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0
         ]
         if seen:
-            _, start, self.found = min(seen)
-            safe, self._held = self._held[:start], ""
+            end, start, self.found = min(seen)
+            safe, self._held = self._held[: end if self._keeps else start], ""
             return safe
         split = len(self._held) - num_ambiguous(self._held, self._stops)
         safe, self._held = self._held[:split], self._held[split:]

@@ -43,7 +43,7 @@ class Choice:
         index: int,
         request: pb.GenerateRequest,
         deadline: float,
-        stops: tuple[str, ...],
+        stops: StopMatcher,
         lead: str,
         tokenizer: Tokenizer,
         worker: TokenSource,
@@ -57,7 +57,7 @@ class Choice:
         self.usage: pb.Usage | None = None
         self._request = request
         self._deadline = deadline
-        self._stops = StopMatcher(stops)
+        self._stops = stops
         self._lead = AnswerLead(lead)
         self._detokenizer = Detokenizer(decode or tokenizer.decode, request.prompt_token_ids)
         self._tokenizer = tokenizer

@@ -42,7 +42,8 @@ class GenerationOptions:
     `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
     `prefix_salt` (see `KeyRing.caller`). `add_special_tokens` None: to a completion, not to a chat, whose template
     writes them. `truncate_to`: of each prompt only so many tokens are kept, the last; None: all. `timeout_s`: what it
-    may take, where that is less than what any may.
+    may take, where that is less than what any may. `keeps_stop`: the answer ends with its stop string, not before it.
+    `shows_special`: its text has special tokens by their names.
     """
 
     model: str | None = None
@@ -51,6 +52,8 @@ class GenerationOptions:
     add_special_tokens: bool | None = None
     truncate_to: int | None = None
     timeout_s: float | None = None
+    keeps_stop: bool = False
+    shows_special: bool = False
     draft: pb.GenerateRequest = field(default_factory=pb.GenerateRequest)
 
 

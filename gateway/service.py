@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from carrel.process.request_limits import check_token_ids
 from carrel.process.tracing import NoTracer, Tracer
 from gateway.admission import Admission, Place
+from gateway.answer_text import StopMatcher
 from gateway.attention import AttentionViews, WatchedWorker
 from gateway.auth import KeyRing
 from gateway.choice import Choice
@@ -320,14 +321,14 @@ class ChatService:
             number,
             request,
             deadline,
-            plan.options.stop,
+            StopMatcher(plan.options.stop, plan.options.keeps_stop),
             plan.lead,
             self._tokenizer,
             self._worker,
             self.metrics,
             progress,
             echo,
-            self._tokenizer.decode_all if plan.shows_special else None,
+            self._tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
         )
 
     def _timeout_s(self, plan: Plan) -> float:

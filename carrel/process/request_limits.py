@@ -26,8 +26,6 @@ JSON_WHITE_SPACE = r" |\n[ \t]{0,40}"
 MAX_PIN_SECONDS = 30 * 86400
 MIN_BUDGET_TOKENS = 2
 MAX_UINT32 = 2**32 - 1
-# above 0 that float32, in which messages have these numbers, holds to its full precision
-LEAST_FLOAT = 2.0**-126
 
 
 class LimitError(ValueError):
@@ -64,14 +62,15 @@ class Range:
 
 
 RANGES: Mapping[str, Range] = {
-    "n": Range(ge=1, le=8),
+    "n": Range(ge=1, le=MAX_CHOICES),
     "max_tokens": Range(ge=1, le=MAX_UINT32),
     "min_tokens": Range(ge=0, le=MAX_UINT32),
     "temperature": Range(ge=0, le=2),
-    "top_p": Range(ge=LEAST_FLOAT, le=1),
+    # 0: the likeliest token alone
+    "top_p": Range(ge=0, le=1),
     "top_k": Range(ge=0, le=MAX_UINT32),
     "min_p": Range(ge=0, lt=1),
-    "repetition_penalty": Range(ge=LEAST_FLOAT, le=2),
+    "repetition_penalty": Range(ge=2.0**-10, le=2),
     "presence_penalty": Range(ge=-2, le=2),
     "frequency_penalty": Range(ge=-2, le=2),
     # of REST; the worker takes all of uint64

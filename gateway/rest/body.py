@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from string import ascii_uppercase
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -20,8 +21,19 @@ MAX_ERROR_CHARS = 200
 
 B = TypeVar("B", bound=Body)
 
-# pydantic names the branch of a union in an error's place; a client knows only its own fields
-_BRANCHES = ("str", "int", "float", "list[", "dict[", "bool", "constrained-", "[key]")
+# pydantic names the branch of a union in an error's place, a class by its name; a client knows only its own fields
+_BRANCHES = (
+    "str",
+    "int",
+    "float",
+    "list[",
+    "dict[",
+    "bool",
+    "literal[",
+    "constrained-",
+    "[key]",
+    *ascii_uppercase,
+)
 
 
 async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:

@@ -27,14 +27,15 @@ SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 # what other servers take; see `refuse_unsupported`
 UNSUPPORTED: Mapping[str, Any] = {
     "allowed_token_ids": None,
+    "audio": None,
     "bad_words": [],
     "chat_template": None,
     "documents": [],
-    "include_stop_str_in_output": False,
+    "guided_whitespace_pattern": None,
     "length_penalty": 1,
     "logits_processors": [],
-    "skip_special_tokens": True,
     "use_beam_search": False,
+    "web_search_options": None,
 }
 
 
@@ -182,5 +183,7 @@ def _read_options(
         body.add_special_tokens,
         body.truncate_prompt_tokens,
         body.timeout_seconds,
+        bool(body.include_stop_str_in_output),
+        body.skip_special_tokens is False,
         draft,
     )

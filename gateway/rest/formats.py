@@ -75,7 +75,8 @@ class CompletionFormat:
     def whole(self, choice: ChoiceText) -> dict[str, Any]:
         told: dict[str, Any] = {"text": choice.text, "logprobs": None}
         if self._num_logprobs is not None:
-            told["logprobs"] = _completion_logprobs(choice.logprobs, 0, self._num_logprobs)
+            offset = _offset(choice.text, choice.logprobs)
+            told["logprobs"] = _completion_logprobs(choice.logprobs, offset, self._num_logprobs)
         if self._num_of_prompt is not None:
             told["prompt_logprobs"] = _prompt_logprobs(choice.prompt_logprobs, self._num_of_prompt)
         return told
@@ -87,7 +88,7 @@ class CompletionFormat:
         return None
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offset = self._offsets.get(index, 0)
+        offset = self._offsets.get(index) or _offset(text, logprobs)
         self._offsets[index] = offset + sum(len(token.token) for token in logprobs)
         told = _completion_logprobs(logprobs, offset, self._num_logprobs or 0) if logprobs else None
         return {"text": text, "logprobs": told}
@@ -135,6 +136,13 @@ def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
     return {"logprob": json_float(token.logprob), "rank": rank, "decoded_token": token.token}
 
 
+def _offset(text: str, logprobs: Sequence[TokenLogprob]) -> int:
+    """Where the first token begins: an echoed prompt's begin token, which its text leaves out, lies before it."""
+    if logprobs and logprobs[0].logprob is None and not text.startswith(logprobs[0].token):
+        return -len(logprobs[0].token)
+    return 0
+
+
 def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int, num_top: int) -> dict[str, Any]:
     offsets = accumulate((len(token.token) for token in tokens), initial=offset)
     return {
@@ -147,5 +155,5 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int, num_top: i
             else {each.token: json_float(each.logprob) for each in (*token.top[:num_top], token)}
             for token in tokens
         ],
-        "text_offset": list(offsets)[:-1],
+        "text_offset": [max(each, 0) for each in offsets][:-1],
     }

@@ -221,6 +221,12 @@ class GenerationBody(AnswerBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Texts | None = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Field(description="end with the stop string, not before it")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, Field(description="true by default; false: the text has them by their names")
+    ] = None
     presence_penalty: Annotated[float, within("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     logit_bias: Annotated[dict[TokenId, Annotated[float, within("logit_bias")]], OneByOne] | None = None
@@ -272,13 +278,23 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ChatBody(GenerationBody):
     messages: Messages
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     tools: Annotated[list[ToolBody] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Scalar], OneByOne] | None = None

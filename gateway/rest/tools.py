@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import Tool, ToolCall, ToolChoice, Tools
-from gateway.rest.schemas import ChatBody, FunctionBody, MessageBody, NamedTool
-from gateway.tool_calls.checks import check_arguments, checked
+from gateway.rest.schemas import AllowedChoice, ChatBody, FunctionBody, MessageBody, NamedTool
+from gateway.tool_calls.checks import check_arguments, checked, only
 
 
 def read_tools(body: ChatBody) -> Tools | None:
@@ -22,6 +22,9 @@ def read_tools(body: ChatBody) -> Tools | None:
             choice = ToolChoice.REQUIRED
         case NamedTool(function=function):
             choice, named = ToolChoice.REQUIRED, function.name
+        case AllowedChoice(allowed_tools=allowed):
+            choice = ToolChoice(allowed.mode)
+            tools = only(tools, {tool.function.name for tool in allowed.tools})
     return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
 
 

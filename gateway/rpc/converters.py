@@ -59,6 +59,8 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         stop=tuple(message.stop),
         add_special_tokens=message.add_special_tokens,
         truncate_to=message.truncate_prompt_tokens or None,
+        keeps_stop=message.include_stop_str_in_output,
+        shows_special=message.HasField("skip_special_tokens") and not message.skip_special_tokens,
         draft=draft,
     )
     return ChatRequest(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ToolChoice, Tools
+from gateway.exchange import Tool, ToolChoice, Tools
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -19,6 +20,15 @@ def checked(asked: Tools) -> Tools | None:
         missing = "tools is empty" if asked.named is None else f"no tool has the name {asked.named[:64]!r}"
         raise InvalidRequest(f"tool_choice asks for a call, but {missing}.", "tool_choice")
     return asked if asked.tools else None
+
+
+def only(tools: tuple[Tool, ...], names: Set[str]) -> tuple[Tool, ...]:
+    """The tools of these names: the model is told of no others. Raises InvalidRequest where one is not there."""
+    if missing := names - {tool.name for tool in tools}:
+        raise InvalidRequest(
+            f"tool_choice allows a tool that is not there: {min(missing)[:64]!r}.", "tool_choice"
+        )
+    return tuple(tool for tool in tools if tool.name in names)
 
 
 def check_arguments(call_id: str, arguments: str, param: str) -> str:

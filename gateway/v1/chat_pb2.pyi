@@ -78,7 +78,7 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "carrel", "session_id", "include_progress", "cache_salt", "priority", "json_schema", "n", "logprobs", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "no_generation_prompt", "continue_final_message", "truncate_prompt_tokens", "add_special_tokens", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "structured_outputs", "chat_template_kwargs")
+    __slots__ = ("request_id", "model", "messages", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "carrel", "session_id", "include_progress", "cache_salt", "priority", "json_schema", "n", "logprobs", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "no_generation_prompt", "continue_final_message", "truncate_prompt_tokens", "add_special_tokens", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "structured_outputs", "chat_template_kwargs", "include_stop_str_in_output", "skip_special_tokens")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,8 @@ class ChatRequest(_message.Message):
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -156,7 +158,9 @@ class ChatRequest(_message.Message):
     parallel_tool_calls: bool
     structured_outputs: StructuredOutputs
     chat_template_kwargs: _struct_pb2.Struct
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., carrel: _Optional[_Union[CarrelOptions, _Mapping]] = ..., session_id: _Optional[str] = ..., include_progress: bool = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., json_schema: _Optional[str] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: bool = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., carrel: _Optional[_Union[CarrelOptions, _Mapping]] = ..., session_id: _Optional[str] = ..., include_progress: bool = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., json_schema: _Optional[str] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., no_generation_prompt: bool = ..., continue_final_message: bool = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: bool = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ...) -> None: ...
 
 class CarrelOptions(_message.Message):
     __slots__ = ("policy", "budget_share", "budget_tokens", "options")

@@ -51,7 +51,7 @@ def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Keep the fewest tokens, likeliest first, whose probabilities reach p; p: [B] float32 in (0, 1].
+    """Keep the fewest tokens, likeliest first, whose probabilities reach p, one at least; p: [B] float32 in [0, 1].
 
     A token stays when the tokens before it have less than p in sum (nucleus sampling, arXiv 1904.09751).
     """

@@ -37,6 +37,12 @@ def test_stop_strings_across_any_cut() -> None:
         assert out == reference(seen, stops)
 
 
+def test_a_stop_string_may_stay() -> None:
+    matcher = StopMatcher(("b.", "xx"), keeps=True)
+    assert [matcher.push(piece) for piece in ("a", "b", ". c", "d")] == ["a", "", "b.", ""]
+    assert (matcher.found, matcher.flush()) == ("b.", "")
+
+
 def test_without_stop_strings_nothing_waits() -> None:
     matcher = StopMatcher(())
     assert matcher.push("abc") == "abc"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.admission import Admission
+from gateway.answer_text import StopMatcher
 from gateway.choice import Choice
 from gateway.choices import Choices
 from gateway.errors import GenerationFailed, Overloaded, RequestTimeout, TooManyRequests
@@ -107,7 +108,7 @@ def make(model_dir: Path, worker: Worker) -> Make:
                 number,
                 pb.GenerateRequest(request_id=str(number), prompt_token_ids=[10]),
                 end,
-                (),
+                StopMatcher(()),
                 "",
                 tokenizer,
                 worker,  # type: ignore[arg-type]

@@ -35,7 +35,12 @@ def outside() -> Iterator[tuple[str, float]]:
             yield name, value
     # 0 to the worker, whose numbers are float32
     yield "repetition_penalty", 1e-60
-    yield "top_p", 1e-40
+
+
+def test_a_top_p_of_0_is_the_likeliest_token_alone(http: httpx.Client, stack: Stack) -> None:
+    script = stack.say("the")
+    assert http.post("/v1/completions", json={"prompt": "a", "top_p": 0}).status_code == 200
+    assert script.requests[0].sampling.top_p == 0
 
 
 def bodies() -> Iterator[Any]:

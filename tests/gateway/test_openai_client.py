@@ -264,6 +264,26 @@ def test_echo_tells_the_prompt_and_how_likely_it_is(
     assert offsets == [len("".join(tokens[:at])) for at in range(len(tokens))]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_echo_leaves_the_begin_token_out_and_offsets_do_not_count_it(
+    client: openai.OpenAI, stack: Stack, is_stream: bool
+) -> None:
+    stack.say("dog")
+    bos = stack.tokenizer.token_to_id("<|bos|>")
+    prompt = [bos, *stack.tokenizer.encode("the fox", add_special_tokens=False).ids]
+    reply = client.completions.create(
+        model="tiny", prompt=prompt, echo=True, logprobs=1, max_tokens=1, stream=is_stream
+    )
+    choices = [chunk.choices[0] for chunk in reply] if is_stream else [reply.choices[0]]
+    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    tokens = [token for part in logprobs for token in part.tokens]
+    text = "".join(choice.text for choice in choices)
+    assert tokens[0] == "<|bos|>"
+    assert text == "".join(tokens[1:])
+    offsets = [offset for part in logprobs for offset in part.text_offset]
+    assert offsets == [0, *(len("".join(tokens[1:at])) for at in range(1, len(tokens)))]
+
+
 def test_an_echo_alone(client: openai.OpenAI, stack: Stack) -> None:
     script = stack.say("the dog")
     reply = client.completions.create(model="tiny", prompt=["the fox", "dog"], echo=True, max_tokens=0)

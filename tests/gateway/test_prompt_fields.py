@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from gateway_stack import TEMPLATE, Stack, running_stack, write_tokenizer
 from waiting import PATIENCE
+
+from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 ASKED = {"role": "user", "content": "hi"}
@@ -65,7 +68,9 @@ def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stac
         (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (CHAT, {"timeout_seconds": 0}, "timeout_seconds"),
-        (COMPLETION, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (COMPLETION, {"bad_words": ["a"]}, "bad_words"),
+        (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "audio"),
         (COMPLETION, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
         (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
@@ -80,6 +85,25 @@ def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, 
 def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
     neutral = {"skip_special_tokens": True, "bad_words": []}
     assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"
+
+
+def test_an_answer_may_keep_its_stop_string_and_its_special_tokens(stack: Stack) -> None:
+    for fields, text in (
+        ({}, "the "),
+        ({"include_stop_str_in_output": True}, "the fox"),
+        ({"stop": "dog"}, "the fox jumps"),
+        ({"stop": "dog", "skip_special_tokens": False}, "the fox<|end|> jumps"),
+    ):
+        stack.say("the fox<|end|> jumps")
+        body = {"prompt": "a", "stop": "fox", **fields}
+        [choice] = httpx.post(stack.url + COMPLETION, json=body, timeout=PATIENCE).json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+        stack.say("the fox<|end|> jumps")
+        named = {"stop": [body["stop"]], **{name: fields[name] for name in fields.keys() - {"stop"}}}
+        asked = chat_pb2.ChatRequest(messages=[chat_pb2.Message(role="user", content="a")], **named)
+        with grpc.insecure_channel(stack.grpc_target) as channel:
+            events = list(chat_pb2_grpc.ChatStub(channel).Complete(asked, timeout=PATIENCE))
+        assert "".join(event.delta.content for event in events) == text
 
 
 def test_how_likely_a_prompt_is_is_told_as_vllm_does(stack: Stack) -> None:

@@ -139,6 +139,30 @@ def test_a_call_that_must_be_is_held_to_a_grammar(
     assert ("call_1" in grammar.ebnf) == ("call_1" in parts)
 
 
+def only_weather(mode: str) -> dict[str, Any]:
+    named = {"type": "function", "function": {"name": "weather"}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_model_knows_the_tools_that_are_allowed_and_no_others(
+    client: openai.OpenAI, stack: Stack, mode: str
+) -> None:
+    stack.say(CALL)
+    arguments: dict[str, Any] = {"model": "tiny", "messages": [ASKED], "tools": [WEATHER, TIME]}
+    reply = client.chat.completions.create(tool_choice=only_weather(mode), **arguments)
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert "weather" in prompt_of(stack)
+    assert "time" not in prompt_of(stack)
+    assert stack.script.requests[0].HasField("grammar") == (mode == "required")
+    stack.say(CALL)
+    flat = [{"type": "function", **each["function"]} for each in (WEATHER, TIME)]
+    chosen = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "weather"}]}
+    answer = client.responses.create(model="tiny", input="hi", tools=flat, tool_choice=chosen)
+    assert answer.tool_choice.mode == mode
+    assert "time" not in prompt_of(stack)
+
+
 def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack) -> None:
     for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [], "tool_choice": "auto"}):
         stack.say(CALL)
@@ -153,6 +177,8 @@ def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack)
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": only_weather("auto")}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TIME, TIME]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [TIME], "guided_regex": "a"}, "guided_regex"),

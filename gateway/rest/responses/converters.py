@@ -11,8 +11,8 @@ from gateway.grammars import ANY_OBJECT, json_grammar
 from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.responses.input import read_input
-from gateway.rest.responses.schemas import NamedFunction, ResponsesBody, TextFormat
-from gateway.tool_calls.checks import checked
+from gateway.rest.responses.schemas import AllowedFunctions, NamedFunction, ResponsesBody, TextFormat
+from gateway.tool_calls.checks import checked, only
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 LOGPROBS = "message.output_text.logprobs"
@@ -81,6 +81,9 @@ def _read_tools(body: ResponsesBody) -> Tools | None:
             choice = ToolChoice.REQUIRED
         case NamedFunction(name=name):
             choice, named = ToolChoice.REQUIRED, name
+        case AllowedFunctions(mode=mode, tools=allowed):
+            choice = ToolChoice(mode)
+            tools = only(tools, {tool.name for tool in allowed})
     return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
 
 

@@ -47,6 +47,12 @@ class NamedFunction(Body):
     name: str
 
 
+class AllowedFunctions(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
 class TextOptions(Body):
     format: TextFormat | None = None
 
@@ -75,7 +81,7 @@ class ResponsesBody(AnswerBody):
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[
         Annotated[dict[str, str], OneByOne] | None, Field(description="comes back with the answer")
@@ -151,7 +157,7 @@ class ResponseAnswer(Body):
     store: bool
     temperature: float | None
     text: TextOptions
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
     tools: list[Any]
     top_logprobs: int | None
     top_p: float | None

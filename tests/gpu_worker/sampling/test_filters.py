@@ -54,7 +54,7 @@ def test_keep_top_k(vocab_size, ties):
 @pytest.mark.parametrize("vocab_size", [1, 7, 63, 1000])
 def test_keep_top_p(vocab_size, ties):
     logits = random_logits(vocab_size, ties)
-    p = torch.tensor([1e-6, 0.1, 0.37, 0.5, 0.9, 0.99])
+    p = torch.tensor([0.0, 0.1, 0.37, 0.5, 0.9, 0.99])
     kept = survivors(keep_top_p(logits, p))
     assert kept == [naive_top_p(row, q) for row, q in zip(logits.tolist(), p.tolist(), strict=True)]
 
