@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from carrel.commands import COMMANDS
@@ -29,6 +31,14 @@ def build_parser(arguments: Sequence[str]) -> tuple[Parser, dict[str, argparse.A
     return parser, dict(subparsers.choices)
 
 
+def _meant(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    flags = re.findall(r"^  (--[a-z-]+)", parser.format_help(), re.MULTILINE)
+    for word in unknown:
+        if near := get_close_matches(word.partition("=")[0], flags, n=1):
+            return f"; did you mean {near[0]}?"
+    return f"; carrel {parser.prog.split()[-1]} --help lists what there is"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `argv` leaves out the program's name."""
     argv = sys.argv[1:] if argv is None else argv
@@ -36,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         # by the command's own parser, so that its own usage is shown
-        commands[arguments.command].error(f"unknown: {' '.join(unknown)}")
+        commands[arguments.command].error(
+            f"unknown: {' '.join(unknown)}{_meant(commands[arguments.command], unknown)}"
+        )
     try:
         return int(import_module(COMMANDS[arguments.command].module).run(arguments))
     except (CarrelError, OptionError) as error:

@@ -63,9 +63,9 @@ def gather_facts(endpoints: Endpoints, api_keys: Sequence[str]) -> Facts:
 
 
 def read_routes(schema: dict[str, dict[str, dict[str, object]]]) -> tuple[str, ...]:
-    """ "GET /health" and so on from an OpenAPI schema, in its order."""
+    """ "GET /health" and so on from an OpenAPI schema, in its order, in words that no line break parts."""
     return tuple(
-        f"{method.upper()} {path}" for path, operations in schema["paths"].items() for method in operations
+        f"{','.join(operations).upper()}\u00a0{path}" for path, operations in schema["paths"].items()
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carrel.errors import ModelNotFoundError
+from carrel.process.gguf_file import GGUFError, read_gguf
 from carrel.process.version import CHECKOUT
 
 BUNDLED = CHECKOUT / "models" / "carrel-nano"
@@ -17,7 +18,7 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     """A directory or GGUF file as an absolute path, a Hub id as it is, and the bundled model for None. What lies beside
     the bundled model may be called by its name alone.
 
-    Raises ModelNotFoundError when the bundled model is missing or a path leads to no model.
+    Raises ModelNotFoundError when the bundled model is missing, or a path leads to no model or to a damaged file.
     """
     if model is None:
         if not (bundled / "config.json").is_file():
@@ -31,11 +32,10 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
             raise ModelNotFoundError(f"{path} has no config.json: not a Hugging Face model directory")
         return str(path.resolve())
     if path.is_file():
-        # not what a link leads to: a cache's names say nothing
-        return str(path.absolute())
+        return _gguf_file(path)
     fetched = bundled.parent / f"{model}.gguf"
     if fetched.is_file():
-        return str(fetched)
+        return _gguf_file(fetched)
     if model in FETCHED:
         raise ModelNotFoundError(
             f"{fetched} is not here; in a checkout `make serve MODEL={model}` fetches it"
@@ -44,6 +44,15 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelNotFoundError(f"no model directory or GGUF file at {path}")
     return model
+
+
+def _gguf_file(path: Path) -> str:
+    try:
+        read_gguf(path)
+    except GGUFError as error:
+        raise ModelNotFoundError(str(error)) from error
+    # not what a link leads to: a cache's names say nothing
+    return str(path.absolute())
 
 
 def check_hub_model(model: str, revision: str | None, download_dir: str | None) -> None:

@@ -10,10 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from carrel.process.options import OptionError
+
 PREFIX = "carrel-"
 LOCK = "lock"
 # a Unix socket's path has 107 bytes, and Ray's own take some 80 below the folder
 MAX_BASE_LENGTH = 20
+# below it Ray ends with a traceback at its first log
+MIN_FREE_BYTES = 512 << 10
+REMEDY = (
+    f"make room there, or name another folder, of {MAX_BASE_LENGTH} characters at most: XDG_RUNTIME_DIR=DIR"
+)
 
 
 def base_dir() -> Path:
@@ -28,11 +35,19 @@ def base_dir() -> Path:
 def runtime_dir(base: Path | None = None) -> Iterator[Path]:
     """A new folder of mode 0700, removed at the end with all that is in it.
 
-    Its lock is held meanwhile, so a later run can tell, and remove, a folder whose owner was killed.
+    Its lock is held meanwhile, so a later run can tell, and remove, a folder whose owner was killed. Raises OptionError
+    when `base` is full or may not be written to.
     """
     base = base_dir() if base is None else base
     remove_stale(base)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    try:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        raise OptionError(f"{base} cannot hold sockets and logs: {error.strerror}; {REMEDY}") from error
+    if free < MIN_FREE_BYTES:
+        path.rmdir()
+        raise OptionError(f"{base} cannot hold sockets and logs: {free:,} bytes are free; {REMEDY}")
     lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

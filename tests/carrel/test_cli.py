@@ -47,6 +47,12 @@ def test_unknown_words_end_with_two(argv: list[str], capsys: pytest.CaptureFixtu
     assert usage.startswith("usage: carrel serve " if "serve" in argv else "usage: carrel ")
 
 
+def test_an_option_that_is_misspelt_is_told_as_it_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--prot=8000"])
+    assert "did you mean --port?" in capsys.readouterr().err
+
+
 def test_help_imports_no_heavy_library() -> None:
     script = (
         "import sys\nfrom carrel.cli import main\n"

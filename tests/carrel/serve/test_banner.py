@@ -88,7 +88,7 @@ def test_the_request_can_be_pasted() -> None:
 
 def test_routes_come_from_the_schema() -> None:
     schema = {"paths": {"/health": {"get": {}}, "/v1/models": {"get": {}, "post": {}}}}
-    assert read_routes(schema) == ("GET /health", "GET /v1/models", "POST /v1/models")
+    assert read_routes(schema) == ("GET\u00a0/health", "GET,POST\u00a0/v1/models")
 
 
 def test_of_several_keys_one_is_used(tmp_path: Path) -> None:

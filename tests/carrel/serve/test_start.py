@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import struct
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from waiting import PATIENCE
 
 from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
+from carrel.process.options import OptionError
 from carrel.process.version import CHECKOUT
 from carrel.serve.children import Endpoints, child_environment, child_specs
 from carrel.serve.model import find_model
@@ -66,12 +70,31 @@ def test_models(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="make serve MODEL=smollm2"):
         find_model("smollm2", bundled)
     file = tmp_path / "smollm2.gguf"
-    file.touch()
+    file.write_bytes(b"a page")
+    for model in ("smollm2", str(file)):
+        with pytest.raises(ModelNotFoundError, match="is no GGUF file"):
+            find_model(model, bundled)
+    # a head of version 3 without tensors and metadata
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
     assert find_model("smollm2", bundled) == find_model(str(file)) == str(file)
     (tmp_path / "config.json").write_text("{}")
     assert find_model(None, tmp_path) == str(tmp_path)
     assert find_model(str(tmp_path)) == str(tmp_path)
     assert find_model("owner/name") == "owner/name"
+
+
+def test_a_folder_that_is_full_or_read_only_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        pytest.raises(OptionError, match=r"Not a directory.*XDG_RUNTIME_DIR"),
+        runtime_dir(Path("/dev/null")),
+    ):
+        pass
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Mock(free=1000))
+    with pytest.raises(OptionError, match=r"1,000 bytes are free; make room"), runtime_dir(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_runtime_folder_is_private_and_goes(tmp_path: Path) -> None:
