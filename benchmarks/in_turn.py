@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from benchmarks.figures import Spread, write_json
 from carrel.evaluation.about import describe, hash_files, model_files
-from gpu_worker.config import WorkerConfig
+from gpu_worker.config import Dtype, WorkerConfig
 from gpu_worker.engine.build import build_engine
 from gpu_worker.engine.engine import Engine
 from gpu_worker.records import Budget, Constraint, ErrorEvent, Event, GenerationRequest, SamplingParams
@@ -60,7 +60,7 @@ def num_steps(options: argparse.Namespace, num_kinds: int) -> int:
 
 
 @contextmanager
-def engine_for(options: argparse.Namespace, num_tokens: int) -> Iterator[Engine]:
+def engine_for(options: argparse.Namespace, num_tokens: int, dtype: Dtype = "auto") -> Iterator[Engine]:
     """An engine with room for so many tokens after each prompt."""
     with LocalStore(options.arena_gib << 30) as store, tempfile.TemporaryDirectory() as folder:
         config = WorkerConfig(
@@ -68,6 +68,7 @@ def engine_for(options: argparse.Namespace, num_tokens: int) -> Iterator[Engine]
             listen=f"unix:{folder}/unused.sock",
             store=store.target,
             device=options.device,
+            dtype=dtype,
             max_model_len=options.context + num_tokens + 64,
             max_num_seqs=options.batch,
         )
