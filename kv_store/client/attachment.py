@@ -35,12 +35,13 @@ _BUILD_TIMEOUT_SECONDS = 600.0
 class Attachment:
     """One attachment of one worker; `close` ends it, arrays handed out keep their bytes mapped.
 
-    num_slabs: of the arena, those left out that answers lie in."""
+    num_slabs: of the arena. response_slabs: those of them that answers lie in."""
 
     epoch: int
     worker_id: str
     geometry: SlabGeometry
     num_slabs: int
+    response_slabs: int
     rpc: StoreRpc
     transport: Transport
     lease: Lease
@@ -71,7 +72,7 @@ class Attachment:
         geometry = self.geometry
         wanted = geometry.layout.num_layers * geometry.slabs_for(num_tokens)
         wanted += sum(-(-size // geometry.slab_bytes) for size in index_bytes)
-        return max(0, wanted - self.num_slabs) * geometry.slab_bytes
+        return max(0, wanted - (self.num_slabs - self.response_slabs)) * geometry.slab_bytes
 
     def tell_ended(self, ends: Sequence[SequenceEnd]) -> None:
         """Raises StoreError."""
@@ -127,9 +128,14 @@ def attach(
         raise
     beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
     lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
-    num_slabs = reply.arena_bytes // reply.slab_bytes - -(-reply.response_bytes // reply.slab_bytes)
+    num_slabs, response_slabs = (
+        reply.arena_bytes // reply.slab_bytes,
+        -(-reply.response_bytes // reply.slab_bytes),
+    )
     ends = Ends(lambda batch: attached.tell_ended(batch), call_seconds)
-    attached = Attachment(reply.epoch, worker_id, geometry, num_slabs, rpc, mapped, lease, ends)
+    attached = Attachment(
+        reply.epoch, worker_id, geometry, num_slabs, response_slabs, rpc, mapped, lease, ends
+    )
     return attached
 
 

@@ -158,7 +158,11 @@ class StoreClient:
             attached.ends.put(SequenceEnd(sequence_id))
             raise
         table = self._tables.begin(sequence_id, reply.num_shared_tokens)
-        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
+        try:
+            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
+        except StoreError:
+            self.end(sequence_id)
+            raise
         return Begun(reply.num_shared_tokens, table.table)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -171,7 +175,7 @@ class StoreClient:
         reply = attached.ends.with_all_room(
             lambda: attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
         )
-        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry)
+        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
         return table.table
 
     def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:

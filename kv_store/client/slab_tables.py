@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.errors import InvalidStoreRequest, NotInStore
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StoreError
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.rows import RowsWanted
 
@@ -25,9 +25,22 @@ class SlabTable:
         self.capacity = 0
         self.num_prefix_tokens = 0
 
-    def adopt(self, flat: Sequence[int], slabs_per_layer: int, geometry: SlabGeometry) -> None:
-        """Take over the table that the store sent."""
-        table = np.array(flat, np.int32).reshape(self._layout.num_layers, slabs_per_layer)
+    def adopt(
+        self, flat: Sequence[int], slabs_per_layer: int, geometry: SlabGeometry, num_slabs: int
+    ) -> None:
+        """Take over the table that the store sent. Raises StoreError for one that is none of an arena of so many
+        slabs."""
+        sent, num_layers = np.array(flat, np.int64), self._layout.num_layers
+        if sent.size != num_layers * slabs_per_layer or sent.max(initial=0) >= num_slabs:
+            raise StoreError(
+                f"the store's reply has {sent.size} slabs up to {sent.max(initial=0)}: they are not "
+                f"{slabs_per_layer} for each of {num_layers} layers, of {num_slabs}"
+            )
+        if self.num_prefix_tokens > slabs_per_layer * geometry.tokens_per_slab:
+            raise StoreError(
+                f"the store's reply shares {self.num_prefix_tokens} tokens in {slabs_per_layer} slabs of a layer"
+            )
+        table = sent.astype(np.int32).reshape(num_layers, slabs_per_layer)
         table.flags.writeable = False
         self.table = table
         self.capacity = slabs_per_layer * geometry.tokens_per_slab

@@ -1,15 +1,18 @@
 """The client against a store in this process: every transport, restarts, misuse."""
 
+import contextlib
 import json
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from store_samples import LAYOUT, keys_of, random_rows
+from store_samples import LAYOUT, TOKENS, keys_of, random_rows
 from waiting import PATIENCE, wait_until
 
 from carrel.process.log_lines import JSONLines
@@ -24,6 +27,7 @@ from kv_store.client import (
     RowsWanted,
     StaleEpoch,
     StoreClient,
+    StoreError,
     StoreFull,
     StoreUnreachable,
 )
@@ -189,6 +193,62 @@ def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
         client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
     with pytest.raises(InvalidStoreRequest):
         client.begin("", 0)
+
+
+class Alters(grpc.UnaryUnaryClientInterceptor):
+    """Changes replies on their way."""
+
+    def __init__(self, alter: Callable[[Any], object]) -> None:
+        self._alter = alter
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        call = continuation(details, request)
+        if details.method.endswith(("Begin", "BuildIndex")):
+            self._alter(call.result())
+        return call
+
+
+def _put(reply: Any, slab: int) -> None:
+    reply.slab_table[1] = slab
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda reply: _put(reply, 256),
+        lambda reply: _put(reply, 2**32 - 1),
+        lambda reply: reply.slab_table.append(0),
+        lambda reply: setattr(reply, "slabs_per_layer", 1),
+        lambda reply: setattr(reply, "num_shared_tokens", 96),
+    ],
+    ids=["beyond", "huge", "longer", "shorter", "shared"],
+)
+def test_slabs_that_are_not_of_the_arena_are_refused(
+    local_store: LocalStore, alter: Callable[[Any], object]
+) -> None:
+    client = StoreClient.connect(
+        local_store.target, LAYOUT, worker_id="w", interceptors=[Alters(alter)], timeout_seconds=PATIENCE
+    )
+    with contextlib.closing(client):
+        with pytest.raises(StoreError, match="reply"):
+            client.begin("a", 2 * TOKENS)
+        # Nothing of it is left there.
+        assert client.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "object", "none such"])
+def test_an_index_that_is_not_what_its_reply_says_is_refused(local_store: LocalStore, dtype: str) -> None:
+    def alter(reply: Any) -> None:
+        for array in getattr(reply, "arrays", ()):
+            array.dtype = dtype
+
+    client = StoreClient.connect(
+        local_store.target, LAYOUT, worker_id="w", interceptors=[Alters(alter)], timeout_seconds=PATIENCE
+    )
+    with contextlib.closing(client):
+        filled(client, 64)
+        with pytest.raises(StoreError, match=f"no {dtype}"):
+            client.build_index("a", 0, 0, 64, PQParams(2, 4)).result(PATIENCE)
 
 
 def test_a_full_store_says_so_and_release_gives_all_back(connect: Connect) -> None:

@@ -94,4 +94,9 @@ class ShmTransport(Transport):
         if ref.offset + ref.num_bytes > self._readable.size:
             raise StoreError(f"array {ref.name!r} does not lie within the arena")
         raw = self._readable[ref.offset : ref.offset + ref.num_bytes]
-        return raw.view(ref.dtype).reshape(ref.shape)
+        try:
+            return raw.view(ref.dtype).reshape(ref.shape)
+        except (TypeError, ValueError) as exc:
+            raise StoreError(
+                f"array {ref.name!r} has {ref.num_bytes} bytes: it is no {ref.dtype} of {list(ref.shape)}"
+            ) from exc
