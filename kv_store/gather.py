@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import CorruptRows, InvalidArgument
+from kv_store.errors import CorruptRows, FailedPrecondition, InvalidArgument
 from kv_store.state import StoreState
 
 CHUNK_BYTES = 1 << 20
@@ -48,15 +48,16 @@ class RowReader:
     def gather(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> tuple[int, int]:
         """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
 
-        Raises NotFound, InvalidArgument for a position that is not sealed or more rows than the segment holds,
-        CorruptRows where reads are verified.
+        Raises NotFound, FailedPrecondition, InvalidArgument for a position that is not sealed or more rows than the
+        segment holds, CorruptRows where reads are verified.
         """
         state = self._state
         with state.lock:
             worker = state.enter(epoch, worker_id)
         with worker.gather_lock:
             with state.lock:
-                state.enter(epoch, worker_id)
+                if state.enter(epoch, worker_id) is not worker:
+                    raise FailedPrecondition(f"worker {worker_id!r} has attached again: what it held is lost")
                 addresses = self._resolve(worker_id, items)
                 geometry = state.geometry
                 row_bytes = geometry.layout.row_bytes

@@ -159,13 +159,16 @@ class IndexBuilder:
             with state.lock:
                 # Checked first: ending the sequence from here on cancels the training too.
                 self._check_alive(sequence)
-                trainings += [self._trainers.submit(each) for each in tasks]
-                sequence.trainings.update(trainings)
+                for each in tasks:
+                    trainings.append(self._trainers.submit(each))
+                    sequence.trainings.add(trainings[-1])
             return TrainOutcome.over([training.result() for training in trainings])
-        except (CancelledError, RuntimeError) as exc:
+        except CancelledError as exc:
             with state.lock:
                 self._check_alive(sequence)
             raise TrainingFailed("the store is shutting down") from exc
+        except RuntimeError as exc:
+            raise TrainingFailed(f"the trainers take no index: {exc}") from exc
         finally:
             # The slabs must not be reused while a head is still being trained.
             wait([training for training in trainings if not training.cancel()])

@@ -131,6 +131,13 @@ class PrefixDirectory:
         slab that do not count."""
         return sum(entry.slabs.size for entry in self._alone(self._places, enough, waived))
 
+    def evictable_slabs(self, waived: npt.NDArray[np.int32]) -> SlabArray:
+        """All slabs of entries without another holder. waived: as above."""
+        slabs = np.array(
+            [entry.slabs for entry in self._alone(self._places, self._allocator.num_slabs, waived)]
+        )
+        return slabs.ravel().astype(np.int64)
+
     def evict(self, num_slabs: int, among: Among) -> bool:
         """Drop entries without a lease, the least recently used first, until they gave `num_slabs` or there is none;
         False when there was none. among: of an entry's slabs all may go, or none."""

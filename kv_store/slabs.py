@@ -34,10 +34,11 @@ class SlabAllocator:
     def num_used(self) -> int:
         return self.num_slabs - self.num_free
 
-    @property
-    def longest_run(self) -> int:
-        """Most free slabs in a row."""
-        return int(self._free_runs()[1].max(initial=0))
+    def longest_run(self, freed: SlabArray) -> int:
+        """Most free slabs in a row, if these were free too."""
+        is_free = self._references == 0
+        is_free[freed] = True
+        return int(_runs(is_free)[1].max(initial=0))
 
     def references(self, slab_ids: SlabIds) -> npt.NDArray[np.int32]:
         return self._references[np.asarray(slab_ids, np.int64)]
@@ -102,18 +103,19 @@ class SlabAllocator:
         self._references[slab_ids] = 1
         self.num_free -= slab_ids.size
 
-    def _free_runs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Starts and lengths of all maximal runs of free slabs."""
-        is_free = np.zeros(self.num_slabs + 2, np.int8)
-        is_free[1:-1] = self._references == 0
-        edges = np.flatnonzero(np.diff(is_free))
-        return edges[::2], edges[1::2] - edges[::2]
-
     def _tightest(self, count: int) -> int | None:
         """Start of the shortest free run of at least `count` slabs; the lowest of equals. None: there is none."""
-        starts, lengths = self._free_runs()
+        starts, lengths = _runs(self._references == 0)
         fitting = np.flatnonzero(lengths >= count)
         return int(starts[fitting[np.argmin(lengths[fitting])]]) if fitting.size else None
+
+
+def _runs(is_free: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Starts and lengths of all maximal runs."""
+    padded = np.zeros(is_free.size + 2, np.int8)
+    padded[1:-1] = is_free
+    edges = np.flatnonzero(np.diff(padded))
+    return edges[::2], edges[1::2] - edges[::2]
 
 
 def distinct(tables: Iterable[SlabIds]) -> int:

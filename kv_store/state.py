@@ -120,26 +120,31 @@ class StoreState:
 
     def make_room(self, num_slabs: int, what: str, owner: str) -> None:
         """Evict until `num_slabs` are free for `owner`. Raises OutOfSpace, without evicting, when that cannot work."""
-        allocator = self.allocator
-        if num_slabs <= allocator.num_free:
-            return
-        missing = num_slabs - allocator.num_free
-        missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
+        self._check_room(num_slabs, what)
+        while (missing := num_slabs - self.allocator.num_free) > 0:
+            if not self._evict(missing, owner, num_slabs):
+                break
+
+    def _check_room(self, num_slabs: int, what: str) -> None:
+        if (missing := num_slabs - self.allocator.num_free) > 0:
+            missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
             raise OutOfSpace(what, missing * self.slab_bytes)
-        while (missing := num_slabs - allocator.num_free) > 0 and self._evict(missing, owner, num_slabs):
-            pass
 
     def allocate_segment(self, num_bytes: int, what: str, owner: str = "") -> range:
-        """Slabs in a row for `num_bytes`. Raises OutOfSpace when no run is long enough after eviction."""
+        """Slabs in a row for `num_bytes`. Raises OutOfSpace, without evicting, when no run would be long enough."""
         count = -(-num_bytes // self.slab_bytes)
         if count == 0:
             return range(0)
-        self.make_room(count, what, owner)
-        while (slabs := self.allocator.allocate_run(count, owner)) is None:
-            if not self._evict(1, owner, count):
-                missing = count - self.allocator.longest_run
-                raise OutOfSpace(f"{what} in one piece", missing * self.slab_bytes)
+        if (slabs := self.allocator.allocate_run(count, owner)) is None:
+            self._check_room(count, what)
+            longest = self.allocator.longest_run(self.prefixes.evictable_slabs(self.sessions.counts))
+            if longest < count:
+                raise OutOfSpace(f"{what} in one piece", (count - longest) * self.slab_bytes)
+        while slabs is None:
+            if not self._evict(max(1, count - self.allocator.num_free), owner, count):
+                raise RuntimeError("what was to be evicted is not there")
+            slabs = self.allocator.allocate_run(count, owner)
         return slabs
 
     def _evict(self, num_slabs: int, asking: str, num_asked: int) -> bool:

@@ -66,14 +66,13 @@ class TierFiles:
                     sessions.append(self._session(name))
             except DamagedFile as error:
                 self.note_corrupt(name, error)
-                self._folder.remove(name, kind)
+                self._discard(name, kind)
             except ForeignFile:
                 num_foreign += 1
-                self._folder.remove(name, kind)
+                self._discard(name, kind)
             except OSError as error:
                 # The others may be there.
-                self.counts.num_errors += 1
-                _log.error("a file in %s cannot be read: %s", self._folder.path, error)
+                self._note_error("read", error)
         if num_foreign:
             _log.warning(
                 "%d files of slabs in %s are of another layout or version, and were removed",
@@ -119,6 +118,16 @@ class TierFiles:
     def note_corrupt(self, name: bytes, error: DamagedFile) -> None:
         self.counts.num_corrupt += 1
         _log.error("a file in %s is dropped (%s...): %s", self._folder.path, name.hex()[:16], error)
+
+    def _discard(self, name: bytes, kind: str) -> None:
+        try:
+            self._folder.remove(name, kind)
+        except OSError as error:
+            self._note_error("removed", error)
+
+    def _note_error(self, what: str, error: OSError) -> None:
+        self.counts.num_errors += 1
+        _log.error("a file in %s cannot be %s: %s", self._folder.path, what, error)
 
     def _find(self, name: bytes) -> Found:
         with self._folder.opened(name, SLABS, _MOST_BYTES, 1) as file:

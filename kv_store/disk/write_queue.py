@@ -12,8 +12,9 @@ from kv_store.disk.catalog import Chain, Unneeded
 
 _log = logging.getLogger(__name__)
 
-# Prefixes of no session that may wait to be written.
+# Prefixes of no session, and sessions, that may wait to be written.
 MAX_WAITING = 256
+MAX_WAITING_SESSIONS = 4096
 # After an error of the disk nothing is written for so long.
 PAUSE_SECONDS = 60.0
 
@@ -21,7 +22,7 @@ PAUSE_SECONDS = 60.0
 class WriteQueue:
     """Sessions come before prefixes of no session, and a session's later turn replaces an earlier one; files are
     removed before anything is written. Owners of prefixes take turns. Nobody waits for the disk: where it is behind,
-    prefixes of the owner with the most are left out, and where it has failed, all.
+    prefixes of the owner with the most are left out, and sessions that waited longest; where it has failed, all.
 
     write, remove: do one thing, and may raise OSError. skipped: is told how many were left out; failed: of an error.
     """
@@ -56,6 +57,9 @@ class WriteQueue:
                 self._skipped(1)
             elif chain.session:
                 self._sessions[chain.session] = chain
+                if len(self._sessions) > MAX_WAITING_SESSIONS:
+                    self._sessions.popitem(last=False)
+                    self._skipped(1)
             else:
                 self._prefixes.setdefault(chain.owner, deque()).append(chain)
                 if self._num_prefixes > MAX_WAITING:

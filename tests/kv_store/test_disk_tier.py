@@ -214,6 +214,16 @@ def test_a_file_that_is_not_what_was_written_costs_what_is_behind_it(
     assert len(tier.client.list_sessions("me")) == 1
 
 
+def test_what_cannot_be_removed_costs_itself_alone(tier: Tier) -> None:
+    tier.write("a", "doc")
+    folder = tier.path / "store-0" / f"{chain(1, 'folder')[0].hex()}.slabs"
+    tier.restart(lambda: (folder / "in it").mkdir(parents=True))
+    assert tier.num_known("a") == NUM_SLABS
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
+    stats = tier.client.stats().disk
+    assert (stats.num_corrupt, stats.num_errors) == (1, 1)
+
+
 def test_a_session_that_is_not_what_was_written_is_forgotten_alone(tier: Tier) -> None:
     tier.write("a", "doc")
     tier.write("b", "other")

@@ -51,7 +51,8 @@ def test_a_run_is_the_tightest_free_one() -> None:
     allocator.release([8, 9])
     assert allocator.allocate_run(2) == range(8, 10)
     assert allocator.allocate_run(6) is None
-    assert allocator.longest_run == 5
+    assert allocator.longest_run(np.empty(0, np.int64)) == 5
+    assert allocator.longest_run(np.array([5, 6, 15])) == 7
 
 
 def test_shared_slabs_live_until_the_last_reference() -> None:
