@@ -14,6 +14,7 @@ from carrel.errors import CarrelError
 from carrel.process.command_line import Parser
 from carrel.process.options import OptionError
 from carrel.process.version import version
+from carrel.serve.elsewhere import remedies
 
 
 def build_parser(arguments: Sequence[str]) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
@@ -46,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         # by the command's own parser, so that its own usage is shown
-        commands[arguments.command].error(
-            f"unknown: {' '.join(unknown)}{_meant(commands[arguments.command], unknown)}"
-        )
+        words, parser_of = " ".join(unknown), commands[arguments.command]
+        found = remedies(unknown) if arguments.command == "serve" else ""
+        parser_of.error(f"unknown: {words}{found or _meant(parser_of, unknown)}")
     try:
         return int(import_module(COMMANDS[arguments.command].module).run(arguments))
     except (CarrelError, OptionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -13,6 +14,7 @@ from waiting import PATIENCE
 from carrel.cli import main
 from carrel.commands import COMMANDS
 from carrel.process.version import version
+from carrel.serve.elsewhere import ELSEWHERE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +53,27 @@ def test_an_option_that_is_misspelt_is_told_as_it_was_meant(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["serve", "--prot=8000"])
     assert "did you mean --port?" in capsys.readouterr().err
+
+
+def test_an_option_of_another_server_is_told_what_it_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in (
+        (["--tensor-parallel-size", "2", "--swap-space=4"], ["a worker has one GPU", "--arena-bytes"]),
+        (["--otlp-traces-endpoint", "http://x:1"], ["--otlp-traces-endpoint: --otlp-endpoint"]),
+    ):
+        with pytest.raises(SystemExit):
+            main(["serve", "x", *words])
+        err = capsys.readouterr().err
+        assert f"error: unknown: {' '.join(words)}\n" in err
+        assert all(each in err for each in told)
+
+
+def test_what_is_named_in_place_of_another_option_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    own = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    for name, remedy in ELSEWHERE.items():
+        assert name not in own
+        assert set(re.findall(r"--[a-z-]+", remedy)) <= own, name
 
 
 def test_help_imports_no_heavy_library() -> None:
