@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import chromium
 import grpc
 import httpx
 import pytest
@@ -196,6 +198,34 @@ def test_the_page_finds_its_server_and_what_a_request_attends(
                 assert pictures.status_code == 200
                 assert next(line for line in pictures.iter_lines() if '"attended"' in line)
     wait_until(lambda: all_is_free(server))
+
+
+@pytest.mark.skipif(chromium.find() is None, reason="needs a browser")
+@pytest.mark.parametrize("prefix", ["", PREFIX])
+def test_in_a_browser_the_page_draws_while_the_answer_comes_and_stops_it(
+    server: Serving, proxy: Proxy, tmp_path: Path, prefix: str
+) -> None:
+    before = server.worker_stats().requests_aborted_total
+    with chromium.browsing(tmp_path / "profile") as tab:
+        tab.send("Security.setIgnoreCertificateErrors", ignore=True)
+        tab.open(f"https://127.0.0.1:{proxy.port}{prefix}/")
+        tab.wait("document.querySelector('#key:not(.hidden)')")
+        tab.run("document.querySelector('#key-value').focus()")
+        tab.type(KEY)
+        tab.press("Enter", 13)
+        tab.wait("document.querySelector('.pane')")
+        tab.complaints.clear()  # the browser's own line for a 401
+        tab.run(f"take('foxes.txt', {json.dumps('The secret number of the fox is 48213. ' * 40)})")
+        tab.run("document.querySelector('#question').focus()")
+        tab.type("Write down all of it again.")
+        tab.press("Enter", 13)
+        tab.wait("panes[0].strip.picture?.step > 3 && panes[0].answer && document.querySelector('.going')")
+        assert server.worker_stats().running == 1
+        tab.press("Escape", 27)
+        tab.wait("document.querySelector('[data-ended=stopped]')")
+        wait_until(lambda: all_is_free(server))
+        assert server.worker_stats().requests_aborted_total == before + 1
+        assert tab.complaints == []
 
 
 def test_chat_grpc_streams_and_is_cancelled(server: Serving, proxy: Proxy) -> None:

@@ -82,6 +82,25 @@ def test_an_answer_is_shown_as_it_comes_and_stopped(tab: chromium.Tab, stack: St
 
 
 @pytest.mark.slow
+def test_what_an_answer_waits_for_is_told_until_it_begins(tab: chromium.Tab, stack: Stack) -> None:
+    script = stack.say("the fox", is_silent=True, is_held=True)
+    tab.open(stack.url)
+    tab.wait("document.querySelector('.pane')")
+    tab.run("take('fox.txt', 'the quick brown fox jumps')")
+    ask(tab, "who?")
+    state = "document.querySelector('.turn.going h2 span')"
+    tab.wait(f"{state}?.textContent === 'waiting for its turn'")
+    wait_until(lambda: script.requests)
+    size = len(script.requests[0].prompt_token_ids)
+    script.progress = [(size // 2, 0)]
+    script.is_silent = False
+    tab.wait(f"{state}.textContent === 'reading, {round(100 * (size // 2) / size)} %'")
+    script.is_held = False
+    tab.wait("document.querySelector('[data-ended=stop]')")
+    assert tab.run("document.querySelector('.turn:last-child h2').textContent") == "Carrel"
+
+
+@pytest.mark.slow
 def test_what_is_attended_is_drawn_and_read_by_keys_alone(tab: chromium.Tab, stack: Stack) -> None:
     sights = [sight(step, context_tokens=40, bucket_tokens=1, **buckets(40)) for step in (1, 2)]
     stack.say("the dog", sights=sights)
