@@ -131,8 +131,8 @@ def assert_tables_attend(
             ]
         )
     expected = attend_loop(query, pool, held, scale, None if bias is None else bias[tables[1]])
-    for module in kernel, reference:
-        output = module.attend_blocks(query, pool, *tables, lengths, scale, longest, bias)
+    for attend in kernel.attend_blocks, reference.attend_blocks, reference.attend_blocks_naive:
+        output = attend(query, pool, *tables, lengths, scale, longest, bias)
         assert_attends(output, expected, query.dtype)
 
 
@@ -235,6 +235,22 @@ def test_who_has_nothing_to_attend_gets_zeros(num_processors: int, device: torch
     bias[SEATS[1], 1, 0] = 1.0
     for added in None, bias:
         assert torch.equal(kernel.attend_blocks(query, pool, *tables, lengths, scale, 128, added), output)
+
+
+@pytest.mark.parametrize(("group", "head_dim", "dtype"), SHAPES)
+@pytest.mark.parametrize("lengths", [(130, 0), (64, 1), (129, 129)])
+def test_heads_of_one_length(
+    group: int, head_dim: int, dtype: torch.dtype, lengths: tuple[int, int], device: torch.device
+) -> None:
+    query, pool, scale = problem(group, head_dim, dtype, device)
+    tables = [[[5, 1, 3], [0, 2, 4]], [[3, 0, 1], [2, 5, 4]]]
+    # What lies behind the end of the first lane's last block, unless the second attends it.
+    if lengths[1] < 129:
+        for block in 3, 4:
+            pool[block * BLOCK_SIZE + 2 : (block + 1) * BLOCK_SIZE] = math.nan
+        tables[1] = [[5, 9, 9], [2, 9, 9]]
+    each = torch.tensor(lengths, device=device)[:, None].expand(2, 2)
+    assert_tables_attend(query, pool, tabled(tables, device), each, scale, max(lengths))
 
 
 def test_the_bias_adds_to_the_scaled_scores(num_processors: int, device: torch.device) -> None:
