@@ -17,7 +17,7 @@ from carrel.process.histogram import Histogram
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import trace_of_call
 from carrel.process.tracing import Span, Tracer, Unseen
-from kv_store.client.wire import CallStats
+from kv_store.client.stats import CallStats
 
 # in seconds: from a heartbeat to the training of an index
 CALL_BOUNDS = (

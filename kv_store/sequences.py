@@ -15,6 +15,20 @@ from kv_store.client.layout import SlabGeometry
 from kv_store.errors import InvalidArgument, NotFound
 from kv_store.index import Index
 
+_MAX_ID_CHARACTERS = 256
+
+
+def check_id(name: str, value: str) -> None:
+    """Raises InvalidArgument for an empty or overlong id."""
+    if not value:
+        raise InvalidArgument(f"{name} is empty")
+    check_length(name, value)
+
+
+def check_length(name: str, value: str) -> None:
+    if len(value) > _MAX_ID_CHARACTERS:
+        raise InvalidArgument(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
+
 
 @dataclass(slots=True)
 class StoredIndex:

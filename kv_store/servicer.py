@@ -1,70 +1,26 @@
-"""gRPC in, plain calls out: messages are translated here and errors mapped to statuses, nothing else."""
+"""gRPC in, plain calls out: messages are translated here, nothing else."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
-import grpc
 import numpy as np
 
 from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.handoff import ArenaHandle
-from kv_store.client.rpc import MISSING_BYTES_KEY
-from kv_store.errors import (
-    CorruptRows,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    OutOfSpace,
-    Overloaded,
-    PinLimit,
-    PrefixLoading,
-    TrainingFailed,
-    VersionMismatch,
-)
+from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.selection import Selector, TopKItem
+from kv_store.statuses import streaming, unary
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
-
-_log = logging.getLogger(__name__)
-
-_STATUSES: dict[type[Exception], grpc.StatusCode] = {
-    InvalidStoreRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
-    VersionMismatch: grpc.StatusCode.UNIMPLEMENTED,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
-    OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PinLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PrefixLoading: grpc.StatusCode.ABORTED,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    TrainingFailed: grpc.StatusCode.INTERNAL,
-    CorruptRows: grpc.StatusCode.DATA_LOSS,
-}
-
-
-def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
-    """End the call with the error's status; of an unexpected error the caller learns nothing, and the log all."""
-    match error:
-        case OutOfSpace(missing_bytes=missing):
-            context.set_trailing_metadata(((MISSING_BYTES_KEY, str(missing)),))
-    if (status := _STATUSES.get(type(error))) is not None:
-        context.abort(status, str(error))
-    _log.error("%s failed", method, exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, f"{method} failed in the store; its log says why")
-    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +34,6 @@ class Endpoint:
     edition: Edition
     max_pending_builds: int
     verifies_reads: bool = False
-
-
-def _unary(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
-    @functools.wraps(method)
-    def call(self: KVStoreServicer, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return method(self, request)
-        except Exception as exc:
-            _abort(context, method.__name__, exc)
-
-    return call
-
-
-def _streaming(
-    method: Callable[[Any, Any], Iterator[bytes]],
-) -> Callable[[Any, Any, grpc.ServicerContext], Iterator[pb.RowsChunk]]:
-    @functools.wraps(method)
-    def call(self: KVStoreServicer, request: Any, context: grpc.ServicerContext) -> Iterator[pb.RowsChunk]:
-        try:
-            for data in method(self, request):
-                yield pb.RowsChunk(data=data)
-        except Exception as exc:
-            _abort(context, method.__name__, exc)
-
-    return call
 
 
 class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
@@ -126,12 +57,12 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
         self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
 
-    @_unary
+    @unary
     def Hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
         self._check(request.edition)
         return pb.HelloResponse(edition=wire.edition_to_message(self._endpoint.edition))
 
-    @_unary
+    @unary
     def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
         self._check(request.edition)
         layout = wire.layout_from_message(request.layout)
@@ -151,7 +82,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             verifies_reads=endpoint.verifies_reads,
         )
 
-    @_unary
+    @unary
     def Begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
         num_shared, table = self._store.begin(
             request.epoch,
@@ -166,12 +97,12 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             num_shared_tokens=num_shared, slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1]
         )
 
-    @_unary
+    @unary
     def Reserve(self, request: pb.ReserveRequest) -> pb.ReserveResponse:
         table = self._store.reserve(request.epoch, request.worker_id, request.sequence_id, request.num_tokens)
         return pb.ReserveResponse(slab_table=table.ravel().tolist(), slabs_per_layer=table.shape[1])
 
-    @_unary
+    @unary
     def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
         self._store.seal(
             request.epoch,
@@ -186,12 +117,12 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         )
         return pb.SealResponse()
 
-    @_unary
+    @unary
     def Verify(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
         num_corrupt = self._store.verify(request.epoch, request.worker_id, request.sequence_id)
         return pb.VerifyResponse(num_corrupt=num_corrupt)
 
-    @_unary
+    @unary
     def BuildIndex(self, request: pb.BuildIndexRequest) -> pb.BuildIndexResponse:
         build = BuildRequest(
             request.sequence_id,
@@ -215,7 +146,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             iterations=built.iterations,
         )
 
-    @_streaming
+    @streaming
     def TopK(self, request: pb.TopKRequest) -> Iterator[bytes]:
         items = [
             TopKItem(
@@ -230,16 +161,16 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         ]
         return self._selector.chunks(request.epoch, request.worker_id, request.layer, request.scale, items)
 
-    @_unary
+    @unary
     def Gather(self, request: pb.GatherRequest) -> pb.GatherResponse:
         offset, num_rows = self._reader.gather(request.epoch, request.worker_id, _items(request))
         return pb.GatherResponse(offset=offset, num_rows=num_rows)
 
-    @_streaming
+    @streaming
     def GatherRows(self, request: pb.GatherRequest) -> Iterator[bytes]:
         return self._reader.chunks(request.epoch, request.worker_id, _items(request))
 
-    @_unary
+    @unary
     def PutRows(self, request_iterator: Iterator[pb.PutRowsRequest]) -> pb.PutRowsResponse:
         first = next(request_iterator, None)
         if first is None:
@@ -249,30 +180,30 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         self._writer.put(first.epoch, first.worker_id, target, pieces)
         return pb.PutRowsResponse()
 
-    @_unary
+    @unary
     def End(self, request: pb.EndRequest) -> pb.EndResponse:
         ends = [wire.end_from_message(each) for each in request.ends]
         self._store.end(request.epoch, request.worker_id, ends)
         return pb.EndResponse()
 
-    @_unary
+    @unary
     def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
-        sessions = self._store.list_sessions(request.epoch, request.worker_id, request.owner)
+        sessions = self._store.sessions.list(request.epoch, request.worker_id, request.owner)
         return pb.ListSessionsResponse(sessions=[wire.session_to_message(session) for session in sessions])
 
-    @_unary
+    @unary
     def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
-        self._store.pin_session(
+        self._store.sessions.pin(
             request.epoch, request.worker_id, request.session_id, request.is_pinned, request.seconds
         )
         return pb.PinSessionResponse()
 
-    @_unary
+    @unary
     def DropSession(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse:
-        self._store.drop_session(request.epoch, request.worker_id, request.session_id)
+        self._store.sessions.drop(request.epoch, request.worker_id, request.session_id)
         return pb.DropSessionResponse()
 
-    @_unary
+    @unary
     def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         self._store.heartbeat(request.epoch, request.worker_id)
         return pb.HeartbeatResponse()
@@ -282,7 +213,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
             raise VersionMismatch(reason)
 
-    @_unary
+    @unary
     def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:
         return wire.stats_to_message(self._store.stats())
 

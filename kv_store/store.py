@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.call_meter import CALL_BOUNDS
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
-from kv_store.client.wire import DiskStats, SequenceStats, SessionInfo, StoreStats, StoreTimes
+from kv_store.client.stats import DiskStats, StoreStats
 from kv_store.disk import DiskTier
 from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
+from kv_store.gauges import read_stats
 from kv_store.prefixes import check_hashes
-from kv_store.sequences import Sequence
-from kv_store.slabs import distinct
+from kv_store.sequences import Sequence, check_id, check_length
+from kv_store.session_calls import SessionCalls
 from kv_store.state import StoreState
 
-_MAX_ID_CHARACTERS = 256
 _MAX_TOKENS = 1 << 40
 
 
@@ -33,30 +31,22 @@ class Attachment:
     response_bytes: int
 
 
-def check_id(name: str, value: str) -> None:
-    """Raises InvalidArgument for an empty or overlong id."""
-    if not value:
-        raise InvalidArgument(f"{name} is empty")
-    _check_length(name, value)
-
-
-def _check_length(name: str, value: str) -> None:
-    if len(value) > _MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
-
-
 def _check_num_tokens(num_tokens: int) -> None:
     if not 0 <= num_tokens <= _MAX_TOKENS:
         raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
 
 
 class Store:
-    """Sequences, prefixes and sessions. Thread-safe; every call of a worker renews its lease."""
+    """Sequences and their prefixes. Thread-safe; every call of a worker renews its lease.
+
+    sessions: what outlives sequences by name.
+    """
 
     def __init__(self, state: StoreState, tier: DiskTier | None = None) -> None:
         """tier: keeps on a disk what is listed and held, if there is one."""
         self._state = state
         self._tier = tier
+        self.sessions = SessionCalls(state, tier)
 
     def attach(self, worker_id: str, layout: Layout, max_gather_rows: int) -> Attachment:
         """Start a worker's life here; what an earlier life of the same id held is dropped.
@@ -96,7 +86,7 @@ class Store:
         having begun nothing, while more of the prefix comes from the disk.
         """
         check_id("sequence_id", sequence_id)
-        _check_length("owner", owner)
+        check_length("owner", owner)
         check_hashes(prefix_hashes)
         _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
@@ -145,7 +135,7 @@ class Store:
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             self._seal(sequence, num_tokens, layer_begin, layer_end, prefix_hashes)
-            self._hold(sequence, session_id, session_label)
+            self.sessions.hold(sequence, session_id, session_label)
 
     def verify(self, epoch: int, worker_id: str, sequence_id: str) -> int:
         """Compare what a sequence shares since its begin with the checksums that were taken when it was listed. Returns
@@ -187,7 +177,7 @@ class Store:
                     if each.num_tokens:
                         layers = state.geometry.layout.num_layers
                         self._seal(sequence, each.num_tokens, 0, layers, each.prefix_hashes)
-                    self._hold(sequence, each.session_id, each.session_label)
+                    self.sessions.hold(sequence, each.session_id, each.session_label)
                 except InvalidArgument as error:
                     refused.append(error)
                 if not each.keeps_prefix:
@@ -202,48 +192,6 @@ class Store:
                     state.allocator.release(sequence.cut_to_prefix())
         if refused:
             raise refused[0]
-
-    def list_sessions(self, epoch: int, worker_id: str, owner: str) -> list[SessionInfo]:
-        """An owner's sessions, the one that was used longest ago first."""
-        with self._state.entered(epoch, worker_id) as state:
-            sessions, tokens_per_slab = state.sessions, state.geometry.tokens_per_slab
-            return [
-                SessionInfo(
-                    session_id=name,
-                    label=session.label,
-                    num_tokens=len(session.hashes) * tokens_per_slab,
-                    num_bytes=len(session.hashes) * state.geometry.layout.num_layers * state.slab_bytes,
-                    created_at=session.created_at,
-                    used_at=session.used_at,
-                    is_pinned=(is_pinned := sessions.is_pinned(session)),
-                    pinned_until=session.pinned_until if is_pinned and session.pinned_until < math.inf else 0,
-                )
-                for name, session in sessions.of(owner)
-            ]
-
-    def pin_session(
-        self, epoch: int, worker_id: str, session_id: str, is_pinned: bool, seconds: float = 0.0
-    ) -> None:
-        """Evict a session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
-        NotFound, PinLimit, InvalidArgument."""
-        if not 0 <= seconds < math.inf:
-            raise InvalidArgument(f"seconds is {seconds}, it must be a number from 0 up")
-        with self._state.entered(epoch, worker_id) as state:
-            state.sessions.pin(session_id, is_pinned, seconds)
-            self._save(session_id)
-
-    def drop_session(self, epoch: int, worker_id: str, session_id: str) -> None:
-        """Forget a session. What it held and what follows on that is free at once, but for what another session holds;
-        what a sequence uses is free when that ends. Raises NotFound."""
-        with self._state.entered(epoch, worker_id) as state:
-            session = state.sessions.drop(session_id)
-            dropped = state.prefixes.drop_chain(session.hashes, state.sessions.counts)
-            if self._tier is not None:
-                self._tier.drop_session(session_id, session)
-            for sequence in state.sequences:
-                if not dropped.isdisjoint(sequence.prefix_hashes):
-                    # Its next Seal would list them again.
-                    sequence.prefix_hashes = ()
 
     def heartbeat(self, epoch: int, worker_id: str) -> None:
         """Renew the worker's lease and nothing else."""
@@ -262,53 +210,8 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Gauges of now and counters since the start."""
-        state = self._state
-        with state.lock:
-            indexes = [index.slabs for sequence in state.sequences for index in sequence.indexes]
-            index_slabs = [*indexes, *(training.segment for training in state.trainings)]
-            leased = distinct(
-                [
-                    *(sequence.slab_list() for sequence in state.sequences),
-                    *(worker.response_slabs for worker in state.workers),
-                    *(training.source for training in state.trainings),
-                    *index_slabs,
-                ]
-            )
-            return StoreStats(
-                epoch=state.epoch,
-                arena_bytes=state.arena.handle.num_bytes,
-                held_bytes=sum(sequence.held_bytes for sequence in state.sequences),
-                reserved_bytes=state.allocator.num_used * state.slab_bytes,
-                leased_bytes=leased * state.slab_bytes,
-                index_bytes=sum(map(len, index_slabs)) * state.slab_bytes,
-                num_sequences=len(state.sequences),
-                num_indexes=len(indexes),
-                num_workers=len(state.workers),
-                num_sessions=len(state.sessions),
-                sequences=tuple(
-                    SequenceStats(
-                        sequence.sequence_id,
-                        sequence.worker_id,
-                        sequence.num_tokens,
-                        sequence.held_bytes,
-                        sequence.table.size * state.slab_bytes,
-                    )
-                    for sequence in state.sequences
-                ),
-                pinned_bytes=state.sessions.num_pinned_slabs * state.slab_bytes,
-                call_bounds=CALL_BOUNDS,
-                calls=state.calls.read(),
-                disk=DiskStats() if self._tier is None else self._tier.stats(),
-                num_pending_trainings=sum(len(sequence.trainings) for sequence in state.sequences),
-                times=StoreTimes(
-                    state.search_seconds.read(),
-                    state.gather_seconds.read(),
-                    state.prefixes.ages.reuse_gap.read(),
-                    state.prefixes.ages.evicted_idle.read(),
-                    state.prefixes.ages.evicted_lifetime.read(),
-                ),
-                **asdict(state.counters),
-            )
+        with self._state.lock:
+            return read_stats(self._state, DiskStats() if self._tier is None else self._tier.stats())
 
     def _start(self, worker_id: str, sequence_id: str, prefix_hashes: Items[bytes], owner: str) -> Sequence:
         """A new sequence with the slabs of the longest known prefix."""
@@ -371,22 +274,6 @@ class Store:
         if len(prefix_hashes) > len(known):
             sequence.prefix_hashes = tuple(prefix_hashes)
         self._publish(sequence)
-
-    def _hold(self, sequence: Sequence, session_id: str, label: str) -> None:
-        """Keep what is listed of the sequence under this name; nothing where it has none, or nothing is listed."""
-        if not session_id:
-            return
-        for name, value in (("session_id", session_id), ("session_label", label)):
-            _check_length(name, value)
-        if found := self._state.prefixes.lookup(sequence.prefix_hashes):
-            hashes = sequence.prefix_hashes[: len(found)]
-            self._state.sessions.hold(session_id, hashes, np.concatenate(found), sequence.owner, label)
-            self._save(session_id)
-
-    def _save(self, session_id: str) -> None:
-        session = self._state.sessions.find(session_id)
-        if self._tier is not None and session is not None:
-            self._tier.keep_session(session_id, session)
 
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_tokens // sequence.geometry.tokens_per_slab

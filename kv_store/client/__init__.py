@@ -31,7 +31,7 @@ from kv_store.client.indexes import (
 from kv_store.client.layout import Layout
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
-from kv_store.client.wire import CallStats, SequenceStats, SessionInfo, StoreStats
+from kv_store.client.stats import CallStats, SequenceStats, SessionInfo, StoreStats
 
 __all__ = [
     "KMEANS_METRICS",

@@ -20,10 +20,11 @@ from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
-from kv_store.client.rpc import MAX_MESSAGE_BYTES, TraceOf, no_trace
+from kv_store.client.rpc import TraceOf, no_trace
+from kv_store.client.selection import top_k
 from kv_store.client.slab_tables import SlabTables
+from kv_store.client.stats import SessionInfo, StoreStats
 from kv_store.client.transports import transport_class
-from kv_store.client.wire import SessionInfo, StoreStats
 from kv_store.v1 import kv_store_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
@@ -293,22 +294,7 @@ class StoreClient:
         scale: of the model's attention. Raises InvalidStoreRequest for tokens that are not sealed or in no index,
         NotInStore.
         """
-        attached, heads, row_bytes = self._attached, self._layout.num_kv_heads, self._layout.row_bytes
-        request = wire.top_k(attached.epoch, self._worker_id, layer, wanted, scale)
-        if request.ByteSize() > MAX_MESSAGE_BYTES and len(wanted) > 1:
-            half = len(wanted) // 2
-            first, second = (self.top_k(layer, part, scale) for part in (wanted[:half], wanted[half:]))
-            return [*first[0], *second[0]], np.concatenate([first[1], second[1]])
-        counts = [min(item.k, item.token_end - item.token_begin) for item in wanted]
-        most_rows = sum(
-            count for count, item in zip(counts, wanted, strict=True) if item.resident is not None
-        )
-        head_bytes = heads * sum(counts) * 4
-        with attached.noting_loss(), self._proofs.counting():
-            data = attached.rpc.read_stream(
-                attached.rpc.stub.TopK, request, head_bytes + heads * most_rows * row_bytes
-            )
-        return wire.top_k_from_bytes(data, [heads * count for count in counts], heads, row_bytes)
+        return top_k(self._attached, self._proofs, layer, wanted, scale)
 
     def end(
         self,

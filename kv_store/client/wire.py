@@ -3,123 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import Message
 
-from carrel.process.histogram import NOTHING, Distribution
+from carrel.process.histogram import Distribution
 from carrel.process.version import Edition, edition_of
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest, StoreError, refusing_odd_fields
+from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.indexes import ArrayRef, BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
-from kv_store.client.rows import RowsWanted, TopKWanted
+from kv_store.client.rows import RowsWanted
+from kv_store.client.stats import CallStats, DiskStats, SequenceStats, SessionInfo, StoreStats, StoreTimes
 from kv_store.v1 import kv_store_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceStats:
-    """One live sequence; `num_tokens` are sealed in every layer."""
-
-    sequence_id: str
-    worker_id: str
-    num_tokens: int
-    held_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallStats:
-    """How the calls of one method went. counts: of calls by the time that they took, up to each of the store's
-    `call_bounds`, then of those above all; seconds: summed; codes: how many ended how, by gRPC's names."""
-
-    method: str
-    seconds: float
-    counts: tuple[int, ...]
-    codes: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Of the disk tier: bytes of slabs there now, and since the start bytes written and read, prefixes and sessions
-    that were left out, errors of the disk, and files that were not what was written; tokens of prompts that were not in
-    the arena, and those of them that came from the disk."""
-
-    num_bytes: int = 0
-    written_bytes: int = 0
-    read_bytes: int = 0
-    num_skipped: int = 0
-    num_errors: int = 0
-    num_corrupt: int = 0
-    lookup_tokens: int = 0
-    hit_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTimes:
-    """In seconds, since the start. index_search: selections of one layer of a sequence. gather: copies of a call's rows
-    out of the arena. For the others see `PrefixAges`."""
-
-    index_search: Distribution = NOTHING
-    gather: Distribution = NOTHING
-    prefix_reuse_gap: Distribution = NOTHING
-    evicted_idle: Distribution = NOTHING
-    evicted_lifetime: Distribution = NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """The store's gauges of now and its counters since the start.
-
-    leased_bytes: of slabs handed out, what live workers hold; the rest may be evicted. evicted_bytes,
-    evicted_sessions: given up to make room. call_bounds: in seconds, ascending. num_pending_trainings: KV heads of
-    indexes that wait for a trainer, or have one.
-    """
-
-    epoch: int
-    arena_bytes: int
-    held_bytes: int
-    reserved_bytes: int
-    leased_bytes: int
-    index_bytes: int
-    num_sequences: int
-    num_indexes: int
-    num_workers: int
-    num_sessions: int
-    training_seconds: float
-    gathered_rows: int
-    sequences: tuple[SequenceStats, ...]
-    pinned_bytes: int = 0
-    num_trainings: int = 0
-    prefix_lookup_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    evicted_bytes: int = 0
-    evicted_sessions: int = 0
-    expired_leases: int = 0
-    call_bounds: tuple[float, ...] = ()
-    calls: tuple[CallStats, ...] = ()
-    disk: DiskStats = DiskStats()
-    times: StoreTimes = StoreTimes()
-    num_pending_trainings: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """What a session holds: whole slabs. Times are Unix times in seconds; pinned_until 0: until it is unpinned."""
-
-    session_id: str
-    label: str
-    num_tokens: int
-    num_bytes: int
-    created_at: float
-    used_at: float
-    is_pinned: bool
-    pinned_until: float
-
 
 _ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
 _ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
@@ -279,35 +176,3 @@ def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted])
             for item in wanted
         ]
         return pb.GatherRequest(epoch=epoch, worker_id=worker_id, items=items)
-
-
-def top_k(
-    epoch: int, worker_id: str, layer: int, wanted: Sequence[TopKWanted], scale: float
-) -> pb.TopKRequest:
-    """Raises InvalidStoreRequest for a value that no message can carry."""
-    with refusing_odd_fields():
-        items = [
-            pb.TopKItem(
-                sequence_id=item.sequence_id,
-                token_begin=item.token_begin,
-                token_end=item.token_end,
-                k=item.k,
-                queries=np.ascontiguousarray(item.queries, "<f4").tobytes(),
-                resident=None if item.resident is None else np.packbits(item.resident).tobytes(),
-            )
-            for item in wanted
-        ]
-        return pb.TopKRequest(epoch=epoch, worker_id=worker_id, layer=layer, scale=scale, items=items)
-
-
-def top_k_from_bytes(
-    data: bytes, sizes: Sequence[int], num_heads: int, row_bytes: int
-) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]:
-    """The reply to TopK: positions int64 [num_heads, n] of items with so many each in all heads, and rows uint8
-    [m, row_bytes]. Raises StoreError."""
-    head_bytes = 4 * sum(sizes)
-    if len(data) < head_bytes or (len(data) - head_bytes) % row_bytes:
-        raise StoreError(f"the store's reply to TopK has {len(data)} bytes, and {head_bytes} of positions")
-    flat = np.frombuffer(data, "<i4", head_bytes // 4).astype(np.int64)
-    positions = [part.reshape(num_heads, -1) for part in np.split(flat, np.cumsum(sizes)[:-1])]
-    return positions, np.frombuffer(data, np.uint8, offset=head_bytes).reshape(-1, row_bytes)

@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from kv_store.client.layout import SlabGeometry
-from kv_store.client.wire import DiskStats, own_edition
+from kv_store.client.stats import DiskStats
+from kv_store.client.wire import own_edition
 from kv_store.disk.catalog import Catalog, Chain, Unneeded
 from kv_store.disk.column import ColumnFormat
 from kv_store.disk.files import DiskCounts, Found, TierFiles

@@ -114,7 +114,7 @@ def test_rows_come_along_for_what_the_worker_does_not_have(
     assert [each.tolist() for each in positions] == [each.tolist() for each in alone]
     assert [each.shape[1] for each in positions] == [30, TRAINED - BEGIN, 4, 0]
     # Sequences that no one message can carry go in several.
-    monkeypatch.setattr("kv_store.client.client.MAX_MESSAGE_BYTES", 600)
+    monkeypatch.setattr("kv_store.client.selection.MAX_MESSAGE_BYTES", 600)
     apart, their_rows = client.top_k(1, wanted, SCALE)
     assert [each.tolist() for each in apart] == [each.tolist() for each in alone]
     assert (their_rows == found).all()

@@ -340,7 +340,7 @@ def test_slabs_are_listed_by_one_name(store: Store, state: StoreState) -> None:
     store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, hashes[:2], "short")
     store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, hashes, "long")
     # What "short" holds stays; the rest may be listed anew.
-    store.drop_session(epoch, "w", "long")
+    store.sessions.drop(epoch, "w", "long")
     store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, chain(4, "second"), "late")
     end(store, epoch, "a")
     assert known(store, epoch, hashes) == 2 * TOKENS

@@ -6,7 +6,7 @@ import threading
 
 from carrel.process.histogram import Distribution
 from kv_store.client import CallStats, NotInStore, SessionInfo, StoreFull, StoreStats
-from kv_store.client.wire import DiskStats, StoreTimes
+from kv_store.client.stats import DiskStats, StoreTimes
 
 
 class FakeStore:
