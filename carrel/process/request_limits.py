@@ -21,7 +21,7 @@ MAX_CACHE_SALT_CHARS = 256
 MAX_GRAMMAR_BYTES = 128 * 2**10
 # Between two parts of JSON that a grammar makes. A model that loses itself in white space never ends: it may write one
 # space or indent once.
-JSON_WHITE_SPACE = r" |\n[ \t]{0,40}"
+JSON_WHITE_SPACE = r" |\n( {0,20}|\t{0,5})"
 # 30 days
 MAX_PIN_SECONDS = 30 * 86400
 MIN_BUDGET_TOKENS = 2

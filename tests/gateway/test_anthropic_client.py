@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import anthropic
+import pydantic
 import pytest
 from gateway_stack import Stack
 from waiting import PATIENCE
@@ -74,6 +76,16 @@ def test_why_a_message_ended(claude: anthropic.Anthropic, stack: Stack, is_strea
         assert (reply.content[0].text, reply.stop_reason, reply.stop_sequence) == expected
 
 
+def test_a_message_parses_into_a_model(claude: anthropic.Anthropic, stack: Stack) -> None:
+    class Place(pydantic.BaseModel):
+        city: str
+
+    script = stack.say('{"city": "Rome"}')
+    parsed = claude.messages.parse(model="tiny", max_tokens=99, messages=HELLO, output_format=Place)
+    assert parsed.parsed_output == Place(city="Rome")
+    assert json.loads(script.requests[0].grammar.json_schema)["required"] == ["city"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -83,6 +95,8 @@ def test_why_a_message_ended(claude: anthropic.Anthropic, stack: Stack, is_strea
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ({"messages": []}, "messages"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**6}, "messages"),
     ],

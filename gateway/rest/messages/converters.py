@@ -7,9 +7,10 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
+from gateway.grammars import json_grammar
 from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
-from gateway.rest.messages.schemas import CountBody, MessagesBody, ToolChoiceBody
+from gateway.rest.messages.schemas import CountBody, MessagesBody, OutputConfig, ToolChoiceBody
 from gateway.rest.messages.turns import read_turns
 from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -19,7 +20,6 @@ UNSUPPORTED: Mapping[str, Any] = {
     "container": None,
     "context_management": None,
     "mcp_servers": [],
-    "output_config": None,
     "output_format": None,
 }
 
@@ -48,15 +48,24 @@ def read_message_request(body: MessagesBody, request_id: str | None, caller: byt
         top_p=body.top_p,
         top_k=None if body.top_k is None else max(0, body.top_k),
     )
-    draft = draft_of(body, caller, body.session_id, sampling)
+    draft = draft_of(body, caller, body.session_id, sampling, _read_format(body.output_config))
     options = GenerationOptions(
         body.model, stop=tuple(body.stop_sequences or ()), timeout_s=body.timeout_seconds, draft=draft
     )
     return read_prompt(body, options, request_id)
 
 
+def _read_format(asked: OutputConfig | None) -> pb.Grammar | None:
+    """What the text must be; None: anything."""
+    if asked is None or asked.format is None:
+        return None
+    return json_grammar(asked.format.json_schema, "output_config.format")
+
+
 def _check_fields(body: CountBody) -> None:
     refuse_unsupported(body, UNSUPPORTED)
+    if body.output_config is not None and body.output_config.effort is not None:
+        raise InvalidRequest("output_config.effort is not supported: leave it out.", "output_config.effort")
     match (body.model_extra or {}).get("thinking"):
         case None | {"type": "disabled" | "adaptive"}:
             pass

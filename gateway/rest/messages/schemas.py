@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32
+from gateway.grammars import JsonSchema
 from gateway.rest.schemas import AnswerBody, Body, FunctionName, Texts, within
 from gateway.tool_calls.checks import MAX_TOOLS
 
@@ -41,6 +42,16 @@ class ToolChoiceBody(Body):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: Annotated[JsonSchema, Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    format: Annotated[OutputFormat | None, Field(description="what the answer's text must be")] = None
+    effort: Annotated[str | None, Field(description="refused")] = None
+
+
 class Turn(Body):
     role: Literal["user", "assistant", "system"]
     content: Content
@@ -56,6 +67,7 @@ class CountBody(Body):
     system: Content | None = None
     tools: Annotated[list[ToolDefinition] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoiceBody | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesBody(CountBody, AnswerBody):

@@ -95,6 +95,20 @@ def test_an_answer_is_json_of_the_schema_however_it_is_sampled(
     jsonschema.validate(json.loads(tokenizer.decode(tokens)), SCHEMA)
 
 
+@pytest.mark.parametrize(("white", "most"), [("\t", 5), (" ", 20)])
+def test_a_model_that_is_lost_in_white_space_is_soon_out_of_it(
+    grammars: Grammars, tokenizer: Tokenizer, white: str, most: int
+) -> None:
+    ids = [tokenizer.encode(f"a{text}", add_special_tokens=False).ids[-1] for text in (white, "\n")]
+    named = {"properties": {name: {"const": 1} for name in "ab"}, "required": ["a", "b"]}
+    asked = grammar(GrammarKind.JSON_SCHEMA, {"type": "object", **named, "additionalProperties": False})
+    tokens, has_ended = answer(grammars, asked, logit_bias=tuple((each, 100.0) for each in ids))
+    assert has_ended
+    text = tokenizer.decode(tokens)
+    assert json.loads(text) == {"a": 1, "b": 1}
+    assert max(map(len, re.findall(rf"\n({white}*)", text))) == most
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "pattern"),
     [
