@@ -42,10 +42,10 @@ def ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return 1 + ((logits > values) | ((logits == values) & is_smaller_id)).count_nonzero(-1)
 
 
-def keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Keep exactly the k greatest logits of each row; k: [B] int64 in [1, V]."""
+def keep_top_k(logits: torch.Tensor, k: torch.Tensor, most: int) -> torch.Tensor:
+    """Keep exactly the k greatest logits of each row; k: [B] int64 in [1, most]; most: at most V."""
     keys = order_keys(logits)
-    greatest = keys.topk(int(k.max()), dim=-1).values
+    greatest = keys.topk(most, dim=-1).values
     threshold = greatest.gather(-1, (k - 1).unsqueeze(-1))
     return logits.masked_fill(keys < threshold, -torch.inf)
 
@@ -59,7 +59,7 @@ def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     probabilities = torch.softmax(ordered, dim=-1, dtype=torch.float64)
     before = probabilities.cumsum(dim=-1) - probabilities
     removed = before >= p.double().unsqueeze(-1)
-    removed[:, 0] = False
+    removed[:, :1].fill_(False)
     return logits.masked_fill(torch.zeros_like(removed).scatter(-1, token_ids, removed), -torch.inf)
 
 

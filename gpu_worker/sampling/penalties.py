@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from gpu_worker.device import to_device
 from gpu_worker.records import SamplingParams
 
 
@@ -31,10 +33,10 @@ class TokenCounts:
         if self._seen is None or self._num_generated is None:
             self._seen = torch.zeros(self._vocab_size, dtype=torch.bool, device=device)
             self._num_generated = torch.zeros(self._vocab_size, dtype=torch.float32, device=device)
-            self._seen[torch.tensor(self._prompt_token_ids, dtype=torch.int64, device=device)] = True
+            self._seen.index_fill_(0, to_device(np.array(self._prompt_token_ids, np.int64), device), True)
         if self._pending:
-            token_ids = torch.tensor(self._pending, dtype=torch.int64, device=device)
-            self._seen[token_ids] = True
+            token_ids = to_device(np.array(self._pending, np.int64), device)
+            self._seen.index_fill_(0, token_ids, True)
             self._num_generated.index_add_(0, token_ids, torch.ones_like(token_ids, dtype=torch.float32))
             self._pending.clear()
         return self._seen, self._num_generated

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,6 @@ class Sampler:
     def begin(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> Choice:
         """`sample`, queued on the device: the host goes on, and work queued behind it runs while the host takes the
         tokens."""
-        # first, while the device is at the step that makes the logits: later lines wait for it
         masks = _allowed(states, logits.shape[-1])
         greatest, token_ids = logits.max(dim=-1)
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
@@ -117,10 +117,10 @@ def _adjust(row: torch.Tensor, state: SamplerState) -> None:
         apply_penalties(row, state.params, state.counts)
     if state.params.logit_bias:
         token_ids, biases = zip(*state.params.logit_bias, strict=True)
-        row.index_add_(0, _index(token_ids, row), torch.tensor(biases, dtype=row.dtype, device=row.device))
+        row.index_add_(0, _index(token_ids, row), to_device(np.array(biases, np.float32), row.device))
     if state.masks_end_tokens:
         # finite: should a request mask all of the vocabulary, it still gets a token
-        row[_index(sorted(state.end_token_ids), row)] = torch.finfo(row.dtype).min
+        row.index_fill_(0, _index(sorted(state.end_token_ids), row), torch.finfo(row.dtype).min)
 
 
 def _constrain(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
@@ -134,26 +134,27 @@ def _constrain(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
 def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     vocab_size = logits.shape[-1]
     params = [state.params for state in states]
-    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=logits.device)
+    temperatures = to_device(np.array([p.temperature for p in params], np.float32), logits.device)
     # greatest to 0 first: a tiny temperature then cannot overflow
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures.unsqueeze(-1)
     top_k = {row: p.top_k for row, p in enumerate(params) if 0 < p.top_k < vocab_size}
-    logits = _filter_rows(logits, keep_top_k, top_k, torch.int64)
+    most = max(top_k.values(), default=1)
+    logits = _filter_rows(logits, partial(keep_top_k, most=most), top_k, np.int64)
     top_p = {row: p.top_p for row, p in enumerate(params) if p.top_p < 1.0}
-    logits = _filter_rows(logits, keep_top_p, top_p, torch.float32)
+    logits = _filter_rows(logits, keep_top_p, top_p, np.float32)
     min_p = {row: p.min_p for row, p in enumerate(params) if p.min_p > 0.0}
-    logits = _filter_rows(logits, keep_min_p, min_p, torch.float32)
+    logits = _filter_rows(logits, keep_min_p, min_p, np.float32)
     uniforms = [uniform(state.seed, state.num_output_tokens) for state in states]
-    return draw(logits, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    return draw(logits, to_device(np.array(uniforms), logits.device))
 
 
 def _filter_rows(
-    logits: torch.Tensor, keep: Filter, values: Mapping[int, float], dtype: torch.dtype
+    logits: torch.Tensor, keep: Filter, values: Mapping[int, float], dtype: npt.DTypeLike
 ) -> torch.Tensor:
     """Apply a filter to the rows that ask for it: `values` maps row to parameter."""
     if not values:
         return logits
-    parameters = torch.tensor(list(values.values()), dtype=dtype, device=logits.device)
+    parameters = to_device(np.array(list(values.values()), dtype), logits.device)
     if len(values) == len(logits):
         return keep(logits, parameters)
     index = _index(list(values), logits)
@@ -196,7 +197,7 @@ def _begin_logprobs(
 
 
 def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+    return to_device(np.array(rows, np.int64), like.device)
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
+from gpu_worker.device import to_device
 from gpu_worker.records import EngineStats, TokenEvent
 from gpu_worker.sampling import Choice, Sampler
 from gpu_worker.state.sequence import Sequence, Status
@@ -37,7 +39,8 @@ def draw(sampler: Sampler, sequences: list[Sequence], logits: Tensor, stats: Eng
             if sequence.forced:
                 sequence.next_token = sequence.forced.popleft()
                 stats.prompt_tokens_total += not sequence.has_given_way
-        sequences, logits = [sequences[place] for place in places], logits[places]
+        index = to_device(np.array(places, np.int64), logits.device)
+        sequences, logits = [sequences[place] for place in places], logits[index]
     if not sequences:
         return None
     return Drawn(sequences, sampler.begin(logits, [sequence.sampler for sequence in sequences]))

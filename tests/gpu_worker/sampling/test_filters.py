@@ -46,7 +46,7 @@ def survivors(filtered):
 def test_keep_top_k(vocab_size, ties):
     logits = random_logits(vocab_size, ties)
     k = torch.tensor([min(n, vocab_size) for n in (1, 2, 3, 13, 60, 1000)])
-    kept = survivors(keep_top_k(logits, k))
+    kept = survivors(keep_top_k(logits, k, int(k.max())))
     assert kept == [naive_top_k(row, n) for row, n in zip(logits.tolist(), k.tolist(), strict=True)]
 
 
@@ -70,7 +70,7 @@ def test_keep_min_p(vocab_size):
 def test_kept_logits_keep_their_values():
     logits = random_logits(63, ties=False)
     for filtered in (
-        keep_top_k(logits, torch.full((6,), 5)),
+        keep_top_k(logits, torch.full((6,), 5), 5),
         keep_top_p(logits, torch.full((6,), 0.5)),
         keep_min_p(logits, torch.full((6,), 0.1)),
     ):
@@ -92,7 +92,7 @@ def test_a_rank_is_the_place_in_the_order_whatever_is_equal():
 
 
 def test_an_already_filtered_row_stays_filtered():
-    logits = keep_top_k(random_logits(63, ties=False), torch.full((6,), 3))
+    logits = keep_top_k(random_logits(63, ties=False), torch.full((6,), 3), 3)
     assert all(len(kept) <= 3 for kept in survivors(keep_top_p(logits, torch.full((6,), 0.999))))
 
 

@@ -2,6 +2,7 @@ import collections
 
 import pytest
 import torch
+from device_reads import DeviceReads
 
 from gpu_worker.records import SamplingParams
 from gpu_worker.sampling import Sampler, SamplerState
@@ -51,6 +52,23 @@ def test_logits_stay_as_they_were():
     ]
     Sampler().sample(logits, states)
     assert torch.equal(logits, before)
+
+
+def test_the_host_waits_for_no_token_before_it_takes_them():
+    states = [
+        state(temperature=0.0, logprobs=3),
+        state(repetition_penalty=1.5, presence_penalty=1.0, seed=1),
+        state(temperature=0.0, logit_bias=((4, 100.0),), min_tokens=3),
+        state(top_k=3, logprobs=0),
+        state(top_k=4, top_p=0.5, min_p=0.1),
+    ]
+    for one in states:
+        one.append(7)
+    with DeviceReads() as reads:
+        choice = Sampler().begin(random_logits(len(states)), states)
+        assert not reads.found
+        assert len(choice.take()) == len(states)
+        assert reads.found
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from device_reads import DeviceReads
 from offload_rig import make_sequence
 
 from gpu_worker.engine.steps.drawing import FirstTokens
@@ -50,6 +51,16 @@ def test_each_takes_its_own_token_once_it_is_there() -> None:
     assert first_tokens.take(late) == [None]
     assert first_tokens.take(early) == [TokenEvent(4)]
     assert len(first_tokens) == 0
+
+
+def test_who_is_drawn_beside_forced_tokens_makes_the_host_wait_for_nothing() -> None:
+    first_tokens = FirstTokens(SlowSampler())
+    forced, drawn = make_sequence("forced", 0, 5), make_sequence("drawn", 1, 5)
+    forced.forced.append(3)
+    with DeviceReads() as reads:
+        first_tokens.draw([forced, drawn], torch.eye(9)[6:8], EngineStats())
+    assert not reads.found
+    assert first_tokens.take(drawn) == [TokenEvent(7)]
 
 
 def test_one_that_gave_way_is_drawn_anew() -> None:
