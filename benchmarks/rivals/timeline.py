@@ -11,7 +11,7 @@ from benchmarks.figures import IndexSpan
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.errors import WorkerError
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import TrainedLayer
+from gpu_worker.store.trainings import TrainedLayer
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from gpu_worker.policies.base import StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import TrainedLayer
+from gpu_worker.store.trainings import TrainedLayer
 
 
 class GroupStep(StepAttention):

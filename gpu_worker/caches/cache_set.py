@@ -21,7 +21,7 @@ from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
-from gpu_worker.store.offload import TrainedLayer
+from gpu_worker.store.trainings import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Gauges:
         self.caches.recall.take_counts(self.scheduler.offloading(), wait=False)
         stats.slot_used_tokens = self.pool.num_used_slots / self.num_layer_heads
         stats.offloaded_bytes_total = self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
-        stats.fetched_bytes_total = self.offloader.fetched_bytes
+        stats.fetched_bytes_total = self.offloader.reads.fetched_bytes
         stats.corrupt_segments_total = self.offloader.num_corrupt
         stats.store_reachable = self.offloader.is_reachable
         meter = self.offloader.meter

@@ -13,7 +13,8 @@ from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Stall
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
 POLL_SECONDS = 0.005
@@ -82,7 +83,7 @@ class Indexing:
         """Have those of a sequence's indexes trained again that failed."""
         for place, layer in enumerate(trained):
             if layer.has_failed:
-                trained[place] = self._offloader.build(sequence, layer.layer, layer.job)
+                trained[place] = self._offloader.trainings.build(sequence, layer.layer, layer.job)
 
     def take(self, wait: bool) -> Taken:
         """Load what is ready; of those that are short of room `ask_again`. Who needs a store that is silent stays."""

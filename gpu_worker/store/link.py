@@ -239,6 +239,10 @@ class StoreLink:
                 "the KV store failed while the request ran; the log has the cause"
             ) from error
 
+    def check(self) -> None:
+        """Raises StoreUnavailable once the slabs of our sequences may be given to others. Makes no call."""
+        self.call(self._client.check)
+
     def call_once(self, operation: Callable[[], Result]) -> Result:
         """As `call`, for what cannot be asked again later: silence is an end too."""
         try:

@@ -1,12 +1,10 @@
-"""The worker's side of the arena: offload rows, fetch rows, train indexes. Store errors become the worker's."""
+"""The worker's side of the arena: room and rows of sequences. Store errors become the worker's."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -24,9 +22,11 @@ from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.reads import StoreReads
 from gpu_worker.store.sessions import NO_SESSION, Sessions
 from gpu_worker.store.slab_rows import SlabRows
-from kv_store.client import IndexSegment, RowsWanted, StoreClient, TopKWanted
+from gpu_worker.store.trainings import IndexTrainings
+from kv_store.client import StoreClient
 
 Result = TypeVar("Result")
 
@@ -34,25 +34,12 @@ Result = TypeVar("Result")
 SLABS_AHEAD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedLayer:
-    """An index that is being built: `future` gives the segment of `layer`."""
-
-    layer: int
-    job: IndexJob
-    future: Future[IndexSegment]
-
-    @property
-    def has_failed(self) -> bool:
-        future = self.future
-        return future.done() and not future.cancelled() and future.exception() is not None
-
-
 class Offloader:
     """Moves rows between the device and the arena. Every method may raise StoreUnavailable, or StoreSilent where it may
     be called again with the same arguments.
 
-    copies: of prompts that need no store. known: what of prompts the store likely has. sessions: of its callers. meter:
+    trainings: of indexes. reads: of rows that the device cannot reach itself, and selections by the store. copies: of
+    prompts that need no store. known: what of prompts the store likely has. sessions: of its callers. meter:
     of all that the host does for rows.
     """
 
@@ -72,7 +59,6 @@ class Offloader:
         training of an index by the layer's prefill time; else results do not depend on time. model: see `Sessions`."""
         self._client = client
         self._num_layers = num_layers
-        self._hides_training = hides_training
         # Of one token's rows in all layers.
         self.token_bytes = num_layers * client.layout.token_bytes
         self._extents: dict[str, Extent] = {}
@@ -87,8 +73,9 @@ class Offloader:
         self.copies = PromptCopies(
             client, self._link, self._arena, self._rows, self._extents, self.sessions, device
         )
+        self.trainings = IndexTrainings(client, self._link, hides_training)
+        self.reads = StoreReads(client, self._link, self._host, self._extents, self.meter, self.seal)
         self.offloaded_bytes = 0
-        self.fetched_bytes = 0
 
     @property
     def arena(self) -> ArenaView | None:
@@ -244,88 +231,6 @@ class Offloader:
                 self._call(lambda: self._client.seal(sequence.sequence_id, num_tokens))
             extent.sealed = num_tokens
 
-    def build(
-        self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
-    ) -> TrainedLayer:
-        """Ask for an index over sealed rows; returns at once. prefill_seconds: that the layer took; 0 if unknown."""
-        seed = sequence.request.sampling.seed or 0
-        seconds = prefill_seconds if self._hides_training else 0.0
-        future = self._call(
-            lambda: self._client.build_index(
-                sequence.sequence_id,
-                layer,
-                job.begin,
-                job.end,
-                job.params,
-                seed=seed,
-                prefill_seconds=seconds,
-            )
-        )
-        return TrainedLayer(layer, job, future)
-
-    def segment(self, trained: TrainedLayer, timeout_seconds: float) -> IndexSegment | None:
-        """The trained segment, or None if it is not ready within the time."""
-        try:
-            segment = self._call(lambda: trained.future.result(timeout_seconds))
-        except FutureTimeout:
-            segment = None
-        # Once the lease is lost no index comes any more, and the slabs of one that came may be another's.
-        self.check()
-        return segment
-
-    def fetch(self, layer: int, wanted: list[tuple[Sequence, int, np.ndarray]]) -> Tensor:
-        """Rows of (sequence, KV head, positions int64 [n > 0]) in this order: [sum of n, 2d] on the device."""
-        for sequence, _, positions in wanted:
-            if positions.max() >= self._extents[sequence.sequence_id].sealed:
-                self.seal(sequence, sequence.num_tokens)
-        items = [RowsWanted(sequence.sequence_id, head, positions) for sequence, head, positions in wanted]
-        rows = self._host.gather(layer, items)
-        for sequence, _, positions in wanted:
-            self.count_fetched(sequence, positions.shape[0])
-        return rows
-
-    def select(
-        self,
-        layer: int,
-        sequences: tuple[Sequence, ...],
-        query: Tensor,
-        resident: list[Tensor | None],
-        scale: float,
-    ) -> tuple[list[Tensor], Tensor]:
-        """Let the store select between sinks and window, for queries [B, H_q, d] of these sequences, by the indexes
-        that it trained.
-
-        resident: bool [H_kv, candidates], which rows the device has; None: no rows are wanted. Returns the positions
-        int64 [H_kv, min(num_selected, candidates)] of each sequence, ascending, and the rows that the device has not,
-        [n, 2d] on the device, by sequence, head and position.
-        """
-        for sequence in sequences:
-            if sequence.window_begin > self._extents[sequence.sequence_id].sealed:
-                self.seal(sequence, sequence.num_tokens)
-        # float32 [B, H_kv, group, d]
-        grouped = query.float().unflatten(1, (self._client.layout.num_kv_heads, -1)).cpu().numpy()
-        wanted = [
-            TopKWanted(
-                sequence.sequence_id,
-                sequence.plan.num_sink,
-                sequence.window_begin,
-                sequence.plan.num_selected or 0,
-                grouped[row],
-                None if held is None else held.cpu().numpy(),
-            )
-            for row, (sequence, held) in enumerate(zip(sequences, resident, strict=True))
-        ]
-        with self.meter.search.timed():
-            positions, rows = self._link.call_once(lambda: self._client.top_k(layer, wanted, scale))
-        return [torch.from_numpy(found) for found in positions], self._host.rows(rows)
-
-    def count_fetched(self, sequence: Sequence, num_rows: int) -> None:
-        """Add rows of one KV head to what the sequence has fetched."""
-        num_bytes = num_rows * self._client.layout.row_bytes
-        sequence.meter.missed_rows += num_rows
-        sequence.fetched_bytes += num_bytes
-        self.fetched_bytes += num_bytes
-
     @property
     def num_corrupt(self) -> int:
         """See `StoreClient.num_corrupt`."""
@@ -333,19 +238,12 @@ class Offloader:
 
     def reset_counts(self) -> None:
         """Count bytes, and what `meter` counts, from zero again."""
-        self.offloaded_bytes = self.fetched_bytes = 0
+        self.offloaded_bytes = self.reads.fetched_bytes = 0
         self.meter.clear()
-
-    def inspect(self, sequence: Sequence, layer: int, num_kv_heads: int) -> Tensor:
-        """Every past row of a layer, uncounted: [H_kv, num_tokens, 2d] on the device."""
-        self.seal(sequence, sequence.num_tokens)
-        positions = np.arange(sequence.num_tokens, dtype=np.int64)
-        items = [RowsWanted(sequence.sequence_id, head, positions) for head in range(num_kv_heads)]
-        return self._host.gather(layer, items).view(num_kv_heads, sequence.num_tokens, -1)
 
     def check(self) -> None:
         """Raises StoreUnavailable once the slabs of our sequences may be given to others. Makes no call."""
-        self._call(self._client.check)
+        self._link.check()
 
     def release(self, sequence: Sequence) -> None:
         """Free the sequence's slabs, or its copy's, once nothing on the device writes to them. Never waits for the

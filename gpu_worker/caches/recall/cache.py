@@ -29,7 +29,8 @@ from gpu_worker.records import HotCacheSize
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 
 class RecallCache(Cache):
@@ -303,7 +304,7 @@ class RecallCache(Cache):
         """counts: of every seat, since the start."""
         for sequence in sequences:
             if num_rows := counts[sequence.seat] - self._counted[sequence.seat]:
-                self._offloader.count_fetched(sequence, num_rows)
+                self._offloader.reads.count(sequence, num_rows)
         self._counted = counts
 
     def release(self, sequence: Sequence, layers: range) -> None:

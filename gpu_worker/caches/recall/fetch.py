@@ -87,5 +87,5 @@ class StoreFetch(RecallFetch):
             if (head >= 0).any()
         ]
         places = torch.tensor(np.stack(np.nonzero(is_wanted)), device=found.device).unbind(0)
-        self._pool.rows[found[places].long()] = self._offloader.fetch(layer, items)
+        self._pool.rows[found[places].long()] = self._offloader.reads.fetch(layer, items)
         return found

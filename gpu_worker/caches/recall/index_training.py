@@ -15,7 +15,8 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 # Keys of tokens that leave the window, of some layers, which are indexed at once.
 WINDOW_BYTES = 64 << 20
@@ -99,7 +100,7 @@ class IndexTraining:
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Load a trained index if it is ready within the time. Raises StoreUnavailable when none will come."""
-        segment = self._offloader.segment(trained, timeout_seconds)
+        segment = self._offloader.trainings.segment(trained, timeout_seconds)
         if segment is None or self._offloader.selects_in_store:
             return segment is not None
         policy, layer, job = recall_policy(sequence), trained.layer, trained.job
@@ -130,7 +131,7 @@ class IndexTraining:
                 self._train_here(sequence, some, job, self._keys[slots])
             return deque()
         self._offloader.seal(sequence, job.end)
-        return deque(self._offloader.build(sequence, layer, job) for layer in layers)
+        return deque(self._offloader.trainings.build(sequence, layer, job) for layer in layers)
 
     def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
         is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
@@ -155,7 +156,7 @@ class IndexTraining:
         head_dim = self._shape.head_dim
         if sequence.can_miss:
             # It has given slots up since the store was asked.
-            rows = self._offloader.inspect(sequence, layer, self._shape.num_kv_heads)
+            rows = self._offloader.reads.inspect(sequence, layer, self._shape.num_kv_heads)
             return lambda begin, end: rows[:, begin:end, :head_dim]
 
         def read(begin: int, end: int) -> Tensor:

@@ -9,7 +9,8 @@ from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import ArenaFull, StoreUnavailable
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Fallback
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 
 class Preemption:

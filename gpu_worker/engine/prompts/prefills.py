@@ -15,7 +15,8 @@ from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 AnyPass = PromptPass[Prompt]
 MakePrefill = Callable[[list[Sequence], Decoder, list[list[Cache]], Offloader, int, int], AnyPass]

@@ -7,8 +7,9 @@ from collections import deque
 
 from gpu_worker.device import Mark
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.trainings import TrainedLayer
 
 
 class Prompt(ABC):

@@ -14,7 +14,7 @@ from gpu_worker.engine.each import each
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import TrainedLayer
+from gpu_worker.store.trainings import TrainedLayer
 
 One = TypeVar("One", bound=Prompt, covariant=True)
 

@@ -163,7 +163,7 @@ class PromptRows(Prompt):
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)
-                self.trained.append(self._offloader.build(sequence, computed.layer, job, seconds))
+                self.trained.append(self._offloader.trainings.build(sequence, computed.layer, job, seconds))
 
     def _take_verified(self) -> None:
         if self._verified is None or not self._verified.done():

@@ -24,7 +24,8 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
 from gpu_worker.store.kv_meter import Fallback
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)

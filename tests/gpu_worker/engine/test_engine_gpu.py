@@ -360,5 +360,5 @@ def test_a_captured_prompt_answers_alike_whatever_ran_before_and_is_the_same_in_
         positions = torch.arange(num_tokens, device="cuda")
         for layer, table in enumerate(tables):
             slots = physical_slots(table, positions.expand(len(table), -1))
-            in_arena = engine.offloader.inspect(kept, layer, len(table))[:, :num_tokens]
+            in_arena = engine.offloader.reads.inspect(kept, layer, len(table))[:, :num_tokens]
             assert torch.equal(in_arena, engine.pool.rows[slots])

@@ -98,13 +98,13 @@ def test_what_was_prefilled_is_read_back_through_the_host(device: torch.device) 
         sequence = make_sequence("a", 0, 70)
         rows = prefill(offloader, sequence, device)
         positions = np.array([69, 0, 32, 31])
-        found = offloader.fetch(2, [(sequence, 1, positions), (sequence, 0, positions[:1])])
+        found = offloader.reads.fetch(2, [(sequence, 1, positions), (sequence, 0, positions[:1])])
         assert torch.equal(found.cpu()[:4], (rows + 2)[1, positions])
         assert torch.equal(found.cpu()[4], (rows + 2)[0, 69])
-        assert sequence.fetched_bytes == offloader.fetched_bytes == 5 * FULL.row_bytes
-        offloader.count_fetched(sequence, 3)
-        assert sequence.fetched_bytes == offloader.fetched_bytes == 8 * FULL.row_bytes
-        assert torch.equal(offloader.inspect(sequence, 1, FULL.num_kv_heads).cpu(), rows + 1)
+        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 5 * FULL.row_bytes
+        offloader.reads.count(sequence, 3)
+        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 8 * FULL.row_bytes
+        assert torch.equal(offloader.reads.inspect(sequence, 1, FULL.num_kv_heads).cpu(), rows + 1)
         offloader.close()
 
 
@@ -120,7 +120,7 @@ def test_what_the_device_wrote_is_counted_once_and_sealed_when_it_is_needed() ->
             assert offloader.offloaded_bytes == num_tokens * TOKEN_BYTES
         assert sealed == []
         sequence.num_tokens = 99
-        offloader.fetch(0, [(sequence, 0, np.array([98]))])
+        offloader.reads.fetch(0, [(sequence, 0, np.array([98]))])
         assert sealed == [("a", 99)]
         offloader.wrote(sequence, 99)
         offloader.close()
@@ -137,7 +137,7 @@ def test_tokens_put_by_the_host_count_as_written() -> None:
         offloader.put_token(sequence, 63, as_bytes(token))
         sequence.num_tokens = 64
         assert offloader.offloaded_bytes == 64 * TOKEN_BYTES
-        assert torch.equal(offloader.fetch(1, [(sequence, 1, np.array([63]))])[0], token[1, 1])
+        assert torch.equal(offloader.reads.fetch(1, [(sequence, 1, np.array([63]))])[0], token[1, 1])
         offloader.close()
 
 
@@ -173,7 +173,7 @@ def test_attaching_anew_gives_another_view_without_slabs() -> None:
         assert not offloader.holds(old)
         assert (tables(offloader)[0] == -1).all()
         offloader.release(old)
-        assert torch.equal(offloader.inspect(new, 0, FULL.num_kv_heads), rows)
+        assert torch.equal(offloader.reads.inspect(new, 0, FULL.num_kv_heads), rows)
         offloader.close()
 
 
@@ -251,8 +251,8 @@ def test_prefill_times_bound_the_training_only_where_they_are_to(hides_training:
         free, fixed = PQParams(2, 2), PQParams(2, 2, max_iterations=7)
         iterations = []
         for params in (free, fixed, free, fixed):
-            trained = offloader.build(sequence, 0, IndexJob(4, 200, params), prefill_seconds=60.0)
-            segment = offloader.segment(trained, 30.0)
+            trained = offloader.trainings.build(sequence, 0, IndexJob(4, 200, params), prefill_seconds=60.0)
+            segment = offloader.trainings.segment(trained, 30.0)
             assert segment is not None
             iterations.append(segment.iterations)
         assert [call[-1] for call in asked] == [60.0 if hides_training else 0.0] * 4

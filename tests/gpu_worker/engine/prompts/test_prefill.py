@@ -18,8 +18,9 @@ from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.errors import PrefixLost, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.store.offload import Offloader, TrainedLayer
+from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prompt_copies import PromptCopies
+from gpu_worker.store.trainings import TrainedLayer
 
 CPU = torch.device("cpu")
 NUM_TOKENS, CHUNK, MAX_TOKENS = 50, 20, 64
@@ -62,6 +63,8 @@ class SlowOffloader(Offloader):
         self.seconds: list[float] = []
         self.fails_at = -1
         self.copies = NO_COPIES
+        # It is asked for indexes itself.
+        self.trainings = self  # type: ignore[assignment]
         # Layers whose known rows were asked for, each with those computed by then.
         self.loaded: list[tuple[int, int]] = []
         self.loading: list[SlowMark] = []
@@ -97,7 +100,7 @@ class SlowOffloader(Offloader):
         assert all(self._by_layer[sequence.sequence_id, layer].is_reached for layer in layers)
         self.sealed += layers
 
-    def build(  # type: ignore[override]
+    def build(
         self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
     ) -> TrainedLayer:
         assert layer in self.sealed
