@@ -189,7 +189,8 @@ class RequestTimeout(ServiceError):
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(
-            f"The request was not finished within {timeout_s:g} s. Ask for fewer tokens, or raise --request-timeout.",
+            f"The request was not finished within {timeout_s:g} s. Ask for fewer tokens, or give it more time: its own "
+            "timeout_seconds, or the server's --request-timeout.",
             code="timeout",
         )
 

@@ -681,3 +681,4 @@ def test_a_request_past_its_deadline_is_given_up(tmp_path: Path, model_dir: Path
         soon = {"prompt": "the", "timeout_seconds": 0.05}
         late = httpx.post(f"{stack.url}/v1/completions", json=soon, timeout=PATIENCE)
         assert "within 0.05 s" in error_of(late)["message"]
+        assert "timeout_seconds" in error_of(late)["message"]
