@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from benchmarks.commands import module_of
+from carrel.cli import build_parser
 from carrel.process.command_line import Parser, add_options
 from carrel.process.settings import read
 from carrel.serve.options import ServeOptions
@@ -52,6 +55,42 @@ def test_every_message_is_one_of_the_code() -> None:
     assert len(messages) > 30
     texts = "\0".join(texts_of_the_code())
     assert [message for message in messages if message not in texts] == []
+
+
+def blocks() -> Iterator[str]:
+    """Of each page, a line that goes on in the next made one."""
+    for page in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))):
+        text = page.read_text()
+        for block in re.findall(
+            r"^```\w*\n(.*?)^```|((?:^    carrel .*\n)+)", text, re.MULTILINE | re.DOTALL
+        ):
+            yield re.sub(r" *\\\n *", " ", "".join(block))
+
+
+def test_every_command_of_a_block_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        command
+        for block in blocks()
+        for command in re.findall(r"^ *(?:\$ )?(?:\w+=\S* )*(carrel [a-z].*)$", block, re.MULTILINE)
+    ]
+    assert len(lines) > 40
+    refused = []
+    for line in lines:
+        for command in re.sub(r"\$i\b|\bPID\b", "0", line.replace(" &", "; ")).split(";"):
+            words = [word for word in shlex.split(command, comments=True) if not word.startswith("$")]
+            if words[:1] != ["carrel"] or len(words) < 2:
+                continue
+            if words[1] == "bench" and words[2:]:
+                parser, given = Parser(), words[3:]
+                import_module(module_of(words[2])).add_arguments(parser)
+            else:
+                given = words[1:]
+                parser, _ = build_parser(given)
+            try:
+                parser.parse_args(given)
+            except SystemExit:
+                refused.append(f"{command}: {capsys.readouterr().err.splitlines()[-1]}")
+    assert refused == []
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
