@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Selector:
 
         Raises NotFound, InvalidArgument for a token that is not sealed or in no index.
         """
+        if not math.isfinite(scale):
+            raise InvalidArgument(f"scale is {scale}, it must be finite")
         rows: list[GatherItem] = []
         for item in items:
             positions = self._select(epoch, worker_id, layer, scale, item)

@@ -145,14 +145,15 @@ class Store:
             num_shared = state.geometry.slabs_for(sequence.num_prefix_tokens)
             shared = sequence.table[:, :num_shared].ravel()
             state.allocator.retain(shared)
+        corrupt = np.empty(0, np.int32)
         try:
             corrupt = state.checksums.find_corrupt(shared)
         finally:
             with state.lock:
+                # While they are held: else they may be another's by then.
+                if corrupt.size:
+                    state.forget_corrupt(corrupt)
                 state.allocator.release(shared)
-        if corrupt.size:
-            with state.lock:
-                state.forget_corrupt(corrupt)
         return corrupt.size
 
     def settle(self) -> None:

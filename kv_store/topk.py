@@ -13,7 +13,9 @@ _MAX_PAIR_KSUB = 128
 
 
 def top_k_positions(scores: F32, k: int) -> I64:
-    """The `k` best of `scores` [N], ascending by position; of equal scores the later position wins."""
+    """The `k` best of `scores` [N], ascending by position; of equal scores the later wins, NaN is the least."""
+    if np.isnan(scores).any():
+        scores = np.fmax(scores, np.float32(-np.inf))
     count = min(k, scores.size)
     if count == scores.size:
         return np.arange(scores.size, dtype=np.int64)
@@ -26,10 +28,12 @@ def top_k_positions(scores: F32, k: int) -> I64:
     return np.sort(np.concatenate([above, equal[equal.size - (count - above.size) :]]))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def pq_scores(queries: F32, codebooks: F32, codes: npt.NDArray[np.uint8], scale: float) -> F32:
     """PQCache 3.2: inner products by table, softmax over the rows per query, summed over the group.
 
-    queries [G, d], codebooks [m, 2**b, d/m], codes [N, m]; scale: of the softmax. Returns float32 [N].
+    queries [G, d], codebooks [m, 2**b, d/m], codes [N, m]; scale: of the softmax. Returns float32 [N], NaN where inner
+    products overflow.
     """
     parts, ksub, width = codebooks.shape
     tables = np.einsum("gpw,pjw->gpj", queries.reshape(-1, parts, width) * np.float32(scale), codebooks)

@@ -175,3 +175,21 @@ def test_an_index_that_was_built_again_takes_the_place_of_the_first(connect: Con
         client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4, 1), seed=seed).result(PATIENCE)
         selections.append(client.top_k(0, wanted, SCALE)[0][0].tolist())
     assert selections[0] == selections[2] != selections[1]
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_is_refused(connect: Connect, scale: float) -> None:
+    client = connect(transport="zero_copy")
+    filled(client)
+    client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
+    with pytest.raises(InvalidStoreRequest, match="scale"):
+        client.top_k(1, [TopKWanted("a", BEGIN, TRAINED, 20, QUERIES)], scale)
+
+
+def test_queries_whose_scores_overflow_have_as_many_as_others(connect: Connect) -> None:
+    client = connect(transport="zero_copy")
+    filled(client)
+    client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
+    wanted = TopKWanted("a", BEGIN, TRAINED, 20, np.full_like(QUERIES, 3e38))
+    (found,), _ = client.top_k(1, [wanted], SCALE)
+    assert found.shape == (LAYOUT.num_kv_heads, 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -68,6 +69,45 @@ def test_a_gather_that_waited_writes_nothing_where_its_worker_has_attached_again
         with pytest.raises(FailedPrecondition, match="attach"):
             gathered.result(PATIENCE)
     assert (state.arena.data == before).all()
+
+
+class RunsAtExit:
+    """The state's lock, which does something as soon as it was let go of so many times."""
+
+    def __init__(self, state: StoreState, num_exits: int, act: Callable[[], None]) -> None:
+        self._lock = state.lock
+        self._left = num_exits
+        self._act = act
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        self._left -= 1
+        if self._left == 0:
+            self._act()
+
+
+def test_slabs_that_were_found_corrupt_are_nobody_elses_by_then(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    lock, others = state.lock, tuple(chain(32, "b"))
+    open_with(store, state.epoch, "a", 2 * TOKENS)
+    end(store, state.epoch, "a", num_tokens=2 * TOKENS, prefix_hashes=tuple(chain(2, "a")))
+    store.settle()
+    _, table = store.begin(state.epoch, "w", "shares", 0, chain(2, "a"))
+    state.arena.data[int(table[0, 0]) * SLAB_BYTES] ^= 1
+
+    def take_all() -> None:
+        """The sequence ends meanwhile, and its slabs are another's."""
+        state.lock = lock
+        end(store, state.epoch, "shares")
+        open_with(store, state.epoch, "b", 32 * TOKENS)
+        end(store, state.epoch, "b", num_tokens=32 * TOKENS, prefix_hashes=others)
+
+    state.lock = RunsAtExit(state, 2, take_all)  # type: ignore[assignment]
+    assert store.verify(state.epoch, "w", "shares") == 1
+    assert known(store, state.epoch, list(others)) == 32 * TOKENS
 
 
 class HalfTrainers(TrainerPool):

@@ -17,6 +17,15 @@ def test_top_k_with_many_ties(k: int) -> None:
     assert top_k_positions(scores, k).tolist() == brute_top_k(scores, k)
 
 
+@pytest.mark.parametrize("k", [1, 5, 9, 10])
+def test_scores_that_are_no_numbers_come_last(k: int) -> None:
+    scores = np.arange(10, dtype=np.float32)
+    scores[[2, 7, 8]] = np.nan
+    found = top_k_positions(scores, k)
+    assert found.size == k
+    assert set([9, 6, 5, 4, 3, 1, 0][:k]) <= set(found.tolist())
+
+
 @pytest.mark.parametrize(("parts", "ksub"), [(2, 16), (2, 256), (1, 16), (4, 4)])
 def test_pq_scores_are_softmax_sums_over_the_group(parts: int, ksub: int) -> None:
     rng = np.random.default_rng(0)
