@@ -1,0 +1,90 @@
+"""What may be asked of the engine at any time: what it is, what it does now, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carrel.process.histogram import NOTHING, Distribution
+from gpu_worker.records.requests import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCard:
+    """What a session of a caller holds in the store: the whole slabs of its last prompt.
+
+    bytes: of the arena; those that other sessions hold too are counted in each. Times are Unix times in seconds;
+    expires_at: when the pin ends, 0: not by itself.
+    """
+
+    session_id: str
+    tokens: int
+    bytes: int
+    created_at: float
+    last_used_at: float
+    pinned: bool
+    expires_at: float
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads.
+
+    prefilling: running requests whose prompt is in progress. prefilling_tokens, prefilling_tokens_left: of their
+    prompts, and what is neither computed nor cached of them. waiting_tokens: of the prompts that wait.
+    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half; those
+    that the store had are cached_tokens_total. The last ones are of what the host does for the KV cache (`KVMeter`):
+    decode_stall_seconds by cause, fallbacks_total by kind. selected_tokens_ratio: the share of its context that each
+    request attended.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    prefilling: int = 0
+    prefilling_tokens: int = 0
+    prefilling_tokens_left: int = 0
+    waiting_tokens: int = 0
+    slot_used_tokens: float = 0.0
+    slot_capacity_tokens: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    requests_finished_total: int = 0
+    requests_aborted_total: int = 0
+    requests_failed_total: int = 0
+    offloaded_bytes_total: int = 0
+    fetched_bytes_total: int = 0
+    selected_rows_total: int = 0
+    hit_rows_total: int = 0
+    store_reachable: bool = True
+    preemptions_total: int = 0
+    corrupt_segments_total: int = 0
+    index_search_seconds: Distribution = NOTHING
+    gather_seconds: Distribution = NOTHING
+    h2d_copy_seconds: Distribution = NOTHING
+    offload_seconds: Distribution = NOTHING
+    decode_stall_seconds: Mapping[str, Distribution] = field(default_factory=dict)
+    fallbacks_total: Mapping[str, int] = field(default_factory=dict)
+    selected_tokens_ratio: Distribution = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client may want to know of the engine; constant after start."""
+
+    model: str
+    model_type: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    eos_token_ids: tuple[int, ...]
+    policies: tuple[str, ...]
+    default_policy: str
+    default_budget: Budget
+    num_parameters: int
+    slot_capacity_tokens: int
+    transport: str
+    # Of the rows of one token in all layers.
+    arena_token_bytes: int = 0
