@@ -20,10 +20,10 @@ def order_keys(logits: torch.Tensor) -> torch.Tensor:
         [B, V] int64; the greatest key of a row is its first token in the order.
     """
     # adding zero turns -0.0 into 0.0, which must tie
-    bits = (logits + 0.0).view(torch.int32).long()
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    bits = (logits + 0.0).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
-    return (ordered << 32) - token_ids
+    return ordered.bitwise_left_shift_(32).sub_(token_ids)
 
 
 def first_k(logits: torch.Tensor, k: int) -> torch.Tensor:

@@ -14,15 +14,20 @@ from gpu_worker.state.sequence import Sequence
 
 # Of one event: a message has them.
 EVENT_TOKENS = 1024
-# Of logits, float32, at once.
+# Of logits, float32, at once; on a GPU of so many tokens at least: for few the head's weights take as long to read.
 LOGIT_BYTES = 8 << 20
-# Logits as the head gives them, as float32, as log probabilities, and what the likeliest are found with.
-COPIES = 4
+GPU_TOKENS = 128
+# Logits as the head gives them and as float32, and what puts them in order: whole numbers, at last of twice their size.
+COPIES = 6
 
 
 def scoring_bytes(num_tokens: int, vocab_size: int) -> int:
-    """The most that is alive at once to score so many tokens."""
-    return COPIES * min(4 * num_tokens * vocab_size, max(LOGIT_BYTES, 4 * vocab_size))
+    """The most of a GPU's memory that is alive at once to score so many tokens."""
+    return COPIES * 4 * vocab_size * min(num_tokens, _at_once(vocab_size, is_cuda=True))
+
+
+def _at_once(vocab_size: int, is_cuda: bool) -> int:
+    return max(GPU_TOKENS if is_cuda else 1, LOGIT_BYTES // (4 * vocab_size))
 
 
 class PromptScores:
@@ -38,6 +43,7 @@ class PromptScores:
         self._num_top = min(num_top, decoder.config.vocab_size)
         shape = (len(sequence.request.prompt_token_ids) - 1, 1 + self._num_top)
         is_cuda = decoder.device.type == "cuda"
+        self._at_once = _at_once(decoder.config.vocab_size, is_cuda)
         self._logprobs = torch.empty(shape, dtype=torch.float32, pin_memory=is_cuda)
         self._numbers = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
         self._copied: Mark | None = None
@@ -46,9 +52,9 @@ class PromptScores:
         """hidden: [T, hidden_size] of the prompt's tokens from position `begin` on; each says how likely the next is,
         and the prompt's last nothing."""
         token_ids = self._sequence.request.prompt_token_ids[begin + 1 : begin + 1 + len(hidden)]
-        rows = max(1, LOGIT_BYTES // (4 * self._decoder.config.vocab_size))
-        for first in range(0, len(token_ids), rows):
-            of_next = to_device(np.array(token_ids[first : first + rows], dtype=np.int64), hidden.device)
+        for first in range(0, len(token_ids), self._at_once):
+            some = np.array(token_ids[first : first + self._at_once], dtype=np.int64)
+            of_next = to_device(some, hidden.device)
             logits = self._decoder.logits(hidden[first : first + len(of_next)])
             top_ids = first_k(logits, self._num_top)
             wanted = torch.cat([of_next.unsqueeze(-1), top_ids], dim=-1)

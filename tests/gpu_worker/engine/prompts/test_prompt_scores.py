@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from dense_forward import dense_forward
 from engine_rig import Record, Rig, make_model, random_prompt, request
+from live_bytes import LiveBytes
+from offload_rig import make_sequence
 
 from gpu_worker.engine.prompts import prompt_scores
 from gpu_worker.engine.prompts.short_pass import ShortPass
 from gpu_worker.engine.prompts.short_prefill import PrefillChoice
+from gpu_worker.models import Decoder
 from gpu_worker.records import GenerationRequest, PromptEvent, TokenEvent
 
 
@@ -60,6 +65,23 @@ def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pyt
     rig.submit(replace(plain, request_id="again"))
     rig.drain()
     assert rig.records["again"].usage.cached_tokens == 128
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5])
+def test_what_is_planned_for_scores_is_enough(num_top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_scores, "LOGIT_BYTES", 1 << 16)
+    monkeypatch.setattr(prompt_scores, "GPU_TOKENS", 1)
+    vocab_size, hidden = 256, torch.randn(90, 8, dtype=torch.bfloat16)
+    head = torch.randn(8, vocab_size, dtype=torch.bfloat16)
+    decoder = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=vocab_size),
+        device=hidden.device,
+        logits=lambda rows: (rows @ head).float(),
+    )
+    scores = prompt_scores.PromptScores(make_sequence("one", 0, 91), cast(Decoder, decoder), num_top)
+    with torch.inference_mode(), LiveBytes(hidden, head) as live:
+        scores.take(hidden, 0)
+    assert 1 << 16 < live.peak <= prompt_scores.scoring_bytes(90, vocab_size)
 
 
 def test_short_prompts_are_scored_too() -> None:
