@@ -29,6 +29,8 @@ from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table,
 from gpu_worker.kernels.rows.kernel import store_token
 from gpu_worker.kernels.rows.reference import ArenaLayout
 from gpu_worker.kernels.slot_weights.kernel import slot_weights
+from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
+from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving
 from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
 from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
 
@@ -38,6 +40,9 @@ pool, blocks = zeros(640, 2 * DIM, dtype=bfloat16), zeros(SEATS, HEADS, LENGTH /
 fixed = zeros(SEATS, 4, HEADS, 1041, dtype=int32)[:, 1]
 codes = zeros(1, 1, 1, LENGTH, 2, dtype=uint8).expand(SEATS, 4, HEADS, LENGTH, 2)
 books, pairs = zeros(SEATS, 4, HEADS, 2, 64, 64), zeros(SEATS, 4, HEADS, 64 * 64, dtype=int32)
+matrix, means, sinks = zeros(DIM, DIM, dtype=bfloat16), zeros(SEATS, 4, HEADS, DIM), zeros(SEATS, 4, HEADS, 4, DIM)
+of_bits = zeros(1, 1, 1, LENGTH, DIM // 4, dtype=uint8).expand(SEATS, 4, HEADS, LENGTH, DIM // 4)
+scales = zeros(1, 1, 1, LENGTH, dtype=float16).expand(SEATS, 4, HEADS, LENGTH)
 slot_of = zeros(1, 1, LENGTH, dtype=int32).expand(SEATS, HEADS, LENGTH)
 bits, counters = slot_of.to(uint8), zeros(SEATS, HEADS, dtype=int32)
 state = Residency(slot_of, slot_of, bits, counters, counters)
@@ -57,7 +62,11 @@ for lanes, first, longest in SHAPES:
     chosen = zeros(lanes, HEADS, CHOSEN, dtype=int64)
     attend_slots(query, pool, fixed, seats, chosen.int(), 0.1)
     pq_select(query, books[:, 1], codes[:, 1], pairs[:, 1], seats, begin, end, counts, CHOSEN, longest, 0.1)
-    pq_append(zeros(lanes, 4, HEADS, DIM, dtype=bfloat16), books, codes, pairs, seats, positions)
+    leaving = zeros(lanes, 4, HEADS, DIM, dtype=bfloat16)
+    pq_append(leaving, books, codes, pairs, seats, positions)
+    index = of_bits[:, 1], scales[:, 1], sinks[:, 1], seats, begin, end
+    bit_select(query, matrix, *index, counts, CHOSEN, longest, 0.1)
+    code_leaving(leaving, means, matrix, of_bits, scales, seats, positions)
     rows = SeatLanes(seats, capacities, begin, end)
     resolve(state, rows, chosen)
     resolve(state, rows, positions[:, None, None].expand(-1, HEADS, 1))
@@ -68,9 +77,13 @@ for lanes, first, longest in SHAPES:
 """
 PROMPT = """
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
+from gpu_worker.policies.bitkeys.key_bits.kernel import code_prompt
 from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
 
+matrix, scales = torch.zeros(128, 128, dtype=bfloat16), torch.zeros(8, 32768, dtype=float16)
 for num_tokens in 300, 1024, 4096, 15044, 32768:
+    keys = torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128]
+    code_prompt(keys, torch.zeros(8, 128), matrix, torch.zeros(8, 32768, 32, dtype=uint8), scales)
     points = torch.zeros(16, min(num_tokens, 4096), 64, dtype=bfloat16)
     assign_points(points, torch.zeros(16, 64, 64, dtype=bfloat16), torch.zeros(16, 64))
     order, ends = torch.zeros(points.shape[:2], dtype=int64), torch.zeros(16, 64, dtype=int64)
@@ -89,6 +102,7 @@ def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     twice = {name: names.count(name) for name in names if names.count(name) > 1}
-    # Of two lists; of one new token, and of what is selected.
-    kinds = {"attend_split", "join_splits", "find_rows", "resolve_head"}
-    assert twice == (dict.fromkeys(kinds, 2) if script is STEP else {})
+    # Of two lists; of one new token, and of what is selected; of few heads and of many.
+    kinds = {"attend_split", "join_splits", "find_rows", "resolve_head", "round_queries", "weigh_codes"}
+    # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here.
+    assert twice == ({**dict.fromkeys(kinds, 2), "take_levels": 5} if script is STEP else {})

@@ -83,7 +83,7 @@ def _store_quarter(
     tl.store(target[:, None] + coordinate[None, :], rounded, mask=is_head[:, None] & is_coordinate[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def round_queries(
     query, rotation, codes, scales, sinks, seats, begin, end, rounded, worths,
     num_kv_heads, num_positions, num_sinks, scale,

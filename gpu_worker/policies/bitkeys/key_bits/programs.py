@@ -16,7 +16,7 @@ LARGEST_SCALE = tl.constexpr(reference.LARGEST_SCALE)
 TINY = tl.constexpr(1e-30)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def code_tokens(
     keys, means, rotation, codes, scales, num_tokens,
     key_stride_head, key_stride_token, code_stride_head, code_stride_token, scale_stride_head,
@@ -37,7 +37,7 @@ def code_tokens(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats", "positions"])
 def code_vectors(
     keys, means, rotation, codes, scales, seats, positions, num_rows, num_layers, num_kv_heads,
     key_stride_row, key_stride_layer, key_stride_head, mean_stride_seat, mean_stride_layer, mean_stride_head,
