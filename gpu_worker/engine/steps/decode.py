@@ -118,14 +118,14 @@ class DecodeStep:
         return result
 
     @torch.inference_mode()
-    def prepare(self, sequences: list[Sequence]) -> None:
-        """Compile the step of a batch of sequences like these, which hold nothing, and capture it where steps are.
-        Nothing that running sequences have is changed. Raises CapacityError."""
+    def prepare(self, sequences: list[Sequence], captures: bool = True) -> None:
+        """Compile the step of a batch of sequences like these, which hold nothing, and capture it where steps are, if
+        it `captures`. Nothing that running sequences have is changed. Raises CapacityError."""
         batch = self._caches.blank(sequences)
         # Without an arena the host fetches what is missed.
         host_fetches = self._offloader.arena is None and any(one.can_miss for one in sequences)
         try:
-            if self._captures_graphs and not host_fetches:
+            if captures and self._captures_graphs and not host_fetches:
                 self.graphs.prepare(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
             else:
                 self.forward(batch, torch.tensor(batch.table, device=self._device))

@@ -24,6 +24,8 @@ NUM_SIZES = 5
 # Lanes of two kinds, or three: the likeliest first. What is more is padded to the largest of each.
 PAIRS = (8, 4), (2, 1), (16, 4)
 TRIPLE = 8, 4, 4
+# Tokens up to which steps are compiled for one length.
+ONE_LENGTH = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,40 @@ class Steps:
 
     def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
         """Changes nothing that any sequence has."""
+        length = engine.info.max_model_len
         try:
             engine.decode.prepare(
-                [one for kind, count in self.lanes for one in [_stand_in(engine, kind)] * count]
+                [one for kind, count in self.lanes for one in [_stand_in(engine, kind, length)] * count]
             )
         except CapacityError as error:
             logger.info("no room to warm up %s: %s", self, error)
 
 
-def step_stages(engine: Engine) -> list[Steps]:
+@dataclass(frozen=True, slots=True)
+class ShorterSteps:
+    """A step of one sequence that selects, of each size that is compiled by itself, below the greatest length: a batch
+    that gets a step of its own later does not wait for compilers."""
+
+    policy: str
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        """As `Steps.run`. Nothing is captured."""
+        length = ONE_LENGTH
+        while length < engine.info.max_model_len and not is_over():
+            try:
+                engine.decode.prepare([_stand_in(engine, Kind(self.policy), length)], captures=False)
+            except CapacityError as error:
+                logger.info("no room to warm up a step of %d tokens: %s", length, error)
+            length *= 2
+
+
+def step_stages(engine: Engine) -> list[Steps | ShorterSteps]:
     """Of the server's policy where it recalls, of what `auto` stands for, and of `full`."""
     buckets, most = engine.caches.buckets, engine.info.max_num_seqs
     sizes = sorted({min(buckets.lanes(size), most) for size in range(1, most + 1)})
-    return [Steps(lanes) for lanes in batches(_kinds(engine), sizes)]
+    kinds = _kinds(engine)
+    selecting = dict.fromkeys(kind.policy for kind in kinds if kind.policy != SHORT)
+    return [*(Steps(lanes) for lanes in batches(kinds, sizes)), *map(ShorterSteps, selecting)]
 
 
 def batches(kinds: Items[Kind], sizes: Items[int]) -> list[tuple[tuple[Kind, int], ...]]:
@@ -88,7 +111,7 @@ def _kinds(engine: Engine) -> list[Kind]:
         # The host takes part in every step that selects.
         return found
     for policy in dict.fromkeys((LONG if info.default_policy == AUTO else info.default_policy, LONG)):
-        sequence = _stand_in(engine, Kind(policy))
+        sequence = _stand_in(engine, Kind(policy), info.max_model_len)
         if sequence.policy.family is Family.RECALL and sequence.plan.selects:
             found.append(Kind(policy))
             if not sequence.plan.all_resident:
@@ -96,9 +119,8 @@ def _kinds(engine: Engine) -> list[Kind]:
     return found
 
 
-def _stand_in(engine: Engine, kind: Kind) -> Sequence:
-    """A sequence of the greatest length that holds nothing."""
-    length = engine.info.max_model_len
+def _stand_in(engine: Engine, kind: Kind, length: int) -> Sequence:
+    """A sequence of this length that holds nothing."""
     request = warm_request(engine, "warm-up", kind.policy, (0,) * (length - 1), 1)
     engine.submit(request, lambda event: None)
     sequence = engine.scheduler.find(request.request_id)

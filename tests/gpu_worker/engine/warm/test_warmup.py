@@ -9,6 +9,7 @@ from engine_rig import Rig, pool_of, request
 
 from gpu_worker.engine.prompts.short_batch import BUCKETS
 from gpu_worker.engine.steps.graphs import MAX_PREPARED
+from gpu_worker.engine.warm import warm_steps
 from gpu_worker.engine.warm.warm_requests import Requests
 from gpu_worker.engine.warm.warm_steps import Kind, batches
 from gpu_worker.engine.warm.warmup import WarmUp, requests, stages
@@ -28,6 +29,7 @@ class Warm:
         self.submitted: list[GenerationRequest] = []
         self.batches: set[tuple[str, int]] = set()
         self.prepared: set[tuple[tuple[str, bool], ...]] = set()
+        self.compiled: list[tuple[str, int]] = []
         self.has_missed = False
         self.progress: list[tuple[int, int]] = []
         self.engine.info = replace(self.engine.info, device="cuda:0")
@@ -42,9 +44,12 @@ class Warm:
             self.has_missed |= any(one.can_miss for one in sequences)
             return decode(sequences)
 
-        def prepared(sequences: list[Sequence]) -> None:
-            self.prepared.add(tuple(sorted({(one.policy.name, one.can_miss) for one in sequences})))
-            prepare(sequences)
+        def prepared(sequences: list[Sequence], captures: bool = True) -> None:
+            if captures:
+                self.prepared.add(tuple(sorted({(one.policy.name, one.can_miss) for one in sequences})))
+            else:
+                self.compiled += [(one.policy.name, one.num_tokens + 1) for one in sequences]
+            prepare(sequences, captures)
 
         monkeypatch.setattr(self.engine, "submit", noted)
         monkeypatch.setattr(self.engine.decode, "run", decoded)
@@ -80,6 +85,15 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
     prompt = warm.submitted[-1].prompt_token_ids
     usage = rig.run(request("one", "bitkeys", 0.1, prompt=prompt, max_tokens=3))[0].usage
     assert usage.cached_tokens == 0
+
+
+def test_steps_of_shorter_sequences_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_steps, "ONE_LENGTH", 64)
+    rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
+    warm = Warm(rig, monkeypatch)
+    warm.warm_up.run()
+    assert warm.compiled == [("bitkeys", 64), ("bitkeys", 128), ("bitkeys", 256)]
+    check_unused(rig)
 
 
 def test_a_retain_policy_is_warm_beside_full_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
