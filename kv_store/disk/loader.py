@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from kv_store.disk.catalog import Catalog, Unneeded
 from kv_store.disk.errors import DamagedFile, UnusableFile
 from kv_store.disk.files import TierFiles
+from kv_store.disk.turns import Turns
 from kv_store.errors import OutOfSpace
 from kv_store.state import StoreState
 
@@ -41,7 +41,7 @@ class Load:
 
 
 class ChainLoader:
-    """Loads one chain after another, on a thread of its own.
+    """Loads one chain after another, on a thread of its own; owners take turns.
 
     remove: takes files that are of no use. failed: is told of an error of the disk.
     """
@@ -59,7 +59,7 @@ class ChainLoader:
         self._clock = clock
         # By the last name of each; the store's lock guards them.
         self._loads: dict[bytes, Load] = {}
-        self._waiting: deque[Load] = deque()
+        self._waiting = Turns[Load]()
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="disk-read", daemon=True)
@@ -118,7 +118,7 @@ class ChainLoader:
         }
         self._loads[load.hashes[-1]] = load
         with self._changed:
-            self._waiting.append(load)
+            self._waiting.put(load.owner, load)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ class ChainLoader:
         with self._changed:
             while not self._waiting and not self._is_closing:
                 self._changed.wait()
-            return None if self._is_closing else self._waiting.popleft()
+            return None if self._is_closing else self._waiting.next()
 
     def _load(self, load: Load) -> None:
         """Raises OSError."""

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from kv_store.disk.catalog import Chain, Unneeded
+from kv_store.disk.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ class WriteQueue:
         self._clock = clock
         self._changed = threading.Condition()
         self._sessions: OrderedDict[str, Chain] = OrderedDict()
-        # By owner; who had a turn comes last.
-        self._prefixes: OrderedDict[str, deque[Chain]] = OrderedDict()
+        self._prefixes = Turns[Chain]()
         self._unneeded: deque[Unneeded] = deque()
         self._is_busy = self._is_closing = False
         # Nothing is written before.
@@ -61,9 +61,10 @@ class WriteQueue:
                     self._sessions.popitem(last=False)
                     self._skipped(1)
             else:
-                self._prefixes.setdefault(chain.owner, deque()).append(chain)
-                if self._num_prefixes > MAX_WAITING:
-                    self._skip_one()
+                self._prefixes.put(chain.owner, chain)
+                if len(self._prefixes) > MAX_WAITING:
+                    self._prefixes.leave_one_out()
+                    self._skipped(1)
             self._changed.notify_all()
 
     def remove(self, unneeded: Unneeded) -> None:
@@ -118,31 +119,12 @@ class WriteQueue:
             if self._unneeded:
                 unneeded = self._unneeded.popleft()
                 return lambda: self._remove(unneeded)
-            chain = self._sessions.popitem(last=False)[1] if self._sessions else self._next_prefix()
+            chain = self._sessions.popitem(last=False)[1] if self._sessions else self._prefixes.next()
             return lambda: self._write(chain)
-
-    @property
-    def _num_prefixes(self) -> int:
-        return sum(map(len, self._prefixes.values()))
-
-    def _next_prefix(self) -> Chain:
-        owner, waiting = self._prefixes.popitem(last=False)
-        chain = waiting.popleft()
-        if waiting:
-            self._prefixes[owner] = waiting
-        return chain
-
-    def _skip_one(self) -> None:
-        """The last one of the owner that has the most."""
-        owner = max(self._prefixes, key=lambda each: len(self._prefixes[each]))
-        self._prefixes[owner].pop()
-        if not self._prefixes[owner]:
-            del self._prefixes[owner]
-        self._skipped(1)
 
     def _pause(self, error: OSError) -> None:
         with self._changed:
-            num_left = len(self._sessions) + self._num_prefixes
+            num_left = len(self._sessions) + len(self._prefixes)
             self._resumes_at = self._clock() + PAUSE_SECONDS
         self.clear()
         self._skipped(1 + num_left)

@@ -303,6 +303,29 @@ def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
     wait_until(lambda: tier.num_known("b") == NUM_SLABS)
 
 
+def test_who_reads_much_of_the_disk_keeps_others_waiting_for_one_prompt_at_most(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, read_column, read = threading.Event(), TierFiles.read_column, list[bytes]()
+
+    def note(files: TierFiles, name: bytes, slabs: Any) -> None:
+        assert goes_on.wait(PATIENCE)
+        read.append(name)
+        read_column(files, name, slabs)
+
+    monkeypatch.setattr(TierFiles, "read_column", note)
+    names = ("a1", "a2", "a3", "b1")
+    for name in names:
+        tier.write(name, owner=name[0], num_slabs=1)
+    tier.restart()
+    for name in names:
+        with pytest.raises(PrefixLoading):
+            tier.client.begin(name, 0, chain(1, name), owner=name[0])
+    goes_on.set()
+    wait_until(lambda: len(read) == 4)
+    assert chain(1, "b1")[0] in read[:3]
+
+
 def test_faults_of_the_disk_cost_what_was_to_be_kept(tmp_path: Path) -> None:
     with running(tmp_path, faults="disk.write:alloc:1") as tier:
         tier.write("a", "doc")
