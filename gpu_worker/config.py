@@ -51,8 +51,8 @@ class WorkerOptions(FaultOptions):
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
     dtype: Dtype = option(
         "auto",
-        "float32, bfloat16, float16, or auto: the checkpoint's own on a GPU; float32 on a CPU, where 16-bit types are "
-        "slow",
+        "float32, bfloat16, float16, or auto: the checkpoint's own on a GPU, float32 on a CPU; where that has AMX or "
+        "AVX512-BF16, bfloat16 computes prompts faster",
         metavar="TYPE",
     )
     load_format: Literal["auto", "safetensors", "dummy"] = option(
@@ -319,7 +319,7 @@ def find_device(asked: str) -> str:
 
 def find_dtype(asked: str, device: str) -> str | None:
     """Name of the torch dtype to compute in, None for the checkpoint's own: as asked; "auto" is the
-    checkpoint's own on CUDA, and float32 on a CPU, where 16-bit types are slow."""
+    checkpoint's own on CUDA, and float32 on a CPU, which may have no arithmetic for 16-bit types."""
     if asked != "auto":
         return asked
     return "float32" if device == "cpu" else None

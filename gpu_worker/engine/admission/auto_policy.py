@@ -1,4 +1,4 @@
-"""The length up to which `--policy auto` attends everything."""
+"""The length of a prompt up to which `--policy auto` attends everything."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Intake:
         max_full_tokens: int = FEW_TOKENS,
         has_indexes: bool = True,
     ) -> None:
-        """max_full_tokens: longest context that the policy `auto` attends whole. has_indexes: on the device; else the
+        """max_full_tokens: longest prompt that the policy `auto` attends whole. has_indexes: on the device; else the
         store selects, for policies whose indexes it trains."""
         self._policies = policies
         self._vocab_size = vocab_size
@@ -74,12 +74,15 @@ class Intake:
     def choose(self, sequence: Sequence, num_free_slots: int) -> None:
         """Choose the policy of a waiting sequence that has `auto`; call it right before admission.
 
-        It is `full` if the context is short and fits in the free slots of each layer and KV head. Who gave way keeps
-        what was chosen.
+        It is `full` if the context is short and fits in the free slots of each layer and KV head. A short prompt whose
+        answer may be long, as of every chat that names no limit, may have half of these: a share of so few tokens
+        would be next to nothing. Who gave way keeps what was chosen.
         """
         if sequence.request.policy != AUTO or sequence.has_given_way:
             return
-        is_short = sequence.capacity <= min(self._max_full_tokens, num_free_slots)
+        if sequence.capacity > self._max_full_tokens:
+            num_free_slots //= 2
+        is_short = sequence.num_prefill <= self._max_full_tokens and sequence.capacity <= num_free_slots
         policy = self._policies[SHORT if is_short else LONG]
         if policy is sequence.policy:
             return

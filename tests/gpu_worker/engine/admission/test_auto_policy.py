@@ -39,14 +39,25 @@ def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:
     rig = Rig(max_full_tokens=130)
     assert "auto" in rig.engine.info.policies
     short = request("short", "auto", 0.3, prompt=120, max_tokens=10)
-    long = request("long", "auto", 0.3, prompt=120, max_tokens=11)
+    long = request("long", "auto", 0.3, prompt=131, max_tokens=10)
     records = rig.run(short, long)
     assert [record.usage.policy for record in records] == ["full", "bitkeys"]
     assert records[0].usage.budget_tokens == 120
-    assert records[1].usage.budget_tokens == 36
+    assert records[1].usage.budget_tokens == 39
     for one, record, policy in zip((short, long), records, ("full", "bitkeys"), strict=True):
-        alone = request("alone", policy, 0.3, prompt=120, max_tokens=one.sampling.max_tokens)
+        alone = request("alone", policy, 0.3, prompt=len(one.prompt_token_ids), max_tokens=10)
         assert tokens_alone(alone) == record.tokens
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(("max_tokens", "policy"), [(136, "full"), (137, "bitkeys")])
+def test_a_short_prompt_with_a_long_answer_may_have_half_of_the_free_slots(
+    max_tokens: int, policy: str
+) -> None:
+    rig = Rig(max_full_tokens=130, slot_bytes=pool_of(8))
+    # 256 tokens: four of the eight blocks of 64 slots
+    record = rig.run(request("chat", "auto", 0.3, prompt=120, max_tokens=max_tokens))[0]
+    assert record.usage.policy == policy
     rig.check_empty()
 
 
