@@ -69,11 +69,18 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text; `add_special_tokens` puts the model's begin token first where it has one."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # only batches are encoded and decoded outside Python's lock: other threads, the event loop's, go on
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids without special tokens. Unknown ids are skipped."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+        """As `decode`; of so many that it belongs in a thread, where this holds up no other."""
+        (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return str(text)
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """As `decode`, with special tokens by their names."""
