@@ -16,6 +16,9 @@ REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 )
 
+# that a connection reads in one turn of the event loop
+READ_BYTES = 2**14
+
 log = logging.getLogger(__name__)
 
 
@@ -32,6 +35,8 @@ class Connections:
     write_timeout_s: float
     num_open: int = 0
     idle: dict[Connection, None] = field(default_factory=dict)
+    # TLS writes to parts of it, which of a bytearray would be copies
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
     def admit(self) -> bool:
         """Count one more. Where there is no room the longest idle one gives way; False: none is idle."""
@@ -43,8 +48,9 @@ class Connections:
         return True
 
 
-class Connection(H11Protocol):
-    """uvicorn's, with an end.
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's, with an end, that reads little at once: of a body in chunks of one byte each byte is an event of h11,
+    and a read of asyncio's 256 KiB would be half a second of them.
 
     Without a request are: the time from the connection's start, or from its last answer, until a request's head is
     complete. No byte prolongs it.
@@ -75,6 +81,14 @@ class Connection(H11Protocol):
         """Count it no more."""
         self._leave()
         super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where asyncio writes what it reads, and says so before it reads from another connection."""
+        return self._all.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much of it was read."""
+        self.data_received(bytes(self._all.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """A request's head may be complete now."""

@@ -238,7 +238,9 @@ def test_both_protocols_are_served_over_tls(
         trusting = ssl.create_default_context(cafile=str(found))
         url = str(plain.base_url).replace("http:", "https:")
         with httpx.Client(base_url=url, verify=trusting, timeout=PATIENCE) as client:
-            assert client.post("/v1/chat/completions", json=BODY).status_code == 200
+            # the second is many records, and many reads
+            for body in (BODY, {**BODY, "user": "x" * 500_000}):
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
         with pytest.raises(httpx.RemoteProtocolError):
             plain.get("/ready")
         credentials = grpc.ssl_channel_credentials(found.read_bytes())
