@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from carrel.process.request_limits import check_grammar
 from gateway.answer_parts import AnswerParts
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import ChatRequest, TokenIds, ToolChoice, Tools
 from gateway.reasoning import BEGIN, ReasoningReader
 from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
+from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
 from gateway.tool_calls.written import as_text
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -36,18 +38,23 @@ class Dialect:
         self._opener_id = tokenizer.special_id(self._calls.opener) if self._calls.is_special else None
 
     def prepare(self, request: ChatRequest) -> ChatRequest:
-        """The request with the grammar of its tools, for the template that there is, and telling reasoning where there
-        may be any. Raises InvalidRequest."""
+        """The request with the grammar of its tools, and telling reasoning where there may be any. Raises
+        InvalidRequest and TooLarge."""
+        check_messages(request.messages)
         has_grammar = request.options.draft.HasField("grammar")
         if (tools := request.tools) is not None:
             grammar = self._grammar(request, tools)
             request = request if grammar is None else _with_grammar(request, grammar)
             has_grammar |= tools.choice is ToolChoice.REQUIRED
-        if not self._takes_tools:
-            written = as_text(request.messages, () if tools is None else tools.tools, self._calls)
-            request = replace(request, messages=written)
         # what is held to a grammar from its beginning has no room to think
         return replace(request, tells_reasoning=request.tells_reasoning and self._thinks and not has_grammar)
+
+    def written(self, request: ChatRequest) -> ChatRequest:
+        """The prepared request for the template that there is; of thousands of calls it belongs in a thread."""
+        if self._takes_tools:
+            return request
+        tools = () if request.tools is None else request.tools.tools
+        return replace(request, messages=as_text(request.messages, tools, self._calls))
 
     def shows_special_tokens(self, request: ChatRequest) -> bool:
         """Whether what tells calls from text is a special token, which texts leave out otherwise."""
@@ -80,10 +87,12 @@ class Dialect:
             )
         if asked.WhichOneof("kind") != "json_schema":
             raise InvalidRequest(f"Beside tools {asked.param} must be a JSON schema.", asked.param)
+        with invalid_requests():
+            check_grammar(asked)
         try:
             return self._calls.grammar(tools, asked.json_schema, self._opener_id)
-        except ValueError as error:
-            raise InvalidRequest(f"{asked.param} is no JSON: {error}.", asked.param) from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{asked.param} is no JSON schema: {error}.", asked.param) from error
 
 
 def _with_grammar(request: ChatRequest, ebnf: str) -> ChatRequest:

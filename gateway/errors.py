@@ -124,13 +124,10 @@ class UnknownResponse(ServiceError):
 
 
 class TooLarge(ServiceError):
-    """A request body over the limit."""
+    """A request of too many bytes, or of too many values: reading it would hold up others."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        super().__init__(
-            f"The request body exceeds {max_body_bytes} bytes. Send a shorter prompt, or raise --max-body-bytes.",
-            code="request_too_large",
-        )
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="request_too_large")
 
 
 class SlowBody(ServiceError):

@@ -24,6 +24,10 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 MAX_PROMPT_SCORES = 1 << 18
 
 
+async def no_echo(at: int, prompt: TokenIds) -> None:
+    """Nothing comes before the answer."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """`encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0 fills; `echo` what
@@ -38,7 +42,7 @@ class Plan:
     default_max_tokens: int
     options: GenerationOptions
     lead: str = ""
-    echo: Callable[[int, TokenIds], Echo | None] = lambda at, prompt: None
+    echo: Callable[[int, TokenIds], Awaitable[Echo | None]] = no_echo
     parts: Callable[[TokenIds], AnswerParts | None] = lambda prompt: None
     shows_special: bool = False
 
@@ -101,7 +105,6 @@ class Plan:
         InvalidRequest."""
         if not prompt:
             raise InvalidRequest("The prompt is empty: give at least one token.", self.prompt_param)
-        request.prompt_token_ids.extend(prompt)
         request.MergeFrom(self.options.draft)
         sampling, room = request.sampling, max_model_len - len(prompt)
         if sampling.HasField("seed"):
@@ -111,3 +114,4 @@ class Plan:
             sampling.max_tokens = self.default_max_tokens
         with invalid_requests():
             sampling.max_tokens = num_output_tokens(sampling, len(prompt), max_model_len, self.prompt_param)
+        request.prompt_token_ids.extend(prompt)

@@ -61,7 +61,7 @@ async def _run(
     config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
 ) -> None:
     events = ProcessEvents("gateway", config.json_events, log_format=config.log_format)
-    chat = ChatServer(config, service, await service.max_body_bytes()) if config.grpc_port else None
+    chat = ChatServer(config, service) if config.grpc_port else None
     rest = RESTServer(config, service, CLOSE_TIMEOUT_S)
     rest_task = asyncio.create_task(rest.serve([listener]))
     watch = asyncio.create_task(_watch_parent(parent, ended))

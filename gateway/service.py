@@ -16,6 +16,7 @@ from gateway.admission import Admission, Place
 from gateway.answer_text import StopMatcher
 from gateway.attention import AttentionViews, WatchedWorker
 from gateway.auth import KeyRing
+from gateway.body_limits import BodyLimits
 from gateway.choice import Choice
 from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
@@ -52,11 +53,6 @@ SEAT_SHARE = 0.5
 READ_AHEAD_EVENTS = 256
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
-# prompts in JSON with every character escaped fit: six bytes each, and a token has several
-BODY_BYTES_PER_TOKEN = 32
-MIN_BODY_BYTES = 2**20
-# while the worker's maximum length is not known
-UNKNOWN_BODY_BYTES = 64 * 2**20
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -104,6 +100,7 @@ class ChatService:
         self.admission = Admission(config.max_concurrent, self._places_of)
         self.metrics.draining.set_function(lambda: self.admission.is_draining)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
+        self.bodies = BodyLimits(self.status, config.max_body_bytes)
         self.sessions = Sessions(worker, self.status, self.admission)
 
     @property
@@ -123,7 +120,8 @@ class ChatService:
 
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
             max_tokens = options.draft.sampling.max_tokens or 1
-            return (await self._prompts.chat(request, max_model_len, max_tokens),)
+            written = await asyncio.to_thread(self._dialect.written, request)
+            return (await self._prompts.chat(written, max_model_len, max_tokens),)
 
         lead = self._tokenizer.answer_lead if request.adds_generation_prompt else ""
         request_id = public_id(request.request_id)
@@ -149,8 +147,8 @@ class ChatService:
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
             return tuple([await self._encode(prompt, max_model_len, options) for prompt in request.prompts])
 
-        def echo(at: int, prompt: TokenIds) -> Echo | None:
-            return self._echo(request, at, prompt) if request.echoes else None
+        async def echo(at: int, prompt: TokenIds) -> Echo | None:
+            return await self._echo(request, at, prompt) if request.echoes else None
 
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
         most = COMPLETION_MAX_TOKENS
@@ -165,24 +163,14 @@ class ChatService:
 
     async def tokenize_chat(self, request: ChatRequest, caller: bytes) -> TokenIds:
         with self.admission.place(caller):
-            request = self._dialect.prepare(request)
-            return await self._prompts.chat(request, (await self.status.info()).max_model_len, 1)
+            written = await asyncio.to_thread(self._dialect.written, self._dialect.prepare(request))
+            return await self._prompts.chat(written, (await self.status.info()).max_model_len, 1)
 
     async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
         with self.admission.place(caller):
             with invalid_requests():
                 check_token_ids("tokens", token_ids, (await self.status.info()).vocab_size)
-            return await asyncio.to_thread(self._tokenizer.decode, token_ids)
-
-    async def max_body_bytes(self) -> int:
-        """The largest request body that is read."""
-        if self._config.max_body_bytes is not None:
-            return self._config.max_body_bytes
-        try:
-            info = self.status.latest or await self.status.info()
-        except WorkerUnavailable:
-            return UNKNOWN_BODY_BYTES
-        return max(MIN_BODY_BYTES, info.max_model_len * BODY_BYTES_PER_TOKEN)
+            return await asyncio.to_thread(self._tokenizer.decode_prompt, token_ids)
 
     async def render_metrics(self) -> bytes:
         """Prometheus text: the gateway's own metrics, the worker's and the store's while they answer, and what else
@@ -240,22 +228,18 @@ class ChatService:
         deadline = started_at + self._timeout_s(plan)
         num_prompt_tokens = [len(prompt) for prompt in prompts]
         progress = PrefillProgress(num_prompt_tokens, plan.options.n)
-        choices = [
-            [
-                self._choice(
-                    plan,
-                    info,
-                    at * plan.options.n + index,
-                    index,
-                    prompt,
-                    plan.echo(at, prompt),
-                    deadline,
-                    progress,
-                )
-                for index in range(plan.options.n)
-            ]
-            for at, prompt in enumerate(prompts)
-        ]
+        choices = []
+        for at, prompt in enumerate(prompts):
+            echo = await plan.echo(at, prompt)
+            first = at * plan.options.n
+            choices.append(
+                [
+                    self._choice(plan, info, first + index, index, prompt, echo, deadline, progress)
+                    for index in range(plan.options.n)
+                ]
+            )
+            # each has its prompt's tokens, and others have a turn between two prompts
+            await asyncio.sleep(0)
         has_token, parts = False, plan.parts(prompts[0])
         running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
         with self._charged(plan, info, choices, num_prompt_tokens):
@@ -335,12 +319,13 @@ class ChatService:
         asked = plan.options.timeout_s
         return self._config.request_timeout_s if asked is None else min(asked, self._config.request_timeout_s)
 
-    def _echo(self, request: CompletionRequest, at: int, prompt: TokenIds) -> Echo:
+    async def _echo(self, request: CompletionRequest, at: int, prompt: TokenIds) -> Echo:
         match request.prompts[at]:
             case str() as text if request.options.truncate_to is None:
                 return Echo(text, request.only_echoes)
             case _:
-                return Echo(self._tokenizer.decode(prompt), request.only_echoes)
+                text = await asyncio.to_thread(self._tokenizer.decode_prompt, prompt)
+                return Echo(text, request.only_echoes)
 
     async def _encode(
         self, prompt: str | TokenIds, max_model_len: int, options: GenerationOptions

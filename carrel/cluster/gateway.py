@@ -69,7 +69,7 @@ class Gateway:
         """Listen as soon as the port is free: in an update the gateway before this one may still drain."""
         while self._chat is None:
             try:
-                chat = ChatServer(config, self._service, await self._service.max_body_bytes())
+                chat = ChatServer(config, self._service)
             except ConfigError as exc:
                 log.warning("%s", exc)
                 await asyncio.sleep(PORT_RETRY_S)

@@ -125,10 +125,14 @@ def check_request(request: Any, model: ModelLimits) -> None:
         raise LimitError(f"A session_id has at most {MAX_SESSION_CHARS} characters.", "session_id")
     if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
         raise LimitError(f"A cache_salt has at most {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
-    if (size := request.grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
-        param = request.grammar.param
-        raise LimitError(f"{param} has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed.", param)
+    check_grammar(request.grammar)
     _check_sampling(request.sampling, model.vocab_size)
+
+
+def check_grammar(grammar: Any) -> None:
+    """Of a GenerateRequest. Raises LimitError for its size."""
+    if (size := grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
+        raise LimitError(f"{grammar.param} has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed.", grammar.param)
 
 
 def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:

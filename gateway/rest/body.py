@@ -11,10 +11,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from gateway.errors import InvalidRequest, SlowBody, TooLarge
+from gateway.body_limits import BodyLimit, BodyLimits
+from gateway.errors import InvalidRequest, SlowBody
+from gateway.json_limits import check_json
 from gateway.rest.schemas import Body
 
 BODY_TIMEOUT_S = 60.0
+# its count takes turns with the event loop
+LARGE_BYTES = 4 * 2**20
 MAX_ERRORS = 10
 MANY_ERRORS = 1000
 MAX_ERROR_CHARS = 200
@@ -36,17 +40,26 @@ _BRANCHES = (
 )
 
 
-async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
-    """Read and check a JSON body. Raises TooLarge before parsing, SlowBody, and InvalidRequest."""
+async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
+    """Read and check a JSON body. Raises TooLarge or WorkerUnavailable before parsing, SlowBody, and InvalidRequest."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         # a form could be sent by any web page
         raise InvalidRequest("Send the body as JSON with 'Content-Type: application/json'.")
-    raw = await _read(request, max_bytes)
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as exc:
-        raise _invalid(exc) from exc
+    limit = await limits.now()
+    raw = await _read(request, limit)
+    async with limits.turn:
+        if len(raw) > LARGE_BYTES:
+            await asyncio.to_thread(check_json, raw, limit.max_token_ids)
+        else:
+            check_json(raw, limit.max_token_ids)
+        try:
+            return kind.model_validate_json(raw)
+        except ValidationError as exc:
+            raise _invalid(exc) from exc
+        finally:
+            # what becomes of it, and the next body, have turns of their own
+            await asyncio.sleep(0)
 
 
 def refuse_unsupported(body: Body, unsupported: Mapping[str, Any]) -> None:
@@ -57,17 +70,17 @@ def refuse_unsupported(body: Body, unsupported: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name} is not supported: leave it out.", name)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, limit: BodyLimit) -> bytes:
     length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
-        raise TooLarge(max_bytes)
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit.max_bytes):
+        raise limit.excess()
     raw = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 raw += chunk
-                if len(raw) > max_bytes:
-                    raise TooLarge(max_bytes)
+                if len(raw) > limit.max_bytes:
+                    raise limit.excess()
     except TimeoutError as exc:
         raise SlowBody(f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from exc
     return bytes(raw)

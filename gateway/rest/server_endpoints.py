@@ -71,7 +71,7 @@ class ServerEndpoints:
         limits = ServerLimits(
             max_concurrent=config.max_concurrent,
             max_concurrent_per_key=config.max_per_key(self._service.keys.num_keys),
-            max_body_bytes=await self._service.max_body_bytes(),
+            max_body_bytes=(await self._service.bodies.now()).max_bytes,
             request_timeout_seconds=config.request_timeout_s,
         )
         answer = ServerInfoAnswer(

@@ -58,7 +58,7 @@ class SessionEndpoints:
 
     async def change(self, request: Request) -> Response:
         """Warm a session, which need not exist, by computing a text, token ids or messages; pin or unpin it."""
-        body = await read_body(request, SessionBody, await self._service.max_body_bytes())
+        body = await read_body(request, SessionBody, self._service.bodies)
         session_id, caller = _session_id(request), request.state.caller
         self._service.check_model(body.model)
         if body.ttl_seconds is not None and not body.pinned:

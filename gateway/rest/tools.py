@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.errors import InvalidRequest
 from gateway.exchange import Tool, ToolCall, ToolChoice, Tools
 from gateway.rest.schemas import AllowedChoice, ChatBody, FunctionBody, MessageBody, NamedTool
-from gateway.tool_calls.checks import check_arguments, checked, only
+from gateway.tool_calls.checks import checked, only
 
 
 def read_tools(body: ChatBody) -> Tools | None:
@@ -29,14 +29,11 @@ def read_tools(body: ChatBody) -> Tools | None:
 
 
 def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:
-    """An assistant's. Raises InvalidRequest for arguments that are no JSON object."""
-    calls = tuple(
+    """An assistant's."""
+    return tuple(
         ToolCall(call.id, call.function.name, call.function.arguments or "{}")
         for call in message.tool_calls or ()
     )
-    for call in calls:
-        check_arguments(call.id, call.arguments, "messages")
-    return calls
 
 
 def _read_tool(function: FunctionBody) -> Tool:

@@ -22,6 +22,7 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
+from gateway.json_limits import MAX_NESTED, check_count
 from gateway.rpc.structure import read_grammar
 from gateway.rpc.tools import read_calls, read_tools
 from gateway.v1 import chat_pb2 as pb
@@ -32,8 +33,9 @@ SAMPLING_FIELDS = frozenset(field.name for field in gpu_worker_pb2.SamplingParam
 
 
 def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
-    """The message's sampling fields are the worker's, by the same names. Raises InvalidRequest for what cannot be
-    done."""
+    """The message's sampling fields are the worker's, by the same names. Raises TooLarge, and InvalidRequest for what
+    cannot be done."""
+    _check_counts(message)
     present = {field.name: value for field, value in message.ListFields()}
     draft = gpu_worker_pb2.GenerateRequest(
         sampling=gpu_worker_pb2.SamplingParams(
@@ -73,6 +75,14 @@ def read_chat(message: pb.ChatRequest, caller: bytes) -> ChatRequest:
         read_tools(message),
         tells_reasoning=True,
     )
+
+
+def _check_counts(message: pb.ChatRequest) -> None:
+    """Raises TooLarge for what would be long in reading."""
+    check_count(len(message.messages), "messages", MAX_NESTED)
+    num_calls = sum(len(each.tool_calls) for each in message.messages)
+    check_count(len(message.messages) + num_calls, "messages and calls", MAX_NESTED)
+    check_count(len(message.stop_token_ids), "stop_token_ids", MAX_NESTED)
 
 
 def _read_message(message: pb.Message) -> Message:

@@ -47,10 +47,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return self._refusal
 
 
-CHAT = chat_pb2.DESCRIPTOR.services_by_name["Chat"].full_name
+CHAT_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["Chat"]
+CHAT = CHAT_SERVICE.full_name
 HEALTH_INTERVAL_S = 2.0
 # streams of health at once, which need no key
 MAX_WATCHES = 64
+# gRPC's own default
+MAX_MESSAGE_BYTES = 4 * 2**20
 # a connection without a call is closed after this, and one whose client does not answer is found
 IDLE_MS = 60_000
 
@@ -80,14 +83,17 @@ class ChatServer:
     Raises ConfigError when the port is taken.
     """
 
-    def __init__(self, config: GatewayConfig, service: ChatService, max_message_bytes: int) -> None:
+    def __init__(self, config: GatewayConfig, service: ChatService) -> None:
         self._service = service
         keys = service.keys
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(keys, service.metrics), DecodeInterceptor(CHAT)],
+            interceptors=[AuthInterceptor(keys, service.metrics), DecodeInterceptor(CHAT_SERVICE)],
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_message_bytes),
+                (
+                    "grpc.max_receive_message_length",
+                    min(config.max_body_bytes or MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+                ),
                 # of one connection; the last of them are told that the server is full
                 ("grpc.max_concurrent_streams", config.max_concurrent + MAX_WATCHES),
                 ("grpc.server_handshake_timeout_ms", round(min(config.header_timeout_s, 3600.0) * 1000)),

@@ -7,7 +7,8 @@ import re
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import Tool, ToolCall, ToolChoice, Tools
-from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, check_arguments, checked
+from gateway.json_limits import check_json
+from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, checked
 from gateway.v1 import chat_pb2 as pb
 
 
@@ -15,6 +16,7 @@ def read_tools(message: pb.ChatRequest) -> Tools | None:
     """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
     if len(message.tools) > MAX_TOOLS:
         raise InvalidRequest(f"{len(message.tools)} tools: give at most {MAX_TOOLS}.", "tools")
+    check_json("".join(tool.parameters for tool in message.tools).encode())
     tools = tuple(_read_tool(tool) for tool in message.tools)
     is_parallel = message.parallel_tool_calls or not message.HasField("parallel_tool_calls")
     if message.tool_name:
@@ -30,13 +32,10 @@ def read_tools(message: pb.ChatRequest) -> Tools | None:
 
 
 def read_calls(message: pb.Message) -> tuple[ToolCall, ...]:
-    """An assistant's. Raises InvalidRequest for arguments that are no JSON object."""
+    """An assistant's. Raises InvalidRequest for a name that is none."""
     for call in message.tool_calls:
         _check_name(call.name, "messages")
-    return tuple(
-        ToolCall(call.id, call.name, check_arguments(call.id, call.arguments or "{}", "messages"))
-        for call in message.tool_calls
-    )
+    return tuple(ToolCall(call.id, call.name, call.arguments or "{}") for call in message.tool_calls)
 
 
 def _read_tool(tool: pb.Tool) -> Tool:

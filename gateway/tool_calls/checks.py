@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import Tool, ToolChoice, Tools
+from gateway.exchange import Message, Tool, ToolChoice, Tools
+from gateway.json_limits import MAX_NESTED, check_count, check_json
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -31,11 +32,16 @@ def only(tools: tuple[Tool, ...], names: Set[str]) -> tuple[Tool, ...]:
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def check_arguments(call_id: str, arguments: str, param: str) -> str:
-    """The arguments of a call. Raises InvalidRequest where they are no JSON object."""
-    if not is_object(arguments):
-        raise InvalidRequest(f"The arguments of call {call_id[:64]!r} are no JSON object.", param)
-    return arguments
+def check_messages(messages: Sequence[Message]) -> None:
+    """Of one chat, those of earlier turns among them. Raises TooLarge, and InvalidRequest where the arguments of a call
+    are no JSON object."""
+    check_count(len(messages), "messages", MAX_NESTED)
+    calls = [call for message in messages for call in message.tool_calls]
+    check_count(len(messages) + len(calls), "messages and calls", MAX_NESTED)
+    check_json("".join(call.arguments for call in calls).encode())
+    for call in calls:
+        if not is_object(call.arguments):
+            raise InvalidRequest(f"The arguments of call {call.id[:64]!r} are no JSON object.", "messages")
 
 
 def is_object(text: str) -> bool:

@@ -43,7 +43,8 @@ class CallFormat:
 
     def grammar(self, tools: Tools, answer: str | None, opener_id: int | None, is_free: bool = False) -> str:
         """In Lark's format: calls of these tools. With `answer`, a JSON schema: or JSON of it. `is_free`: or any text,
-        in which what begins a call is one. opener_id: the special token of the opener, where the vocabulary has one."""
+        in which what begins a call is one. opener_id: the special token of the opener, where the vocabulary has one.
+        Raises ValueError for an `answer` that is no schema."""
         rules = [*self._rules(tools, opener_id), *self._starts(tools, opener_id, answer, is_free)]
         return "\n".join(
             [*rules, *(f"call_{at}: {self._one(tool, is_free)}" for at, tool in enumerate(tools.callable))]
@@ -62,7 +63,10 @@ class CallFormat:
 
     def _starts(self, tools: Tools, opener_id: int | None, answer: str | None, is_free: bool) -> list[str]:
         if answer is not None:
-            return ["start: calls | answer", f"answer: %json {_schema(json.loads(answer))}"]
+            schema = json.loads(answer)
+            if not isinstance(schema, dict | bool):
+                raise ValueError("it is neither an object nor a truth value")
+            return ["start: calls | answer", f"answer: %json {_schema(schema)}"]
         if not is_free:
             return ["start: calls"]
         if not self.opener:

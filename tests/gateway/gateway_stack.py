@@ -90,7 +90,7 @@ def running_stack(
         worker = await start_worker(fake, socket_path)
         client = GRPCWorkerClient(socket_path)
         service = create_service(config, client, tokenizer, defaults)
-        chat = ChatServer(config, service, 2**20)
+        chat = ChatServer(config, service)
         listener = bind(config)
         rest = RESTServer(config, service, 1)
         serving = asyncio.create_task(rest.serve([listener]))

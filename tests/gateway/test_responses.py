@@ -120,7 +120,7 @@ def test_a_response_streams(client: openai.OpenAI, stack: Stack) -> None:
         ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "x", "name": "y", "arguments": "5"}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "x", "name": "y", "arguments": "5"}]}, "messages"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": []}, "messages"),
         ({"max_output_tokens": -1}, "max_output_tokens"),

@@ -16,6 +16,7 @@ from gateway_stack import Stack, running_stack, write_tokenizer
 from waiting import PATIENCE, wait_until
 
 from carrel.sse import chunks
+from gateway.body_limits import BodyLimit
 from gateway.config import GatewayConfig
 from gateway.pulse import LOOKS
 from gateway.rest.middleware import UNGUARDED_PATHS
@@ -338,16 +339,15 @@ def test_numbers_may_be_texts_and_whole_ones_have_a_point(http: httpx.Client, st
 
 
 def test_a_prompt_that_fits_may_be_written_with_escapes(model_dir: Path) -> None:
-    async def limit() -> int:
+    async def limit() -> BodyLimit:
         worker = Mock()
         worker.info = AsyncMock(return_value=pb.GetInfoResponse(max_model_len=131_072))
         config = GatewayConfig(model=str(model_dir), worker="unix:w")
-        return await ChatService(
-            config, worker, load_tokenizer(model_dir, None), pb.SamplingParams()
-        ).max_body_bytes()
+        service = ChatService(config, worker, load_tokenizer(model_dir, None), pb.SamplingParams())
+        return await service.bodies.now()
 
     prompt = "你好" * 131_072
-    assert len(json.dumps({"prompt": prompt})) < asyncio.run(limit())
+    assert len(json.dumps({"prompt": prompt})) < asyncio.run(limit()).max_bytes
 
 
 def test_tokenize_and_back(http: httpx.Client, stack: Stack) -> None:

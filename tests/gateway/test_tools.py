@@ -183,6 +183,9 @@ def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack)
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [TIME], "guided_regex": "a"}, "guided_regex"),
         ({"tools": [TIME], "tool_choice": "required", "guided_json": {}}, "guided_json"),
+        ({"tools": [TIME], "guided_json": "[1]"}, "guided_json"),
+        ({"tools": [TIME], "guided_json": "[" * 100_000}, "guided_json"),
+        ({"tools": [TIME], "guided_json": "[" * 200_000}, "guided_json"),
         ({"functions": [{"name": "time"}]}, "functions"),
     ],
 )

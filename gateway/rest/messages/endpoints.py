@@ -43,13 +43,13 @@ class MessagesEndpoints:
         return await _told(self._count(request))
 
     async def _create(self, request: Request) -> Response:
-        body = await read_body(request, MessagesBody, await self._service.max_body_bytes())
+        body = await read_body(request, MessagesBody, self._service.bodies)
         asked = read_message_request(body, request.state.request_id, request.state.caller)
         generation = self._service.chat(asked)
         return await reply(request, generation, MessageWriter(generation), bool(body.stream), self._config)
 
     async def _count(self, request: Request) -> Response:
-        body = await read_body(request, CountBody, await self._service.max_body_bytes())
+        body = await read_body(request, CountBody, self._service.bodies)
         self._service.check_model(body.model)
         prompt = read_prompt(body, GenerationOptions(body.model))
         tokens = await self._service.tokenize_chat(prompt, request.state.caller)

@@ -45,7 +45,7 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
-        body = await read_body(request, ResponsesBody, await self._service.max_body_bytes())
+        body = await read_body(request, ResponsesBody, self._service.bodies)
         caller, response_id = request.state.caller, f"resp_{uuid.uuid4().hex}"
         is_kept = body.store is not False
         before: tuple[Message, ...] = ()

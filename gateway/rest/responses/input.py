@@ -9,7 +9,6 @@ from itertools import groupby
 from gateway.errors import InvalidRequest
 from gateway.exchange import Message, ToolCall
 from gateway.rest.responses.schemas import InputItem, Part
-from gateway.tool_calls.checks import check_arguments
 
 
 def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:
@@ -35,7 +34,7 @@ def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:
 def _read_call(item: InputItem) -> ToolCall:
     if item.call_id is None or item.name is None:
         raise InvalidRequest("An item of type function_call needs call_id and name.", "input")
-    return ToolCall(item.call_id, item.name, check_arguments(item.call_id, item.arguments or "{}", "input"))
+    return ToolCall(item.call_id, item.name, item.arguments or "{}")
 
 
 def _read_message(item: InputItem, names: Mapping[str, str]) -> Message:

@@ -1,0 +1,48 @@
+"""How much of a request's body is read."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gateway.errors import ServiceError, TooLarge, WorkerUnavailable
+from gateway.worker_status import WorkerStatus
+
+# prompts in JSON with every character escaped fit: six bytes each, and a token has several
+BYTES_PER_TOKEN = 32
+MIN_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """max_token_ids: of a prompt, the model's maximum length; 0 until the worker has told it."""
+
+    max_bytes: int
+    max_token_ids: int
+
+    def excess(self) -> ServiceError:
+        """Of a body that is longer."""
+        if not self.max_token_ids:
+            return WorkerUnavailable()
+        return TooLarge(
+            f"The request body exceeds {self.max_bytes} bytes. Send a shorter prompt, or raise --max-body-bytes."
+        )
+
+
+class BodyLimits:
+    """`turn` is held while a body is parsed, so that others of the event loop have theirs between two of them. Must be
+    built inside the event loop."""
+
+    def __init__(self, status: WorkerStatus, max_bytes: int | None) -> None:
+        """max_bytes: None: what a prompt of the model's maximum length may need."""
+        self._status = status
+        self._max_bytes = max_bytes
+        self.turn = asyncio.Lock()
+
+    async def now(self) -> BodyLimit:
+        """Before the first contact with the worker that of the shortest model."""
+        try:
+            longest = (self._status.latest or await self._status.info()).max_model_len
+        except WorkerUnavailable:
+            longest = 0
+        return BodyLimit(self._max_bytes or max(MIN_BYTES, longest * BYTES_PER_TOKEN), longest)
