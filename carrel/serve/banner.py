@@ -63,10 +63,8 @@ def gather_facts(endpoints: Endpoints, api_keys: Sequence[str]) -> Facts:
 
 
 def read_routes(schema: dict[str, dict[str, dict[str, object]]]) -> tuple[str, ...]:
-    """ "GET /health" and so on from an OpenAPI schema, in its order, in words that no line break parts."""
-    return tuple(
-        f"{','.join(operations).upper()}\u00a0{path}" for path, operations in schema["paths"].items()
-    )
+    """Paths of an OpenAPI schema, in its order; `/docs` has their methods."""
+    return tuple(schema["paths"])
 
 
 def _or_else(fallback: T, ask: Callable[[], T]) -> T:

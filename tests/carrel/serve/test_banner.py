@@ -44,7 +44,7 @@ def rendered(facts: Facts, needs_key: bool = False) -> str:
 
 def test_all_that_is_known_is_shown() -> None:
     store = kv_store_pb2.StatsResponse(arena_bytes=2**31)
-    text = rendered(Facts("carrel-nano", ("GET /health", "POST /v1/chat/completions"), WORKER, store))
+    text = rendered(Facts("carrel-nano", ("/health", "/v1/chat/completions"), WORKER, store))
     for part in (
         "carrel 9.9 (abc1234)",
         "carrel-nano (llama, 15.7 M parameters)",
@@ -54,7 +54,7 @@ def test_all_that_is_known_is_shown() -> None:
         "2.00 GiB of host memory (shm)",
         "for 32,768 tokens = 4 wholly on the device",
         "hot-cache = 0.25 (command line)",
-        "POST /v1/chat/completions",
+        "/health  /v1/chat/completions",
         "ready  http://127.0.0.1:8000",
         "0.0.0.0:8001",
     ):
@@ -88,7 +88,7 @@ def test_the_request_can_be_pasted() -> None:
 
 def test_routes_come_from_the_schema() -> None:
     schema = {"paths": {"/health": {"get": {}}, "/v1/models": {"get": {}, "post": {}}}}
-    assert read_routes(schema) == ("GET\u00a0/health", "GET,POST\u00a0/v1/models")
+    assert read_routes(schema) == ("/health", "/v1/models")
 
 
 def test_of_several_keys_one_is_used(tmp_path: Path) -> None:
