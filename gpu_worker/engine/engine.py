@@ -277,7 +277,7 @@ class Engine:
             self._fail_step(sequences, error)
             return Decoding(begun, self._pace.mark())
         finally:
-            self.caches.recall.copy_counts(sequences)
+            self.caches.recall.fetch_counts.copy(sequences)
         has_run = bool(result.sequences or result.failed)
         self._decoding = Decoding(begun, self._pace.mark(), sequences, has_run, result.short)
         for sequence, failure in result.failed:
@@ -336,7 +336,7 @@ class Engine:
             self._finish(sequence, reason, event.token_id if is_end else None)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
-        self.caches.recall.take_counts(self.scheduler.offloading())
+        self.caches.recall.fetch_counts.take(self.scheduler.offloading())
         usage = sequence.usage(*self.caches.held_bytes(sequence))
         self._release(sequence)
         if reason is FinishReason.ABORT:
@@ -346,7 +346,7 @@ class Engine:
         self._outbox.put(sequence, CompleteEvent(reason, usage, stop_token_id))
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
-        self.caches.recall.take_counts(self.scheduler.offloading())
+        self.caches.recall.fetch_counts.take(self.scheduler.offloading())
         self._release(sequence)
         self._stats.requests_failed_total += 1
         self._outbox.put(sequence, ErrorEvent(error))

@@ -43,7 +43,7 @@ class Gauges:
         stats.prefilling_tokens = sum(each.num_prefill for each in self.prefills)
         stats.prefilling_tokens_left = self.prefills.left_tokens
         stats.preemptions_total = self.preemption.num_preempted
-        self.caches.recall.take_counts(self.scheduler.offloading(), wait=False)
+        self.caches.recall.fetch_counts.take(self.scheduler.offloading(), wait=False)
         stats.slot_used_tokens = self.pool.num_used_slots / self.num_layer_heads
         stats.offloaded_bytes_total = self.offloader.offloaded_bytes + self.offloader.copies.copied_bytes
         stats.fetched_bytes_total = self.offloader.reads.fetched_bytes

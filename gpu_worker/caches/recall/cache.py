@@ -10,6 +10,7 @@ from torch import Tensor
 from gpu_worker.caches.base import Cache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import ArenaFetch, RecallFetch, StoreFetch
+from gpu_worker.caches.recall.fetch_counts import FetchCounts
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import IndexTraining, PolicyIndexes, recall_policy
@@ -20,7 +21,6 @@ from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.whole_context import WholeContext
-from gpu_worker.device import Mark, to_host
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
@@ -58,12 +58,7 @@ class RecallCache(Cache):
         # Made when the first sequence comes that may miss.
         self.hot: HotCache | None = None
         self._fetch: RecallFetch | None = None
-        # Rows of each seat that the device fetched by itself.
-        with torch.inference_mode(False):
-            self._fetched = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
-        # Those that are counted already, and those on their way to the host.
-        self._counted = [0] * shape.max_num_seqs
-        self._copied_counts: tuple[Tensor, Mark] | None = None
+        self.fetch_counts = FetchCounts(shape, offloader)
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
         self.seen = SeenRows(shape)
@@ -266,7 +261,7 @@ class RecallCache(Cache):
             return self._in_store
         if arena is None:
             return StoreFetch(self._pool, self._block_tables, self._offloader)
-        return ArenaFetch(arena, self._pool, self._block_tables, self._fetched)
+        return ArenaFetch(arena, self._pool, self._block_tables, self.fetch_counts.rows)
 
     def count(self, sequences: list[Sequence], layers: range) -> None:
         num_layers = len(layers)
@@ -279,33 +274,6 @@ class RecallCache(Cache):
             meter.attended_tokens += num_layers * attended
             meter.window_tokens += num_layers * num_window if plan.window_extra else 0
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
-
-    def copy_counts(self, sequences: list[Sequence]) -> None:
-        """Bring to the host how many rows the device fetched itself, behind a step of these sequences."""
-        if any(sequence.can_miss for sequence in sequences):
-            self._copied_counts = to_host(self._fetched), Mark(self._fetched.device)
-
-    def take_counts(self, sequences: list[Sequence], wait: bool = True) -> None:
-        """Add the rows of the steps so far to the meters of these, all sequences that offload. wait: for the last step;
-        else nothing is added before the device is done with it.
-
-        Call it before a seat of theirs is given to another sequence.
-        """
-        if self._copied_counts is None:
-            return
-        counts, copied = self._copied_counts
-        if wait:
-            copied.wait()
-        if copied.is_reached:
-            self._copied_counts = None
-            self._add_counts(sequences, counts.tolist())
-
-    def _add_counts(self, sequences: list[Sequence], counts: list[int]) -> None:
-        """counts: of every seat, since the start."""
-        for sequence in sequences:
-            if num_rows := counts[sequence.seat] - self._counted[sequence.seat]:
-                self._offloader.reads.count(sequence, num_rows)
-        self._counted = counts
 
     def release(self, sequence: Sequence, layers: range) -> None:
         self._leaving.pop(sequence, None)

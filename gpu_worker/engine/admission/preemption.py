@@ -111,7 +111,7 @@ class Preemption:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take all from a running sequence but its tokens; it waits at its old place, and its stream pauses."""
-        self._caches.recall.take_counts(self._scheduler.offloading())
+        self._caches.recall.fetch_counts.take(self._scheduler.offloading())
         self._free(sequence)
         self._is_crowded |= sequence.offloads
         self._scheduler.wait_again(sequence)
