@@ -7,6 +7,9 @@ other forms to PTX; DISABLE_LLVM_OPT=1 leaves out LLVM's passes, which are half 
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +70,35 @@ def compile_only() -> None:
         return compiled
 
     triton.JITFunction.run = compile_launch
+
+
+def measure_only() -> dict[str, int]:
+    """As `compile_only`, but every form goes down to machine code as it would on a GPU: the most bytes of registers
+    that each program spills, by its name."""
+    triton.runtime.driver.set_active(AbsentGpu())
+    spilled: dict[str, int] = {}
+    run = triton.JITFunction.run
+
+    def measure(self: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = run(self, *args, grid=grid, warmup=True, **options)
+        assert compiled.metadata.shared <= SHARED_BYTES, f"{self.__name__}: {compiled.metadata.shared}"
+        name = self.__name__
+        spilled[name] = max(spilled.get(name, 0), stack_bytes(compiled.asm["cubin"]))
+        return compiled
+
+    triton.JITFunction.run = measure
+    return spilled
+
+
+def stack_bytes(program: bytes) -> int:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", told)
+    assert found, told
+    return int(found[1])
 
 
 def note_only() -> set[tuple[str, str]]:
