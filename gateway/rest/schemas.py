@@ -1,4 +1,4 @@
-"""Request bodies as OpenAI's clients send them, with the ranges of their numbers; the service checks the rest.
+"""Request bodies as OpenAI's clients send them; the service checks what `fields` cannot.
 
 Unknown fields are accepted and ignored, as clients expect, but not inside `carrel`, nor where they would change an
 answer.
@@ -6,80 +6,27 @@ answer.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
-from carrel.process.request_limits import (
-    MAX_CACHE_SALT_CHARS,
-    MAX_SESSION_CHARS,
-    MAX_UINT32,
-    MIN_BUDGET_TOKENS,
-    RANGES,
-)
+from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
 from gateway.exchange import Scalar
 from gateway.grammars import JsonSchema
-from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS
-
-TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
-# of a prompt: one of texts that are numbers is one of texts
-PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
-# Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
-# Objects have no `fail_fast`: see `OneByOne`.
-Texts = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
-
-
-def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """An object, checked as far as its first wrong entry."""
-    if type(value) is not dict:
-        return check(value)
-    checked: dict[Any, Any] = {}
-    entries = iter(value.items())
-    while some := dict(islice(entries, NUM_AT_ONCE)):
-        try:
-            checked |= check(some)
-        except ValidationError:
-            for name, each in some.items():
-                check({name: each})
-            raise
-    return checked
-
-
-# of an object: entries that are checked together, where all of them are right
-NUM_AT_ONCE = 256
-OneByOne = WrapValidator(_one_by_one)
-
-
-def within(name: str) -> Any:
-    """pydantic's constraint for the range of that name."""
-    return Field(**asdict(RANGES[name]))
-
-
-def _check_budget(value: float) -> float:
-    if value in RANGES["budget_share"] or (value >= MIN_BUDGET_TOKENS and value == int(value)):
-        return value
-    raise ValueError(
-        f"give a share of the context in {RANGES['budget_share']}, or a whole number of tokens from "
-        f"{MIN_BUDGET_TOKENS} up"
-    )
-
-
-# what is not done by then ends with 504; less than what the server gives every request
-Timeout = Annotated[float, Field(gt=0)]
+from gateway.rest.fields import (
+    Budget,
+    FunctionName,
+    OneByOne,
+    OptionName,
+    OptionWord,
+    PromptTokenIds,
+    Texts,
+    Timeout,
+    TokenId,
+    TokenIds,
+    within,
+)
+from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Body(BaseModel):
@@ -88,37 +35,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
-# nothing that a policy's field is called, or may be, has other characters
-OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,64}$")]
-OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")]
-
-
-BUDGET = {
-    "description": "tokens attended: a share of the context up to 1, else a number of tokens",
-    "anyOf": [
-        {
-            "type": "number",
-            "exclusiveMinimum": RANGES["budget_share"].gt,
-            "maximum": RANGES["budget_share"].le,
-        },
-        {"type": "integer", "minimum": MIN_BUDGET_TOKENS},
-    ],
-}
-
-
 class CarrelBody(Body):
     # an extension that only our clients write
     model_config = ConfigDict(extra="forbid", strict=True)
 
     policy: str | None = None
-    budget: (
-        Annotated[
-            int | float,
-            AfterValidator(_check_budget),
-            WithJsonSchema(BUDGET),
-        ]
-        | None
-    ) = None
+    budget: Budget | None = None
     options: Annotated[dict[OptionName, bool | int | float | OptionWord], OneByOne] | None = None
     attention: Annotated[
         bool | None, Field(description="let /v1/attention tell what the request attends")
@@ -152,9 +74,6 @@ class StreamOptions(Body):
 class TextPart(Body):
     type: str
     text: str | None = None
-
-
-FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION_NAME)]
 
 
 class CalledFunction(Body):

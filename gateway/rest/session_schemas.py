@@ -8,7 +8,8 @@ from pydantic import Field
 
 from carrel.process.request_limits import MAX_PIN_SECONDS
 from gateway.exchange import Scalar
-from gateway.rest.schemas import Body, Messages, OneByOne, PromptTokenIds, WorkBody
+from gateway.rest.fields import OneByOne, PromptTokenIds
+from gateway.rest.schemas import Body, Messages, WorkBody
 
 
 class SessionBody(WorkBody):

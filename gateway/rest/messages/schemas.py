@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32
 from gateway.grammars import JsonSchema
-from gateway.rest.schemas import AnswerBody, Body, FunctionName, Texts, within
+from gateway.rest.fields import FunctionName, Texts, within
+from gateway.rest.schemas import AnswerBody, Body
 from gateway.tool_calls.checks import MAX_TOOLS
 
 

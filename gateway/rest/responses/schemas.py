@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.grammars import JsonSchema
-from gateway.rest.schemas import AnswerBody, Body, FunctionName, OneByOne, Texts, within
+from gateway.rest.fields import FunctionName, OneByOne, Texts, within
+from gateway.rest.schemas import AnswerBody, Body
 from gateway.tool_calls.checks import MAX_TOOLS
 
 

@@ -1,0 +1,88 @@
+"""What a field of a body may be, with the range of its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+
+from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from gateway.tool_calls.checks import FUNCTION_NAME
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
+# of a prompt: one of texts that are numbers is one of texts
+PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
+# Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
+# Objects have no `fail_fast`: see `OneByOne`.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
+
+
+def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """An object, checked as far as its first wrong entry."""
+    if type(value) is not dict:
+        return check(value)
+    checked: dict[Any, Any] = {}
+    entries = iter(value.items())
+    while some := dict(islice(entries, NUM_AT_ONCE)):
+        try:
+            checked |= check(some)
+        except ValidationError:
+            for name, each in some.items():
+                check({name: each})
+            raise
+    return checked
+
+
+# of an object: entries that are checked together, where all of them are right
+NUM_AT_ONCE = 256
+OneByOne = WrapValidator(_one_by_one)
+
+
+def within(name: str) -> Any:
+    """pydantic's constraint for the range of that name."""
+    return Field(**asdict(RANGES[name]))
+
+
+def _check_budget(value: float) -> float:
+    if value in RANGES["budget_share"] or (value >= MIN_BUDGET_TOKENS and value == int(value)):
+        return value
+    raise ValueError(
+        f"give a share of the context in {RANGES['budget_share']}, or a whole number of tokens from "
+        f"{MIN_BUDGET_TOKENS} up"
+    )
+
+
+# what is not done by then ends with 504; less than what the server gives every request
+Timeout = Annotated[float, Field(gt=0)]
+
+# nothing that a policy's field is called, or may be, has other characters
+OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,64}$")]
+OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")]
+
+
+BUDGET = {
+    "description": "tokens attended: a share of the context up to 1, else a number of tokens",
+    "anyOf": [
+        {
+            "type": "number",
+            "exclusiveMinimum": RANGES["budget_share"].gt,
+            "maximum": RANGES["budget_share"].le,
+        },
+        {"type": "integer", "minimum": MIN_BUDGET_TOKENS},
+    ],
+}
+Budget = Annotated[int | float, AfterValidator(_check_budget), WithJsonSchema(BUDGET)]
+
+FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION_NAME)]
