@@ -6,6 +6,9 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 class FinishReason(enum.Enum):
     STOP = "stop"
@@ -15,20 +18,25 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A new token; `logprob` and `top` (token id, logprob; best first) only when logprobs were asked for. `rank`: of a
-    prompt's token among all, the likeliest 1."""
+    """A new token; `logprob` and `top` (token id, logprob; best first) only when logprobs were asked for."""
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
-    rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PromptEvent:
-    """The next of the prompt's own tokens, from its second on, with all that is told; before the first new token."""
+    """How likely the prompt's own T tokens are, from its second on; before the first new token. Arrays: a record of
+    each token of a long prompt takes the engine's thread half a second.
 
-    tokens: tuple[TokenEvent, ...]
+    logprobs: [T, 1 + k] float32, of the token itself, then of the k likeliest, best first. numbers: [T, 1 + k] int64,
+    the token's rank among all, the likeliest 1, then the likeliest's ids. Nothing writes to them any more.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: npt.NDArray[np.float32]
+    numbers: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

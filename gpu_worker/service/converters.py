@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable, Iterator
 
 from carrel.process.request_limits import (
     MAX_PIN_SECONDS,
@@ -36,6 +37,8 @@ from kv_store.client import StoreStats
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
 MAX_WEIGHT = 1e6
+# Of one message that says how likely a prompt's tokens are.
+PROMPT_TOKENS = 1024
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]+")
 _FINISH_REASONS = {
@@ -129,21 +132,31 @@ def _read_budget(message: pb.GenerateRequest) -> Budget | None:
 
 
 def write_token(event: TokenEvent) -> pb.GenerateResponse:
-    return pb.GenerateResponse(token=_token(event))
-
-
-def write_prompt(event: PromptEvent) -> pb.GenerateResponse:
-    return pb.GenerateResponse(prompt=pb.PromptTokens(tokens=map(_token, event.tokens)))
-
-
-def _token(event: TokenEvent) -> pb.Token:
-    token = pb.Token(token_id=event.token_id)
+    message = pb.GenerateResponse()
+    message.token.token_id = event.token_id
     if event.logprob is not None:
-        token.logprob = event.logprob
-        token.top.extend(pb.TokenLogprob(token_id=i, logprob=logprob) for i, logprob in event.top)
-    if event.rank is not None:
-        token.rank = event.rank
-    return token
+        message.token.logprob = event.logprob
+        _write_top(message.token, event.top)
+    return message
+
+
+def write_prompt(event: PromptEvent) -> Iterator[pb.GenerateResponse]:
+    """Messages of `PROMPT_TOKENS` each, made as they are asked for: others have the event loop between two."""
+    for begin in range(0, len(event.token_ids), PROMPT_TOKENS):
+        part = slice(begin, begin + PROMPT_TOKENS)
+        rows = zip(
+            event.token_ids[part], event.logprobs[part].tolist(), event.numbers[part].tolist(), strict=True
+        )
+        message = pb.GenerateResponse()
+        for token_id, (logprob, *logprobs), (rank, *ids) in rows:
+            token = message.prompt.tokens.add(token_id=token_id, logprob=logprob, rank=rank)
+            _write_top(token, zip(ids, logprobs, strict=True))
+        yield message
+
+
+def _write_top(token: pb.Token, top: Iterable[tuple[int, float]]) -> None:
+    for token_id, logprob in top:
+        token.top.add(token_id=token_id, logprob=logprob)
 
 
 def write_progress(event: ProgressEvent) -> pb.GenerateResponse:

@@ -104,7 +104,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
                     case TokenEvent():
                         await context.write(converters.write_token(event))
                     case PromptEvent():
-                        await context.write(converters.write_prompt(event))
+                        for message in converters.write_prompt(event):
+                            await context.write(message)
                     case ProgressEvent():
                         await context.write(converters.write_progress(event))
                     case AttentionEvent():

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from gpu_worker.device import Mark, to_device
 from gpu_worker.models import Decoder
-from gpu_worker.records import PromptEvent, TokenEvent
+from gpu_worker.records import PromptEvent
 from gpu_worker.sampling.filters import first_k, ranks
 from gpu_worker.state.sequence import Sequence
 
-# Of one event: a message has them.
-EVENT_TOKENS = 1024
 # Of logits, float32, at once; on a GPU of so many tokens at least: for few the head's weights take as long to read.
 LOGIT_BYTES = 8 << 20
 GPU_TOKENS = 128
@@ -33,8 +31,8 @@ def _at_once(vocab_size: int, is_cuda: bool) -> int:
 class PromptScores:
     """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are told.
 
-    Until `tell` [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece: many
-    small ones would lie between logits that are freed, and keep the host's memory from being used again.
+    Until they are sent [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece:
+    many small ones would lie between logits that are freed, and keep the host's memory from being used again.
     """
 
     def __init__(self, sequence: Sequence, decoder: Decoder, num_top: int) -> None:
@@ -66,19 +64,10 @@ class PromptScores:
         self._copied = Mark(hidden.device)
 
     def tell(self) -> None:
-        """Wait for them, and send them."""
+        """Wait for them, and send them as they are: the service makes messages of them, beside the engine's thread."""
         if self._copied is not None:
             self._copied.wait()
         # set before: who gives way from here on is not scored again
         self._sequence.is_scored = True
         token_ids = self._sequence.request.prompt_token_ids[1:]
-        for begin in range(0, len(token_ids), EVENT_TOKENS):
-            part = slice(begin, begin + EVENT_TOKENS)
-            rows = zip(
-                token_ids[part], self._logprobs[part].tolist(), self._numbers[part].tolist(), strict=True
-            )
-            events = [
-                TokenEvent(token_id, logprob, tuple(zip(ids, tops, strict=True)), rank)
-                for token_id, (logprob, *tops), (rank, *ids) in rows
-            ]
-            self._sequence.sink(PromptEvent(tuple(events)))
+        self._sequence.sink(PromptEvent(token_ids, self._logprobs.numpy(), self._numbers.numpy()))

@@ -1,9 +1,12 @@
-"""An engine without a model: each step gives every running request its next prompt token again."""
+"""An engine without a model: each step gives every running request its next prompt token again. Asked how likely a
+prompt's tokens are, it counts from 1."""
 
 from __future__ import annotations
 
 import threading
 import time
+
+import numpy as np
 
 from gpu_worker.records import (
     Budget,
@@ -15,6 +18,7 @@ from gpu_worker.records import (
     FinishReason,
     GenerationRequest,
     ProgressEvent,
+    PromptEvent,
     TokenEvent,
     Usage,
 )
@@ -67,6 +71,10 @@ class FakeEngine:
             raise self.failure
         self._running[request.request_id] = (request, sink, [])
         sink(ProgressEvent(len(request.prompt_token_ids) - 1, cached_tokens=1))
+        if (num_top := request.sampling.prompt_logprobs) is not None:
+            token_ids = request.prompt_token_ids[1:]
+            numbers = 1 + np.arange(len(token_ids) * (1 + num_top)).reshape(len(token_ids), 1 + num_top)
+            sink(PromptEvent(token_ids, -numbers.astype(np.float32), numbers))
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

@@ -25,6 +25,7 @@ from gpu_worker.errors import (
     WorkerError,
 )
 from gpu_worker.records import SamplingParams
+from gpu_worker.service import converters
 from gpu_worker.service.converters import own_edition, read_request
 from gpu_worker.service.server import SERVICE
 from gpu_worker.store.sessions import Sessions
@@ -65,6 +66,23 @@ async def code_of(call):
 async def assert_alive(worker):
     responses = await collect(worker.stub.Generate(request("alive"), timeout=PATIENCE))
     assert [r.token.token_id for r in responses if r.HasField("token")] == [5, 6, 7, 5]
+
+
+@pytest.mark.parametrize("num_prompt", [1, 4, 6])
+async def test_a_scored_prompt_comes_in_messages_before_the_first_token(worker, monkeypatch, num_prompt):
+    monkeypatch.setattr(converters, "PROMPT_TOKENS", 3)
+    asked = request(prompt=range(20, 20 + num_prompt), max_tokens=1, prompt_logprobs=2)
+    responses = await collect(worker.stub.Generate(asked, timeout=PATIENCE))
+    num_messages = -(-(num_prompt - 1) // 3)
+    events = ["progress", *["prompt"] * num_messages, "token", "complete"]
+    assert [r.WhichOneof("event") for r in responses] == events
+    tokens = [token for r in responses for token in r.prompt.tokens]
+    assert [(t.token_id, t.rank, t.logprob) for t in tokens] == [
+        (21 + i, 1 + 3 * i, -1 - 3 * i) for i in range(num_prompt - 1)
+    ]
+    assert [[(top.token_id, top.logprob) for top in t.top] for t in tokens] == [
+        [(2 + 3 * i, -2 - 3 * i), (3 + 3 * i, -3 - 3 * i)] for i in range(num_prompt - 1)
+    ]
 
 
 async def test_generate_streams_progress_tokens_and_completion_in_order(worker):

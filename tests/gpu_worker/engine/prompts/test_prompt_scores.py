@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from dense_forward import dense_forward
@@ -24,16 +26,16 @@ def scored(one: GenerationRequest, num_top: int) -> GenerationRequest:
     return replace(one, sampling=replace(one.sampling, prompt_logprobs=num_top))
 
 
-def told(record: Record) -> list[TokenEvent]:
+def told(record: Record) -> PromptEvent:
     kinds = [type(event) for event in record.events]
     assert PromptEvent not in kinds[kinds.index(TokenEvent) :]
-    return [token for event in record.events if isinstance(event, PromptEvent) for token in event.tokens]
+    (event,) = [event for event in record.events if isinstance(event, PromptEvent)]
+    return event
 
 
 def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # of few tokens at once, in events of a few
+    # of few tokens at once
     monkeypatch.setattr(prompt_scores, "LOGIT_BYTES", 4 * 97 * 5)
-    monkeypatch.setattr(prompt_scores, "EVENT_TOKENS", 50)
     rig = Rig(reuses_prefixes=True, max_joining=64)
     prompts = {
         "long": ("full", 150), "packed": ("full", 20), "beside": ("full", 30), "recalled": ("pqcache", 140),
@@ -51,13 +53,13 @@ def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pyt
     for one, record in zip(requests, rig.run(*requests), strict=True):
         ids = torch.tensor(one.prompt_token_ids)
         expected = dense_forward(rig.model.decoder, ids).log_softmax(-1)[:-1]
-        tokens = told(record)
-        assert [token.token_id for token in tokens] == ids[1:].tolist()
-        logprobs = torch.tensor([token.logprob for token in tokens])
-        torch.testing.assert_close(logprobs, expected.gather(-1, ids[1:, None])[:, 0], rtol=0, atol=2e-5)
-        assert [[i for i, _ in token.top] for token in tokens] == expected.topk(2).indices.tolist()
-        ranks = 1 + (expected > expected.gather(-1, ids[1:, None])).sum(-1)
-        assert [token.rank for token in tokens] == ranks.tolist()
+        scores = told(record)
+        assert scores.token_ids == one.prompt_token_ids[1:]
+        own, top = expected.gather(-1, ids[1:, None]), expected.topk(2)
+        logprobs = torch.cat([own, top.values], -1)
+        torch.testing.assert_close(torch.tensor(scores.logprobs), logprobs, rtol=0, atol=2e-5)
+        ranks = 1 + (expected > own).sum(-1, keepdim=True)
+        assert scores.numbers.tolist() == torch.cat([ranks, top.indices], -1).tolist()
         assert record.usage.cached_tokens == 0
         assert len(record.tokens) == 3
     assert rig.records["plain"].tokens == rig.records["long"].tokens
@@ -84,11 +86,35 @@ def test_what_is_planned_for_scores_is_enough(num_top: int, monkeypatch: pytest.
     assert 1 << 16 < live.peak <= prompt_scores.scoring_bytes(90, vocab_size)
 
 
+def test_telling_takes_no_more_of_the_engines_thread_for_a_long_prompt() -> None:
+    """Lines of Python that run, whichever: what is made of each token runs some for each."""
+
+    def lines_to_tell(num_tokens: int) -> int:
+        decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=97), device=torch.device("cpu"))
+        scores = prompt_scores.PromptScores(make_sequence("one", 0, num_tokens), cast(Decoder, decoder), 5)
+        num_lines = 0
+
+        def count(*_: Any) -> Any:
+            nonlocal num_lines
+            num_lines += 1
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            scores.tell()
+        finally:
+            sys.settrace(before)
+        return num_lines
+
+    assert 0 < lines_to_tell(2) == lines_to_tell(200)
+
+
 def test_short_prompts_are_scored_too() -> None:
     model = make_model()
     rig = Rig(model, make_prefill=PrefillChoice(ShortPass(model.decoder, 64)))
     record = rig.run(scored(request("asks", prompt=24), 0))[0]
-    assert len(told(record)) == 23
+    assert len(told(record).logprobs) == 23
     assert rig.tokens(request("does not", prompt=24)) == record.tokens
 
 
@@ -100,11 +126,9 @@ def test_one_that_is_scored_fills_more_than_half_a_chunk_with_others() -> None:
     rig.step()
     assert len(rig.engine.prefills) == 2
     rig.drain()
-    tokens = told(rig.records["packed"])
-    assert [token.rank for token in tokens] == [token.rank for token in expected]
-    assert [token.logprob for token in tokens] == pytest.approx(
-        [token.logprob for token in expected], abs=2e-5
-    )
+    scores = told(rig.records["packed"])
+    np.testing.assert_array_equal(scores.numbers, expected.numbers)
+    np.testing.assert_allclose(scores.logprobs, expected.logprobs, rtol=0, atol=2e-5)
     assert rig.records["other"].tokens == Rig().tokens(other)
 
 
@@ -115,5 +139,5 @@ def test_a_prompt_that_gave_way_after_it_was_scored_tells_nothing_twice() -> Non
     rig.step_to("low", rig.sequence("low").status.DECODE, 3)
     rig.submit(replace(request("first", prompt=40), priority=-5))
     rig.drain()
-    assert len(told(rig.records["low"])) == 39
+    assert len(told(rig.records["low"]).logprobs) == 39
     assert rig.engine.stats().preemptions_total > 0
