@@ -14,8 +14,8 @@ MODEL ?=
 # Another one that answers in English, SmolLM2-135M-Instruct: a Python package holds it as a GGUF file.
 SMOLLM2 := models/smollm2.gguf
 # The bundled model's whole cache fits a small machine, and then nothing would ever be recalled.
-# A hot cache of a quarter of the context shows recall at work. A tenth of a short chat is a few tokens: it is attended whole.
-SERVE_ARGS ?= --hot-cache 0.25 --policy auto
+# A hot cache of a quarter of the context shows recall at work.
+SERVE_ARGS ?= --hot-cache 0.25
 ARGS ?=
 # One book, of which the bundled model has read nothing.
 QUICK := --text-dir examples/documents --device cpu --arena-bytes 2GiB --hot-cache 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from carrel.process.faults import FaultOptions, Kind, Point, read_faults
@@ -134,9 +134,16 @@ class WorkerOptions(FaultOptions):
     )
     budget: Budget = option(
         "0.1",
-        "tokens attended per KV head and step: a share in (0, 1] or a number from 2 up",
+        "tokens attended per KV head and step: a share of the prompt in (0, 1] or a number from 2 up",
         parse=read_budget,
         metavar="SHARE|N",
+    )
+    least_budget: int = option(
+        512,
+        "tokens that --budget is at least, where it is a share; shares that requests name are taken as they are",
+        metavar="N",
+        ge=0,
+        le=1 << 20,
     )
     full_layers: int = option(
         0, "first layers that attend to everything, whatever the policy", metavar="N", ge=0, le=4096
@@ -288,6 +295,11 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
     def default_policy(self) -> str:
         """Of requests that name none; maybe `auto`."""
         return self.policy or LONG
+
+    @property
+    def default_budget(self) -> Budget:
+        """Of requests that name none."""
+        return replace(self.budget, least=self.least_budget)
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:

@@ -16,18 +16,20 @@ import numpy.typing as npt
 class Budget:
     """Tokens attended per KV head and layer, sinks and window included: a share of the prompt or a number.
 
-    Exactly one field is set: `share` in (0, 1], `tokens` from 2 up.
+    Exactly one of them is set: `share` in (0, 1], `tokens` from 2 up. least: what a share is at least, in tokens: a
+    tenth of a short chat is next to nothing.
     """
 
     share: float | None = None
     tokens: int | None = None
+    least: int = 0
 
     def resolve(self, num_prompt_tokens: int) -> int:
         """Budget in tokens for a prompt of this length; at least the prompt's length means 'attend everything'."""
         if self.tokens is not None:
             return self.tokens
         # Binary fractions fall just below: 0.29 of 100 is 29.
-        return max(2, int((self.share or 1.0) * num_prompt_tokens + 1e-9))
+        return max(2, self.least, int((self.share or 1.0) * num_prompt_tokens + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)

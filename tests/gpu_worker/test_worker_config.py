@@ -47,6 +47,12 @@ def test_sizes_and_shares():
     assert (config.gpu_memory_limit_bytes, config.hot_cache) == (None, HotCacheSize(tokens=4096))
 
 
+def test_a_share_of_a_short_prompt_is_at_least_so_many_tokens():
+    assert [parse().default_budget.resolve(length) for length in (40, 512, 8000)] == [512, 512, 800]
+    assert parse("--least-budget", "0").default_budget.resolve(40) == 4
+    assert parse("--budget", "64").default_budget.resolve(40) == 64
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [

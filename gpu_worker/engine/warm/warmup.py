@@ -78,12 +78,13 @@ def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Req
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
         sizes = _batch_sizes(info.max_num_seqs, buckets)
-        for each in dict.fromkeys((policy, DENSE)):
-            found.append(Requests(each, CHAT, min(MAX_TOKENS, longest - CHAT), sizes))
         lengths = _prompt_lengths(min(longest - 1 - NUM_STEPS, MAX_PROMPT), prefill_chunk)
         selecting = [
             length for length in (CHAT, *lengths) if 2 * info.default_budget.resolve(length) <= length
         ]
+        chat = next((length for length in selecting if length <= UNITS), CHAT)
+        for each, length in {policy: chat, DENSE: CHAT}.items():
+            found.append(Requests(each, length, min(MAX_TOKENS, longest - length), sizes))
         # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
         found += [Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]]
         found += [Requests(policy, length) for length in lengths]

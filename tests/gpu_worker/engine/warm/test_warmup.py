@@ -136,6 +136,10 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
     assert Requests("bitkeys", 7892, info.max_model_len - 7892, gives_up=True) in wide
     assert Requests("bitkeys", 300, info.max_model_len - 300, gives_up=True) in found
+    # Requests that decode together select, as long as their prompts are short.
+    least = requests(replace(info, default_budget=Budget(share=0.1, least=512)), 2048, ON_GPU)
+    together = [[each.num_prompt for each in some if len(each.sizes) > 1] for some in (found, least, wide)]
+    assert together == [[300, 300], [1024, 300], [300, 300]]
 
 
 @pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
