@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.process.request_limits import JSON_WHITE_SPACE
+from gpu_worker.grammar.number_bounds import NumberTokens
 from gpu_worker.grammar.reasons import reason_of
 from gpu_worker.grammar.vocabulary import read_vocabulary
 from gpu_worker.records import Grammar, GrammarKind
@@ -24,17 +25,19 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """library: the module llguidance. vocabulary: its LLTokenizer."""
+    """library: the module llguidance. vocabulary: its LLTokenizer. numbers: the tokens there of which numbers are."""
 
     library: Any
     vocabulary: Any
+    numbers: NumberTokens
 
     @classmethod
     def load(cls, model: Path, eos_token_ids: tuple[int, ...]) -> Compiler:
         """model: a directory or GGUF file. Raises ImportError without the library, and VocabularyError. Other threads
         stop for as long as it takes: a second, where the vocabulary is large."""
         library = importlib.import_module("llguidance")
-        return cls(library, read_vocabulary(library, model, eos_token_ids))
+        vocabulary = read_vocabulary(library, model, eos_token_ids)
+        return cls(library, vocabulary, NumberTokens.of(vocabulary))
 
     def matcher(self, grammar: Grammar) -> Any:
         """An LLMatcher at the beginning of an answer, with the mask of its first token computed. Raises GrammarError.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.errors import RequestError
+from gpu_worker.grammar.number_bounds import NumberBound
 from gpu_worker.grammar.reasons import reason_of
 
 # Of masks, above which they are computed beside the steps: a decode step takes some ten times as long, at least.
@@ -31,10 +32,20 @@ class GrammarConstraint:
     there `is_ready` is false, and others need not wait.
     """
 
-    def __init__(self, matcher: Any, vocabulary: Any, param: str, executor: Executor) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        vocabulary: Any,
+        param: str,
+        executor: Executor,
+        numbers: NumberBound | None = None,
+    ) -> None:
         """matcher: llguidance's, at the beginning of an answer, of nobody else. vocabulary: its LLTokenizer. param: the
-        request's field, for errors. executor: for masks that take long; the first is computed here."""
+        request's field, for errors. executor: for masks that take long; the first is computed here. numbers: of a
+        grammar of JSON."""
         self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._numbers = numbers
         self._eos_token_ids = vocabulary.eos_tokens
         self._num_words = -(-vocabulary.vocab_size // WORD_BITS)
         self._param = param
@@ -55,6 +66,8 @@ class GrammarConstraint:
     def take(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
             raise self._error()
+        if self._numbers is not None:
+            self._numbers.take(self._vocabulary.decode_bytes([token_id]))
         # now: while a mask is computed nothing may be asked
         self._is_complete = bool(self._matcher.is_stopped())
         is_slow = self._seconds > SLOW_SECONDS
@@ -64,8 +77,11 @@ class GrammarConstraint:
         words, may_end = (self._mask or self._compute_now()).result()
         # of a larger vocabulary than the grammar's none of the rest is allowed
         mask = np.zeros(-(-vocab_size // WORD_BITS), np.int32)
-        mask[: len(words)] = words[: len(mask)]
+        known = mask[: len(words)]
+        known[:] = words[: len(mask)]
         _put(mask, self._eos_token_ids, False)
+        if self._numbers is not None:
+            known[:] = self._numbers.narrow(known, may_end and bool(end_token_ids))
         _put(mask, end_token_ids, may_end)
         if not mask.any():
             # any token will do: whatever it is, `take` fails

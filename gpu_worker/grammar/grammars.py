@@ -10,9 +10,10 @@ from typing import Any
 from gpu_worker.errors import RequestError
 from gpu_worker.grammar.compiling import Compiler
 from gpu_worker.grammar.constraint import GrammarConstraint
+from gpu_worker.grammar.number_bounds import NumberBound
 from gpu_worker.grammar.trial import Trial
 from gpu_worker.grammar.vocabulary import VocabularyError
-from gpu_worker.records import Grammar
+from gpu_worker.records import Grammar, GrammarKind
 
 NO_LIBRARY = (
     "This worker lacks the package llguidance, without which answers cannot be held to a grammar: "
@@ -70,7 +71,10 @@ class Grammars:
             case str(reason):
                 raise RequestError(f"{grammar.param} cannot be used: {reason}.", grammar.param)
             case matcher:
-                return GrammarConstraint(matcher.deep_copy(), compiler.vocabulary, grammar.param, self._masks)
+                numbers = NumberBound(compiler.numbers) if _is_json(grammar) else None
+                return GrammarConstraint(
+                    matcher.deep_copy(), compiler.vocabulary, grammar.param, self._masks, numbers
+                )
 
     def _load(self, param: str) -> Compiler:
         try:
@@ -81,3 +85,10 @@ class Grammars:
             reason = f"Answers cannot be held to a grammar here: {error}."
             raise RequestError(reason, param, "grammar_unavailable") from error
         return self._compiler
+
+
+def _is_json(grammar: Grammar) -> bool:
+    """Wholly or, as the arguments of a tool are, in part."""
+    return grammar.kind is GrammarKind.JSON_SCHEMA or (
+        grammar.kind is GrammarKind.EBNF and "%json" in grammar.text
+    )
