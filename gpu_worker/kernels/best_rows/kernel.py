@@ -51,5 +51,5 @@ def best_rows(first: Tensor, counts: Tensor, width: int, second: Tensor | None =
     for digit in range(num_digits):
         count_digit[grid](*operands, DIGIT=digit, **sizes)
     tally[grid](*operands, in_chunks, **sizes)
-    write_best[grid](*operands, in_chunks, best, CHUNKS=triton.next_power_of_2(num_chunks), **sizes)
+    write_best[grid](*operands, in_chunks, best, **sizes)
     return best

@@ -16,6 +16,8 @@ FIRST, SECOND, LEFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 NEVER = tl.constexpr(0x00800000)
 # What changes from prompt to prompt: no program is compiled once more for a number that divides well.
 VARYING = ["num_rows", "width"]
+# Whose counts are read at a time, of however many a head has.
+CHUNKS = tl.constexpr(128)
 
 
 @triton.jit
@@ -158,25 +160,30 @@ def write_best(
     best,
     ALL_DIGITS: tl.constexpr,
     TILE: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ):
     """A program: one chunk of one head; the first pads the head, too."""
     row, is_above, is_equal, left = _compare(
         first_bits, second_bits, counts, bins, found, num_rows, width, ALL_DIGITS, TILE
     )
     head, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    chunks = tl.arange(0, CHUNKS)
-    of_head = in_chunks + head * 2 * num_chunks + chunks
-    above = tl.load(of_head, mask=chunks < num_chunks, other=0)
-    equal = tl.load(of_head + num_chunks, mask=chunks < num_chunks, other=0)
-    skipped = tl.sum(equal, axis=0) - left
+    # of all chunks, and of those before this one
+    all_above, all_equal = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    above, equal = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for begin in range(0, num_chunks, CHUNKS):
+        chunks = begin + tl.arange(0, CHUNKS)
+        of_head = in_chunks + head * 2 * num_chunks + chunks
+        in_above = tl.load(of_head, mask=chunks < num_chunks, other=0)
+        in_equal = tl.load(of_head + num_chunks, mask=chunks < num_chunks, other=0)
+        all_above += tl.sum(in_above, axis=0)
+        all_equal += tl.sum(in_equal, axis=0)
+        above += tl.sum(tl.where(chunks < chunk, in_above, 0), axis=0)
+        equal += tl.sum(tl.where(chunks < chunk, in_equal, 0), axis=0)
+    skipped = all_equal - left
     best += head * width
     if chunk == 0:
-        for start in range(tl.sum(above, axis=0) + left, width, TILE):
+        for start in range(all_above + left, width, TILE):
             place = start + tl.arange(0, TILE)
             tl.store(best + place, tl.full([TILE], -1, tl.int64), mask=place < width)
-    above = tl.sum(tl.where(chunks < chunk, above, 0), axis=0)
-    equal = tl.sum(tl.where(chunks < chunk, equal, 0), axis=0)
     # One scan counts both: a tile has fewer than 2^15 rows.
     so_far = tl.cumsum(is_above.to(tl.int32) + (is_equal.to(tl.int32) << 16), axis=0)
     equals_taken = tl.maximum(equal + (so_far >> 16) - skipped, 0)

@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted, num_processors
-from gpu_worker.kernels.attention.splits import num_splits
+from gpu_worker.kernels.attention.splits import MAX_SPLITS, num_splits
 from gpu_worker.kernels.observed_weight.programs import join_log_sums, split_log_sums, sum_weights
 
 NUM_WARPS = 4
@@ -77,7 +77,7 @@ def observed_weight(queries: Tensor, keys: Tensor, positions: Tensor, shares: Te
     )  # fmt: skip
     join_log_sums[(num_met, num_kv_heads)](
         positions, partial, log_sums, reach, *positions.stride(), num_tokens, num_rows, splits,
-        GROUP=group, ROWS=met_rows, SPLITS_TILE=triton.next_power_of_2(splits), num_warps=NUM_WARPS,
+        GROUP=group, ROWS=met_rows, SPLITS_TILE=MAX_SPLITS, num_warps=NUM_WARPS,
     )  # fmt: skip
     sum_weights[(triton.cdiv(num_tokens, tiles.kept), num_kv_heads)](
         queries, keys, positions, shares, log_sums, reach, observed, *row_strides, *shares.stride(),

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpu_worker.kernels.best_rows import reference
 
 kernel = pytest.importorskip("gpu_worker.kernels.best_rows.kernel")
+CHUNKS = pytest.importorskip("gpu_worker.kernels.best_rows.programs").CHUNKS
 
 TILE = kernel.TILE
 SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
@@ -60,6 +61,12 @@ def test_ties_go_by_the_second_score(num_rows: int, device: torch.device) -> Non
     check(
         first, [num_rows // 2, num_rows // 5, 77, 100, num_rows // 3], device, scores(num_rows, 3).roll(1, 0)
     )
+
+
+def test_more_chunks_than_are_read_at_a_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "TILE", 64)
+    num_rows = 64 * (CHUNKS.value + 2) + 5
+    check(scores(num_rows, 6)[1:2], [num_rows // 2], device)
 
 
 def test_nothing_asked_for(device: torch.device) -> None:

@@ -76,12 +76,14 @@ for lanes, first, longest in SHAPES:
     offsets_by_table(slabs, (seats[:, None] * zeros(4, dtype=int64)).flatten(), chosen[:, :1, :1], layout, 4)
 """
 PROMPT = """
+from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
+from gpu_worker.kernels.observed_weight.kernel import observed_weight
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_prompt
 from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
 
 matrix, scales = torch.zeros(128, 128, dtype=bfloat16), torch.zeros(8, 32768, dtype=float16)
-for num_tokens in 300, 1024, 4096, 15044, 32768:
+for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     keys = torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128]
     code_prompt(keys, torch.zeros(8, 128), matrix, torch.zeros(8, 32768, 32, dtype=uint8), scales)
     points = torch.zeros(16, min(num_tokens, 4096), 64, dtype=bfloat16)
@@ -89,6 +91,9 @@ for num_tokens in 300, 1024, 4096, 15044, 32768:
     order, ends = torch.zeros(points.shape[:2], dtype=int64), torch.zeros(16, 64, dtype=int64)
     move_centroids(points, order, ends, False)
     pq_assign(torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128], torch.zeros(8, 2, 64, 64))
+    best_rows(torch.zeros(8, num_tokens), torch.zeros(8, dtype=int64), num_tokens // 10)
+    last = torch.arange(num_tokens - 32, num_tokens).expand(32, 32)
+    observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, last, torch.ones(32, 32), 0.1)
 """
 
 
@@ -104,5 +109,6 @@ def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
     twice = {name: names.count(name) for name in names if names.count(name) > 1}
     # Of two lists; of one new token, and of what is selected; of few heads and of many.
     kinds = {"attend_split", "join_splits", "find_rows", "resolve_head", "round_queries", "weigh_codes"}
-    # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here.
-    assert twice == ({**dict.fromkeys(kinds, 2), "take_levels": 5} if script is STEP else {})
+    # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here. Digits are of one prompt.
+    expected = {**dict.fromkeys(kinds, 2), "take_levels": 5} if script is STEP else {"count_digit": 4}
+    assert twice == expected
