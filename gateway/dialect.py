@@ -17,6 +17,7 @@ from gateway.tool_calls.written import as_text
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"
+EFFORT = "reasoning_effort"
 # of a prompt's end, in which it may begin to think
 NUM_LAST_TOKENS = 8
 
@@ -34,13 +35,18 @@ class Dialect:
         self._tokenizer = tokenizer
         self._calls = FAMILIES[name]
         self._takes_tools = takes_tools(template)
+        self._takes_effort = EFFORT in template
         self._thinks = BEGIN in template if reasoning_parser == AUTO else reasoning_parser != NONE
         self._opener_id = tokenizer.special_id(self._calls.opener) if self._calls.is_special else None
 
     def prepare(self, request: ChatRequest) -> ChatRequest:
-        """The request with the grammar of its tools, and telling reasoning where there may be any. Raises
-        InvalidRequest and TooLarge."""
+        """The request with the grammar of its tools, its effort for the template, and telling reasoning where there may
+        be any. Raises InvalidRequest and TooLarge."""
         check_messages(request.messages)
+        if (effort := request.reasoning_effort) is not None:
+            if not self._takes_effort:
+                raise InvalidRequest(f"This model's chat template knows no {EFFORT}: leave it out.", EFFORT)
+            request = replace(request, template_arguments={EFFORT: effort, **request.template_arguments})
         has_grammar = request.options.draft.HasField("grammar")
         if (tools := request.tools) is not None:
             grammar = self._grammar(request, tools)
@@ -68,7 +74,7 @@ class Dialect:
         end = self._tokenizer.decode(prompt[-NUM_LAST_TOKENS:]).rstrip()
         is_parallel = request.tools is None or request.tools.is_parallel
         return AnswerParts(
-            (lambda: ReasoningReader(end.endswith(BEGIN))) if thinks else None,
+            (lambda: ReasoningReader(end.endswith(BEGIN), request.hides_reasoning)) if thinks else None,
             None if request.tools is None else lambda index: CallsReader(index, self._calls, is_parallel),
         )
 

@@ -12,6 +12,9 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 Scalar = str | int | float | bool | None
 TokenIds = tuple[int, ...]
 
+# of a prompt's tokens, beside those of the answer
+AS_MANY_AS_FIT = -1
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -41,9 +44,9 @@ class GenerationOptions:
 
     `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
     `prefix_salt` (see `KeyRing.caller`). `add_special_tokens` None: to a completion, not to a chat, whose template
-    writes them. `truncate_to`: of each prompt only so many tokens are kept, the last; None: all. `timeout_s`: what it
-    may take, where that is less than what any may. `keeps_stop`: the answer ends with its stop string, not before it.
-    `shows_special`: its text has special tokens by their names.
+    writes them. `truncate_to`: of each prompt only so many tokens are kept, the last, or AS_MANY_AS_FIT; None: all.
+    `timeout_s`: what it may take, where that is less than what any may. `keeps_stop`: the answer ends with its stop
+    string, not before it. `shows_special`: its text has special tokens by their names.
     """
 
     model: str | None = None
@@ -92,7 +95,8 @@ class Tools:
 class ChatRequest:
     """The answer begins where an assistant's message would, if `adds_generation_prompt`, or where the last message
     ends, if `continues_final`; not both. `tools`: None: nothing is called. `tells_reasoning`: what the model thinks
-    first comes in events of its own, where its template says so; else it is text."""
+    first comes in events of its own, where its template says so; else it is text. `hides_reasoning`: in no event then.
+    `reasoning_effort`: for the template, which must know it."""
 
     messages: tuple[Message, ...]
     options: GenerationOptions = GenerationOptions()
@@ -102,6 +106,8 @@ class ChatRequest:
     continues_final: bool = False
     tools: Tools | None = None
     tells_reasoning: bool = False
+    hides_reasoning: bool = False
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from carrel.process.request_limits import (
 )
 from gateway.answer_parts import AnswerParts
 from gateway.errors import InvalidRequest, invalid_requests
-from gateway.exchange import Echo, GenerationOptions, TokenIds
+from gateway.exchange import AS_MANY_AS_FIT, Echo, GenerationOptions, TokenIds
 from gateway.prompts import check_text
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -82,6 +82,9 @@ class Plan:
         if (kept := self.options.truncate_to) is None:
             prompts = await self.encode(max_model_len)
         else:
+            if kept == AS_MANY_AS_FIT:
+                num_answer = self.options.draft.sampling.max_tokens or self.default_max_tokens or 1
+                kept = max(1, max_model_len - num_answer)
             # what is left out need not fit
             prompts = tuple(prompt[-kept:] for prompt in await self.encode(sys.maxsize))
         self._check_scores(sum(map(len, prompts)) * self.options.n)

@@ -10,9 +10,10 @@ BEGIN, END = "<think>", "</think>"
 class ReasoningReader:
     """Parts one answer's text as it comes, without the tags and the white space around them."""
 
-    def __init__(self, is_inside: bool) -> None:
-        """is_inside: the prompt has the first tag already."""
+    def __init__(self, is_inside: bool, hides: bool = False) -> None:
+        """is_inside: the prompt has the first tag already. hides: the reasoning is told to nobody."""
         self._is_inside = is_inside
+        self._hides = hides
         self._is_over = False
         self._held = ""
         self._has_text = self._is_stripping = False
@@ -29,12 +30,15 @@ class ReasoningReader:
             if self._is_inside:
                 self._held = begun.removeprefix(BEGIN)
         reasoning = self._take_reasoning() if self._is_inside else ""
-        return reasoning, self._take_answer() if self._is_over else ""
+        return self._told(reasoning), self._take_answer() if self._is_over else ""
 
     def flush(self) -> tuple[str, str]:
         """What still waits, once it is known that nothing follows."""
         held, self._held = self._held, ""
-        return (held.rstrip(), "") if self._is_inside else ("", held)
+        return (self._told(held.rstrip()), "") if self._is_inside else ("", held)
+
+    def _told(self, reasoning: str) -> str:
+        return "" if self._hides else reasoning
 
     def _take_reasoning(self) -> str:
         text, found, rest = self._held.partition(END)

@@ -54,14 +54,14 @@ READ_AHEAD_EVENTS = 256
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
 
-_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PLAIN_ID = r"[A-Za-z0-9._-]{1,64}"
 
 log = logging.getLogger(__name__)
 
 
 def public_id(asked: str | None) -> str:
     """The client's own request id if it is short and plain, else a new one: an id goes into headers and logs."""
-    return asked if asked and _PLAIN_ID.fullmatch(asked) else uuid.uuid4().hex
+    return asked if asked and re.fullmatch(PLAIN_ID, asked) else uuid.uuid4().hex
 
 
 class ChatService:
@@ -165,6 +165,11 @@ class ChatService:
         with self.admission.place(caller):
             written = await asyncio.to_thread(self._dialect.written, self._dialect.prepare(request))
             return await self._prompts.chat(written, (await self.status.info()).max_model_len, 1)
+
+    async def token_names(self, token_ids: TokenIds, caller: bytes) -> list[str]:
+        """What the vocabulary calls each."""
+        with self.admission.place(caller):
+            return await asyncio.to_thread(self._tokenizer.names, token_ids)
 
     async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
         with self.admission.place(caller):

@@ -86,6 +86,10 @@ class Tokenizer:
         """As `decode`, with special tokens by their names."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """What the vocabulary calls each: of most models a text in which a leading space is another character."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def special_id(self, name: str) -> int | None:
         """The id of a special token; None where there is none of that name."""
         added = self._backend.get_added_tokens_decoder()

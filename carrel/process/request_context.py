@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from carrel.process.trace_context import TRACEPARENT, TraceContext
 
@@ -34,6 +34,12 @@ def working_for(request: RequestContext) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def rename_request(request_id: str) -> None:
+    """The current request has this id, until the `working_for` around it ends."""
+    if (request := _current.get()) is not None:
+        _current.set(replace(request, request_id=request_id))
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:

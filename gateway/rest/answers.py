@@ -172,6 +172,7 @@ class TokenizedAnswer(Body):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
 
 
 class DetokenizedAnswer(Body):

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
 from gateway.json_limits import check_json
-from gateway.rest.schemas import Body
+from gateway.rest.schemas import AnswerBody, Body
 
 BODY_TIMEOUT_S = 60.0
 # its count takes turns with the event loop
@@ -24,6 +25,7 @@ MANY_ERRORS = 1000
 MAX_ERROR_CHARS = 200
 
 B = TypeVar("B", bound=Body)
+A = TypeVar("A", bound=AnswerBody)
 
 # pydantic names the branch of a union in an error's place, a class by its name; a client knows only its own fields
 _BRANCHES = (
@@ -60,6 +62,17 @@ async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
         finally:
             # what becomes of it, and the next body, have turns of their own
             await asyncio.sleep(0)
+
+
+async def read_asked(request: Request, kind: type[A], limits: BodyLimits) -> A:
+    """As `read_body`, what asks for an answer; the answer and what is logged have the request's id of the body, unless
+    a header had one."""
+    body = await read_body(request, kind, limits)
+    state = request.state
+    if body.request_id is not None and request.headers.get("x-request-id") != state.request_id:
+        state.request_id = body.request_id
+        rename_request(body.request_id)
+    return body
 
 
 def refuse_unsupported(body: Body, unsupported: Mapping[str, Any]) -> None:

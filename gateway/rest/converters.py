@@ -54,6 +54,8 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
         *_read_end(body),
         read_tools(body),
         tells_reasoning=True,
+        hides_reasoning=body.include_reasoning is False,
+        reasoning_effort=body.reasoning_effort,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from gateway.rest.answers import (
     ModelListAnswer,
     TokenizedAnswer,
 )
-from gateway.rest.body import B, read_body
+from gateway.rest.body import B, read_asked, read_body
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.documentation import Operation
 from gateway.rest.formats import ChatFormat, CompletionFormat
@@ -64,14 +65,14 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """Continue a chat; with `stream` as server-sent events."""
-        body = await self._body(request, ChatBody)
+        body = await read_asked(request, ChatBody, self._service.bodies)
         generation = self._service.chat(read_chat(body, request.state.request_id, request.state.caller))
         written = ChatFormat(bool(body.logprobs), body.prompt_logprobs)
         return await self._answer(request, body, generation, written)
 
     async def completion(self, request: Request) -> Response:
         """Continue one or several prompts; with `stream` as server-sent events."""
-        body = await self._body(request, CompletionBody)
+        body = await read_asked(request, CompletionBody, self._service.bodies)
         asked = read_completion(body, request.state.request_id, request.state.caller)
         generation = self._service.completion(asked)
         written = CompletionFormat(body.logprobs, body.prompt_logprobs)
@@ -103,6 +104,9 @@ class Endpoints:
         info = await self._service.status.info()
         told = await asyncio.to_thread(_json_list, tokens)
         rest = f'"count":{len(tokens)},"max_model_len":{info.max_model_len}'
+        if body.return_token_strs:
+            names = await self._service.token_names(tokens, caller)
+            rest += f',"token_strs":{await asyncio.to_thread(_json_list, names)}'
         return Response(f'{{"tokens":{told},{rest}}}', media_type=JSONResponse.media_type)
 
     async def detokenize(self, request: Request) -> Response:
@@ -139,7 +143,7 @@ class Endpoints:
         return await reply(request, generation, writer, bool(body.stream), self._config)
 
 
-def _json_list(numbers: Sequence[int]) -> str:
+def _json_list(values: Sequence[int] | Sequence[str]) -> str:
     """For a thread, of millions: others have the lock between two pieces."""
-    pieces = (numbers[at : at + NUM_AT_ONCE] for at in range(0, len(numbers), NUM_AT_ONCE))
-    return f"[{','.join(','.join(map(str, piece)) for piece in pieces)}]"
+    pieces = (values[at : at + NUM_AT_ONCE] for at in range(0, len(values), NUM_AT_ONCE))
+    return f"[{','.join(json.dumps(piece, separators=(',', ':'))[1:-1] for piece in pieces)}]"

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from gateway.service import PLAIN_ID
 from gateway.tool_calls.checks import FUNCTION_NAME
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]
@@ -64,6 +65,15 @@ def _check_budget(value: float) -> float:
     )
 
 
+def _check_kept(value: int) -> int:
+    if value:
+        return value
+    raise ValueError("give a number of tokens from 1 up, or -1 for as many as fit")
+
+
+# of a prompt's last tokens
+NumKept = Annotated[int, Field(ge=-1, le=MAX_UINT32), AfterValidator(_check_kept)]
+
 # what is not done by then ends with 504; less than what the server gives every request
 Timeout = Annotated[float, Field(gt=0)]
 
@@ -84,5 +94,8 @@ BUDGET = {
     ],
 }
 Budget = Annotated[int | float, AfterValidator(_check_budget), WithJsonSchema(BUDGET)]
+
+# of a request, that goes into headers and logs
+RequestId = Annotated[str, StringConstraints(pattern=f"^{PLAIN_ID}$")]
 
 FunctionName = Annotated[str, StringConstraints(pattern=FUNCTION_NAME)]

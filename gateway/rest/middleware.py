@@ -53,11 +53,13 @@ class RequestIdMiddleware:
             return
         headers = Headers(scope=scope)
         request_id = public_id(headers.get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                # its body may have said another
+                MutableHeaders(scope=message)["X-Request-Id"] = state["request_id"]
             await send(message)
 
         with working_for(RequestContext(request_id, read_traceparent(headers.get(TRACEPARENT)))):

@@ -16,10 +16,12 @@ from gateway.grammars import JsonSchema
 from gateway.rest.fields import (
     Budget,
     FunctionName,
+    NumKept,
     OneByOne,
     OptionName,
     OptionWord,
     PromptTokenIds,
+    RequestId,
     Texts,
     Timeout,
     TokenId,
@@ -59,6 +61,9 @@ class AnswerBody(WorkBody):
     """Whatever asks for an answer."""
 
     timeout_seconds: Timeout | None = None
+    request_id: Annotated[
+        RequestId | None, Field(description="what the answer is called, unless X-Request-Id says it")
+    ] = None
 
 
 class StreamOptions(Body):
@@ -164,7 +169,9 @@ class GenerationBody(AnswerBody):
     stop_token_ids: TokenIds | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    truncate_prompt_tokens: Annotated[
+        NumKept | None, Field(description="keep so many of each prompt's last tokens; -1: as many as fit")
+    ] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
@@ -219,6 +226,12 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: Annotated[dict[str, Scalar], OneByOne] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: Annotated[
+        OptionWord | None, Field(description="for the chat template, if it knows any")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Field(description="false: leave out what the model thinks first")
+    ] = None
 
 
 class CompletionBody(GenerationBody):
@@ -244,6 +257,9 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_token_strs: Annotated[
+        bool | None, Field(description="tell what the vocabulary calls each token, too")
+    ] = None
 
 
 class DetokenizeBody(Body):

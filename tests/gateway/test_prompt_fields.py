@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from gateway_stack import TEMPLATE, Stack, running_stack, write_tokenizer
+from gateway_stack import MAX_MODEL_LEN, TEMPLATE, Stack, running_stack, write_tokenizer
 from waiting import PATIENCE
 
 from gateway.v1 import chat_pb2, chat_pb2_grpc
@@ -63,10 +63,38 @@ def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stac
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "num_answer"),
+    [(COMPLETION, {}, 16), (COMPLETION, {"max_tokens": 50}, 50), (CHAT, {}, 1), (CHAT, {"max_tokens": 9}, 9)],
+)
+def test_a_prompt_keeps_as_many_of_its_last_tokens_as_fit(
+    stack: Stack, path: str, fields: dict[str, Any], num_answer: int
+) -> None:
+    for text, is_cut in (("z" * 500, True), ("z", False)):
+        script = stack.say("the")
+        prompt = {"messages": [{**ASKED, "content": text}]} if path == CHAT else {"prompt": text}
+        body = {**prompt, **fields, "truncate_prompt_tokens": -1}
+        assert httpx.post(stack.url + path, json=body, timeout=PATIENCE).status_code == 200
+        assert (len(script.requests[0].prompt_token_ids) == MAX_MODEL_LEN - num_answer) == is_cut
+
+
+def test_tokens_are_told_by_their_names(stack: Stack) -> None:
+    for asked in ({"prompt": "the fox"}, {"messages": [ASKED]}):
+        told = httpx.post(
+            f"{stack.url}/tokenize", json={**asked, "return_token_strs": True}, timeout=PATIENCE
+        )
+        names = [stack.tokenizer.id_to_token(token_id) for token_id in told.json()["tokens"]]
+        assert told.json()["token_strs"] == names
+        plain = httpx.post(f"{stack.url}/tokenize", json=asked, timeout=PATIENCE).json()
+        assert "token_strs" not in plain
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
         (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        (CHAT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
         (CHAT, {"timeout_seconds": 0}, "timeout_seconds"),
         (COMPLETION, {"bad_words": ["a"]}, "bad_words"),
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),

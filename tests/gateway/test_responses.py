@@ -117,6 +117,7 @@ def test_a_response_streams(client: openai.OpenAI, stack: Stack) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),

@@ -103,6 +103,29 @@ def test_request_id_is_sanitised(http: httpx.Client) -> None:
         assert echoed.isalnum()
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "written"),
+    [
+        (CHAT, {"messages": HELLO}, "chatcmpl-own.1"),
+        ("/v1/completions", {"prompt": "a"}, "cmpl-own.1"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, "msg_own.1"),
+        ("/v1/responses", {"input": "a"}, None),
+    ],
+)
+def test_a_body_may_say_the_request_id(
+    http: httpx.Client, stack: Stack, path: str, asked: dict[str, Any], written: str | None
+) -> None:
+    script = stack.say("the")
+    response = http.post(path, json={**asked, "request_id": "own.1"})
+    assert response.headers["x-request-id"] == "own.1"
+    assert written is None or response.json()["id"] == written
+    assert script.requests[0].request_id.startswith("own.1-")
+    named = http.post(path, json={**asked, "request_id": "own.1"}, headers={"X-Request-Id": "first"})
+    assert named.headers["x-request-id"] == "first"
+    refused = http.post(path, json={**asked, "request_id": "a b"})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("hang_at", [0, 2])
 def test_disconnect_cancels_the_worker(stack: Stack, is_stream: bool, hang_at: int) -> None:
@@ -290,7 +313,7 @@ def test_large_bodies_are_refused_before_parsing(http: httpx.Client, stack: Stac
 
 def test_unknown_fields_are_ignored(http: httpx.Client, stack: Stack) -> None:
     stack.say("the")
-    body = {"messages": HELLO, "reasoning_effort": "low", "made_up": {"a": [1]}, "user": "u", "tools": []}
+    body = {"messages": HELLO, "made_up": {"a": [1]}, "user": "u", "tools": []}
     assert http.post(CHAT, json=body).status_code == 200
 
 

@@ -33,7 +33,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_
 OWN = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}#{{ c.id }}{% endfor %}"
-    "{{ m.tool_call_id }}{% endfor %}<|assistant|>{% if thinks %}<think>\n{% endif %}"
+    "{{ m.tool_call_id }}{% endfor %}<|assistant|>{% if thinks %}<think>\n{% endif %}{{ reasoning_effort }}"
 )
 
 
@@ -218,6 +218,12 @@ def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) 
     assert prompt_of(own).endswith("<|user|>hi<|assistant|><tool_call>Rome#c1<|tool|>7c1<|assistant|>")
 
 
+def test_an_effort_of_reasoning_is_the_templates(own: Stack) -> None:
+    own.say("the")
+    post(own, reasoning_effort="low")
+    assert prompt_of(own).endswith("<|assistant|>low")
+
+
 @pytest.mark.parametrize(
     ("answer", "fields", "reasoning", "content"),
     [
@@ -228,6 +234,8 @@ def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) 
             "Let me see.",
             "It is 7.",
         ),
+        ("<think>Hm.</think>It is 7.", {"include_reasoning": False}, "", "It is 7."),
+        ("<think>Hm.", {"include_reasoning": False}, "", ""),
         ("Let me", {"chat_template_kwargs": {"thinks": True}}, "Let me", ""),
         ("No <think> here.", {}, "", "No <think> here."),
         ('{"a": "<think>"}', {"response_format": {"type": "json_object"}}, "", '{"a": "<think>"}'),

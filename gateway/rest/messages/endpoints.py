@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.exchange import GenerationOptions
-from gateway.rest.body import read_body
+from gateway.rest.body import read_asked, read_body
 from gateway.rest.documentation import Operation
 from gateway.rest.messages.converters import read_message_request, read_prompt
 from gateway.rest.messages.errors import message_error_response
@@ -43,7 +43,7 @@ class MessagesEndpoints:
         return await _told(self._count(request))
 
     async def _create(self, request: Request) -> Response:
-        body = await read_body(request, MessagesBody, self._service.bodies)
+        body = await read_asked(request, MessagesBody, self._service.bodies)
         asked = read_message_request(body, request.state.request_id, request.state.caller)
         generation = self._service.chat(asked)
         return await reply(request, generation, MessageWriter(generation), bool(body.stream), self._config)

@@ -54,6 +54,8 @@ def read_response_request(
 
 def _check_fields(body: ResponsesBody) -> None:
     refuse_unsupported(body, UNSUPPORTED)
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        raise InvalidRequest("reasoning.effort is not supported: leave it out.", "reasoning.effort")
     if body.truncation == "auto":
         raise InvalidRequest("truncation 'auto' is not supported: send a shorter input.", "truncation")
     for name in body.include or ():

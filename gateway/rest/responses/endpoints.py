@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.exchange import Message
-from gateway.rest.body import read_body
+from gateway.rest.body import read_asked
 from gateway.rest.documentation import Operation
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_response_request
@@ -45,7 +45,7 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
-        body = await read_body(request, ResponsesBody, self._service.bodies)
+        body = await read_asked(request, ResponsesBody, self._service.bodies)
         caller, response_id = request.state.caller, f"resp_{uuid.uuid4().hex}"
         is_kept = body.store is not False
         before: tuple[Message, ...] = ()

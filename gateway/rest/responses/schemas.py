@@ -58,6 +58,10 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+class Reasoning(Body):
+    effort: str | None = None
+
+
 class ResponsesBody(AnswerBody):
     """Others are kept, so that their reader can refuse some."""
 
@@ -89,6 +93,7 @@ class ResponsesBody(AnswerBody):
     ] = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    reasoning: Reasoning | None = None
 
 
 class OutputText(Body):

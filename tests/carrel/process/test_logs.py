@@ -15,7 +15,7 @@ from waiting import PATIENCE
 
 from carrel.process.log_lines import JSONLines, TextLines, is_json
 from carrel.process.logs import LineHandler
-from carrel.process.request_context import RequestContext, working_for
+from carrel.process.request_context import RequestContext, rename_request, working_for
 from carrel.process.trace_context import TraceContext
 
 PROGRAM = """
@@ -70,6 +70,10 @@ def test_a_line_of_json_says_whose_work_it_was() -> None:
         told = json.loads(lines.format(record("two\nlines, %d", 7)))
         with working_for(RequestContext("r2")):
             assert "trace_id" not in json.loads(lines.format(record("another")))
+        rename_request("own")
+        renamed = json.loads(lines.format(record("the same")))
+    assert (renamed["request_id"], renamed["trace_id"]) == ("own", "a" * 32)
+    assert "request_id" not in json.loads(lines.format(record("of nobody")))
     assert told["message"] == "two\nlines, 7"
     assert (told["request_id"], told["trace_id"]) == ("r1", "a" * 32)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["time"])
