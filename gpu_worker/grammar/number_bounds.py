@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,6 +15,9 @@ MOST_DIGITS = 20
 _DIGITS = b"0123456789"
 # What may follow a digit of a number, and not of a text: there a quote may, or a letter.
 _OF_NUMBERS = _DIGITS + b".eE,]} \t\n\r"
+
+# At the end of an answer: behind a digit that counts, so few that a double still tells the next one.
+_AT_NOUGHTS = re.compile(rb"(0{20}|[1-9]\d*\.\d*0{9}|\.\d*[1-9]\d*0{9})$")
 
 _Words = npt.NDArray[np.int32]
 
@@ -47,17 +51,18 @@ class NumberBound:
 
     def narrow(self, mask: _Words, may_end: bool) -> _Words:
         """mask: of the tokens that the grammar allows next, end tokens left out; may_end: one of those may come, too.
-        After `MOST_DIGITS` digits of a number no further one may, if anything else may. After as many noughts none of
-        those, if another digit may: 0.000... of a number above 0 is none yet, however long."""
-        if len(self._newest) < MOST_DIGITS or self._newest.strip(_DIGITS):
-            return mask
+        After `MOST_DIGITS` digits of a number no further one may, if anything else may. A number that must be above 7
+        is none yet as 7.000..., however long: where it stands at noughts another digit comes, if one may."""
+        is_long = len(self._newest) == MOST_DIGITS and not self._newest.strip(_DIGITS)
+        stands = _AT_NOUGHTS.search(self._newest) is not None
         num = len(mask)
-        if (mask & ~self._tokens.of_numbers[:num]).any():
+        if not (is_long or stands) or (mask & ~self._tokens.of_numbers[:num]).any():
             return mask
-        if (rest := mask & ~self._tokens.digits[:num]).any() or may_end:
-            return rest
+        rest = mask & ~self._tokens.digits[:num]
+        if rest.any() or may_end:
+            return rest if is_long else mask
         rest = mask & ~self._tokens.zeros[:num]
-        return rest if rest.any() and not self._newest.strip(b"0") else mask
+        return rest if stands and rest.any() else mask
 
 
 def _mask(firsts: Sequence[bytes], characters: bytes) -> _Words:

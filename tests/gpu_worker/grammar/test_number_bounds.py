@@ -79,6 +79,13 @@ def test_a_number_ends_after_its_twentieth_digit_in_a_row(
 def test_noughts_that_never_reach_a_number_come_to_an_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
     above = of_schema({**NUMBER, "exclusiveMinimum": 0, "maximum": 1})
     assert next_characters(grammars, tokenizer, above, "0." + 20 * "0") == set("123456789")
+    # a double is above 78 with the tenth digit, and not with the twentieth
+    above = of_schema({**NUMBER, "exclusiveMinimum": 78, "maximum": 90})
+    assert "0" in next_characters(grammars, tokenizer, above, "78." + 8 * "0")
+    assert next_characters(grammars, tokenizer, above, "78." + 9 * "0") == set("123456789")
+    assert {"0", "\x03"} < next_characters(grammars, tokenizer, of_schema(NUMBER), "78." + 9 * "0")
+    large = of_schema({**INTEGER, "minimum": 10**16})
+    assert "0" in next_characters(grammars, tokenizer, large, "1" + 15 * "0")
     far = of_schema({**NUMBER, "minimum": 1e-30, "maximum": 2e-30})
     assert next_characters(grammars, tokenizer, far, "0." + 25 * "0") == {"0"}
 
