@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,9 @@ class GrammarConstraint:
         return self._is_complete
 
     def take(self, token_id: int) -> None:
+        if self._mask is not None:
+            # nobody may touch the matcher meanwhile
+            wait([self._mask])
         if not self._matcher.consume_token(token_id):
             raise self._error()
         if self._numbers is not None:

@@ -29,16 +29,21 @@ class Matcher:
     token_id: int
     gate: threading.Event = field(default_factory=threading.Event)
     taken: list[int] = field(default_factory=list)
+    computing: threading.Event = field(default_factory=threading.Event)
 
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
         if self.taken:
+            self.computing.set()
             self.gate.wait()
+            self.computing.clear()
         else:
             time.sleep(10 * SLOW_SECONDS)
         words = (ctypes.c_uint32 * (num_bytes // 4)).from_address(address)
         words[self.token_id // 32] |= 1 << self.token_id % 32
 
     def consume_token(self, token_id: int) -> bool:
+        if self.computing.is_set():
+            raise RuntimeError("Already borrowed")
         self.taken.append(token_id)
         return token_id == self.token_id
 
@@ -63,6 +68,17 @@ def test_a_mask_that_takes_long_is_computed_beside_the_steps() -> None:
         wait_until(lambda: constraint.is_ready)
         constraint.take(40)
         assert constraint.is_complete
+
+
+def test_a_token_that_comes_before_the_mask_is_there_waits_for_it() -> None:
+    with ThreadPoolExecutor(2) as executor:
+        constraint = GrammarConstraint(matcher := Matcher(40), Vocabulary(), "the_field", executor)
+        constraint.take(40)
+        assert matcher.computing.wait(10)
+        taken = executor.submit(constraint.take, 40)
+        matcher.gate.set()
+        taken.result(10)
+    assert matcher.taken == [40, 40]
 
 
 def test_the_mask_is_of_the_models_vocabulary_with_its_end_tokens_where_the_answer_may_end() -> None:
