@@ -145,10 +145,13 @@ def _ask(options: argparse.Namespace, load: Load) -> bool:
     command += ["--commit", options.commit] if options.commit else []
     print(f"{load.name}: {' '.join(load.arguments)}", file=sys.stderr)
     try:
-        return subprocess.run(command, cwd=ROOT, timeout=options.timeout, check=False).returncode == 0
+        if subprocess.run(command, cwd=ROOT, timeout=options.timeout, check=False).returncode == 0:
+            return True
     except subprocess.TimeoutExpired:
         print(f"{load.name}: not done after {options.timeout:.0f} s", file=sys.stderr)
-        return False
+    # of requests that all failed there is a file too, which would keep the load from being run again
+    _json(options, load.name).unlink(missing_ok=True)
+    return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from benchmarks import under_load
 from benchmarks.load.traffic import TrafficClass
@@ -41,4 +42,12 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, capsys: pytest.Ca
     assert under_load.main(options) == 1
     assert "kv_store ended with" in (error := capsys.readouterr().err)
     assert "1PiB" in error or "1125899906842624" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_load_of_which_nothing_is_answered_has_no_json(tmp_path: Path) -> None:
+    # Prompts have ids of a vocabulary that this model has not.
+    options = ["--model-shape", "tiny", "--shrink", "64", "--budget", "0.2", "--arena-bytes", "256MiB"]
+    options += ["--loads", "batch", "--out", str(tmp_path), "--port", str(free_port())]
+    assert under_load.main(options) == 1
     assert not list(tmp_path.iterdir())
