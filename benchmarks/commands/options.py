@@ -116,7 +116,11 @@ def add_workloads(parser: argparse.ArgumentParser) -> None:
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policies", nargs="+", default=["full", "pqcache"], metavar="NAME", help="default: full pqcache"
+        "--policies",
+        nargs="+",
+        default=["full", "pqcache"],
+        metavar="NAME",
+        help="with options as bitkeys:rest=fitted,num_sink=8 (default: full pqcache)",
     )
     parser.add_argument(
         "--budget",

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.device import default_dtype
+from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
@@ -24,6 +25,8 @@ from gpu_worker.engine.prompts.prefills import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy
+from gpu_worker.policies.hyper_parameters import read_options
+from gpu_worker.policies.registry import option_names, registry
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from kv_store.client import Layout, StoreClient
 
@@ -48,7 +51,25 @@ def request_of(
     case: DecodeCase | PrefillCase, number: int, prompt: tuple[int, ...], num_tokens: int
 ) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, seed=number)
-    return GenerationRequest(f"request-{number}", prompt, sampling, case.policy, budget_of(case))
+    return GenerationRequest(f"request-{number}", prompt, sampling, name_of(case), budget_of(case))
+
+
+def name_of(case: DecodeCase | PrefillCase) -> str:
+    """Of the policy, without its options."""
+    return case.policy.partition(":")[0]
+
+
+def policies_for(case: DecodeCase | PrefillCase, *given: Policy) -> dict[str, Policy]:
+    """Of the registry, with those given, and the options of a case's `NAME:FIELD=VALUE,...`. Raises NotMeasurable."""
+    name, separator, fields = case.policy.partition(":")
+    try:
+        words = [f"{name}:{field}" for field in fields.split(",")] if separator else []
+        policies = registry(*given, options=read_options(words, option_names()))
+    except ValueError as error:
+        raise NotMeasurable(str(error)) from error
+    if name not in policies:
+        raise NotMeasurable(f"no policy {name}")
+    return policies
 
 
 @contextmanager
@@ -59,11 +80,13 @@ def running_engine(
     *,
     limit: int | None,
     trains_indexes: bool,
+    stores_rows: bool = True,
     num_trainers: int = 1,
 ) -> Iterator[Engine]:
     """An engine for this house, and a store with room for the rows and indexes of every sequence.
 
-    policies: by name, the house's among them. limit: bytes of device memory. Raises NotMeasurable.
+    policies: by name, the house's among them. limit: bytes of device memory. stores_rows: False leaves sequences that
+    have slots for all tokens no room in the store, which takes long to register. Raises NotMeasurable.
     """
     model, batch = house.model, house.batch
     slots, config, dtype = house.slots(limit, trains_indexes), model.config, model.decoder.dtype
@@ -78,7 +101,8 @@ def running_engine(
     )
     token_bytes = config.num_layers * config.num_kv_heads * 2 * config.head_dim * dtype.itemsize
     # Only sequences that recall have rows in the store.
-    stored = batch * house.capacity * token_bytes if house.policy.family is Family.RECALL else 0
+    is_stored = stores_rows and house.policy.family is Family.RECALL
+    stored = batch * house.capacity * token_bytes if is_stored else 0
     slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * config.num_layers * batch
     with running_store(slabs * (2 << 20), num_trainers) as target:
         layout = Layout(

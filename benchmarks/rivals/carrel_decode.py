@@ -15,6 +15,8 @@ from benchmarks.rivals.bare_engine import (
     PREFILL_CHUNK,
     budget_of,
     dummy_model,
+    name_of,
+    policies_for,
     request_of,
     running_engine,
 )
@@ -27,7 +29,6 @@ from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
 from gpu_worker.engine.engine import Engine
 from gpu_worker.policies.base import Family, Policy
-from gpu_worker.policies.registry import registry
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event
 from gpu_worker.state.sequence import Sequence, Status
@@ -57,11 +58,9 @@ class CarrelDecode(DecodeRival):
 
     def _decode(self, case: DecodeCase) -> DecodeFigures:
         replayed = Replayed(case, self._shape, self._device) if case.hit_rate is not None else None
-        found = registry(replayed.policy) if replayed else registry()
+        found = policies_for(case, replayed.policy) if replayed else policies_for(case)
         policies = {name: once_compressed(policy) for name, policy in found.items()}
-        if case.policy not in policies:
-            raise NotMeasurable(f"no policy {case.policy}")
-        policy = policies[case.policy]
+        policy = policies[name_of(case)]
         interval = _interval(policy, case)
         num_steps = -(-case.steps // interval) * interval
         # The second time round, every shape of step that comes in an interval is captured.
@@ -70,7 +69,12 @@ class CarrelDecode(DecodeRival):
         capacity = case.context + num_warm + num_steps + WARM_UP_STEPS + 3 * case.batch + 16
         house = House(self.model, policy, budget_of(case), case.batch, case.context, capacity, PREFILL_CHUNK)
         with running_engine(
-            house, policies, SyntheticPrefill, limit=case.gpu_memory_limit, trains_indexes=True
+            house,
+            policies,
+            SyntheticPrefill,
+            limit=case.gpu_memory_limit,
+            trains_indexes=True,
+            stores_rows=case.gpu_memory_limit is not None,
         ) as engine:
             running = self._fill(engine, case, capacity - case.context)
             before = replayed.prepare(running) if replayed else None

@@ -16,6 +16,8 @@ from benchmarks.rivals.bare_engine import (
     PREFILL_CHUNK,
     budget_of,
     dummy_model,
+    name_of,
+    policies_for,
     request_of,
     running_engine,
 )
@@ -26,7 +28,6 @@ from benchmarks.rivals.timeline import Timeline
 from benchmarks.shapes import ModelShape
 from gpu_worker.engine.engine import Engine
 from gpu_worker.policies.base import Family
-from gpu_worker.policies.registry import registry
 from gpu_worker.records import ErrorEvent, Event, TokenEvent
 
 NUM_NEW_TOKENS = 4
@@ -77,10 +78,9 @@ class CarrelPrefill(PrefillRival):
 
     def _prefill(self, case: PrefillCase) -> PrefillFigures:
         clock = WorkClock(self._device)
-        policies = {name: timed(one, clock, self._trains_indexes) for name, one in registry().items()}
-        if case.policy not in policies:
-            raise NotMeasurable(f"no policy {case.policy}")
-        policy = policies[case.policy]
+        found = policies_for(case)
+        policies = {name: timed(one, clock, self._trains_indexes) for name, one in found.items()}
+        policy = policies[name_of(case)]
         capacity = case.context + 16
         house = House(self._model, policy, budget_of(case), 1, case.context, capacity, PREFILL_CHUNK)
         times, timeline = _Times(), Timeline()

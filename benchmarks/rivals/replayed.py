@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase
+from benchmarks.rivals.bare_engine import name_of
 from benchmarks.shapes import ModelShape
 from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
 from gpu_worker.policies.bitkeys.policy import BitKeys
@@ -52,13 +53,13 @@ class Replayed:
     """A case's policy and the trace that it replays."""
 
     def __init__(self, case: DecodeCase, shape: ModelShape, device: torch.device) -> None:
-        if case.policy not in REPLAYED:
+        if name_of(case) not in REPLAYED:
             raise NotMeasurable(
                 f"selections are replayed for {' and '.join(REPLAYED)}, not for {case.policy}"
             )
         self._case, self._shape, self._device = case, shape, device
         assert case.budget_tokens is not None
-        self._plain, with_trace = REPLAYED[case.policy]
+        self._plain, with_trace = REPLAYED[name_of(case)]
         self._num_selected = self._selected_by(case.budget_tokens)
         buckets = Buckets(is_exact=device.type != "cuda")
         # Nothing is selected until all are there. What pads the batch selects nothing, ever.

@@ -246,6 +246,15 @@ def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:
         training.measure(replace(PREFILLED, policy="nope"))
 
 
+def test_a_policy_has_the_options_that_are_named_with_it(decoding: Any, training: Any) -> None:
+    fitted = replace(DECODED, policy="bitkeys:rest=fitted,num_sink=2")
+    assert decoding.measure(fitted).attended_tokens == DECODED.budget_tokens
+    assert training.measure(replace(PREFILLED, policy="pqcache:num_bits=3")).own_ms is not None
+    for measure, case in ((decoding.measure, DECODED), (training.measure, PREFILLED)):
+        with pytest.raises(NotMeasurable, match="rest=odd: give none or fitted"):
+            measure(replace(case, policy="bitkeys:rest=odd"))
+
+
 def test_a_step_is_traced(decoding: Any, tmp_path: Path) -> None:
     case = replace(DECODED, policy="pqcache", profile=str(tmp_path / "traces"))
     decoding.measure(case)
