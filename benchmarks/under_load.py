@@ -6,8 +6,6 @@ A load whose JSON is there is not run again: a run that was cut off goes on wher
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.random_model import write_random_model
 from benchmarks.shapes import SHAPES
 from carrel.process.command_line import at_least
-from carrel.serve.model import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.5
@@ -49,7 +47,8 @@ def servers(shrink: int) -> tuple[Server, ...]:
     """Prompts are a `shrink`-th as long as the page's."""
     chats = f"chats={512 // shrink}+64@3"
     documents = f"documents={100_000 // shrink}+64x3"
-    turns = f"turns={32_000 // shrink}~{max(8, 200 // shrink)}+64*2x1"
+    # one conversation after the other, with nothing in common: the median is of what is warm
+    turns = f"turns={32_000 // shrink}:{max(8, 200 // shrink)}+64*2x3/1"
     beside = ("--traffic", chats, documents, "--slo-ttft", "500")
 
     def second_turn(policy: str, seed: int) -> Load:
@@ -159,7 +158,8 @@ def _running(options: argparse.Namespace, server: Server) -> Iterator[None]:
     """Store, worker and gateway, ready; they end with it. Raises BenchmarkError with what one that ended said."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        model = _random_model(folder / "model", options.model_shape)
+        model = folder / "model"
+        write_random_model(model, SHAPES[options.model_shape])
         store, worker = f"unix:{folder}/store.sock", f"unix:{folder}/worker.sock"
         commands = {
             "kv_store": f"--listen {store} --runtime process --arena-bytes {options.arena_bytes}",
@@ -174,15 +174,6 @@ def _running(options: argparse.Namespace, server: Server) -> Iterator[None]:
         }
         _await_ready(options, children, logs)
         yield
-
-
-def _random_model(folder: Path, shape: str) -> str:
-    """A checkpoint's folder without weights, with the bundled model's tokenizer: prompts are token ids."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape].config_fields()))
-    for file in BUNDLED.glob("*token*.json"):
-        shutil.copy(file, folder)
-    return str(folder)
 
 
 @contextmanager

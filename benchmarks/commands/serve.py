@@ -25,6 +25,8 @@ from carrel.process.command_line import at_least
 
 SERVER_POLICY = "server"
 WARM_UP_TOKENS = 4
+# Of the tokens: what comes in fewer pieces is not timed token by token.
+LEAST_PIECES = 0.5
 
 COLUMNS: tuple[Column[ServeRow], ...] = (
     Column("policy", lambda row: row.level.policy or "the server's", False),
@@ -55,6 +57,7 @@ CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("turns", lambda row: str(row.traffic.turns)),
     Column("done", lambda row: f"{row.num_done}/{row.num_done + row.num_failed}"),
     Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
+    Column("of first turns", lambda row: _percentiles(row.first_ttft_ms, 0)),
     Column("of later turns", lambda row: _percentiles(row.later_ttft_ms, 0)),
     Column("gap p50/p95/p99, ms", lambda row: _percentiles(row.gap_ms, 1)),
     Column("gap p99.9, ms", lambda row: tables.number(row.gap_p999_ms, 0)),
@@ -127,7 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "
         "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE] comes at the start, such as documents=100K+64x3 batch=16K+128x16/8; "
-        "agents=8K~512+64*4@1: after 8,000 tokens that all share, in four turns",
+        "agents=8K~512+64*4@1: after 8,000 tokens that all share, in four turns; known=8K:512+64*4x3/1: after 8,000 of "
+        "each conversation's own",
     )
     traffic.add_argument(
         "--duration", type=float, default=12.0, metavar="S", help="of arrivals (default: %(default)s)"
@@ -193,10 +197,11 @@ async def _serve_classes(options: argparse.Namespace) -> tuple[list[ClassRow], d
 
 
 def class_notes(rows: Sequence[ClassRow]) -> Iterable[str]:
-    """What failed."""
+    """What failed, and what is not timed by tokens."""
     for row in rows:
         if row.num_failed:
             yield f"{row.traffic.name}: {row.num_failed} failed: {row.error}"
+        yield from _piece_notes(row.traffic.name, row)
 
 
 def levels_of(options: argparse.Namespace) -> list[Level]:
@@ -247,10 +252,21 @@ def _percentiles(values: Percentiles | None, digits: int) -> str:
 
 
 def notes(rows: Sequence[ServeRow]) -> Iterable[str]:
-    """What failed."""
+    """What failed, and what is not timed by tokens."""
     for row in rows:
         if row.num_failed:
             yield f"{row.level}: {row.num_failed} failed: {row.error}"
+        yield from _piece_notes(str(row.level), row)
+
+
+def _piece_notes(name: str, row: ClassRow | ServeRow) -> Iterable[str]:
+    """Of a server that sends several tokens in a piece, or none for a token without text."""
+    num_tokens = round(row.output_tokens_per_s * row.duration_s)
+    if row.num_pieces is not None and row.num_pieces < LEAST_PIECES * num_tokens:
+        yield (
+            f"{name}: {num_tokens} tokens came in {row.num_pieces} pieces of text: first tokens and the time between "
+            "tokens are of pieces, not of tokens"
+        )
 
 
 def render(content: dict[str, Any]) -> str:

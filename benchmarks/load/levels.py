@@ -43,6 +43,11 @@ class RequestResult:
     gaps_s: tuple[float, ...] = ()
 
     @property
+    def num_pieces(self) -> int:
+        """That the stream came in, at least one."""
+        return 1 + len(self.gaps_s)
+
+    @property
     def tpot_s(self) -> float | None:
         """Mean time of each token after the first."""
         later = self.completion_tokens - 1
@@ -72,7 +77,7 @@ class ServeRow:
     """A level's outcome. Throughputs count completed requests over the level's duration.
 
     cached_tokens, attended_tokens, hit_rate, bytes_moved: means over requests of what the server tells; None where it
-    does not. error: of the first of `num_failed` requests.
+    does not. error: of the first of `num_failed` requests. num_pieces: of all streams; older JSON has it not.
     """
 
     level: Level
@@ -91,6 +96,7 @@ class ServeRow:
     attended_tokens: float | None
     hit_rate: float | None
     bytes_moved: float | None
+    num_pieces: int | None = None
 
 
 def summarize(
@@ -118,6 +124,7 @@ def summarize(
         attended_tokens=of_carrel("attended_tokens"),
         hit_rate=of_carrel("hit_rate"),
         bytes_moved=of_carrel("bytes_moved"),
+        num_pieces=sum(result.num_pieces for result in results),
     )
 
 

@@ -13,7 +13,7 @@ from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.levels import Level, Percentiles, RequestResult
 
 _SPEC = re.compile(
-    r"(?P<name>[\w-]+)=(?:(?P<shared>\d+K?)~)?(?P<prompt>\d+K?)\+(?P<output>\d+)(?:\*(?P<turns>\d+))?"
+    r"(?P<name>[\w-]+)=(?:(?P<shared>\d+K?)~)?(?:(?P<opening>\d+K?):)?(?P<prompt>\d+K?)\+(?P<output>\d+)(?:\*(?P<turns>\d+))?"
     r"(?:@(?P<rate>\d+(?:\.\d+)?)|x(?P<count>\d+)(?:/(?P<at_once>\d+))?)"
 )
 
@@ -25,6 +25,7 @@ class TrafficClass:
 
     turns: requests of a conversation, one after the other; each prompt has all of the one before, as many tokens in
     place of its answer, and `prompt_tokens` more. shared_tokens: with which all prompts of the class begin.
+    opening_tokens: each conversation's own, after them.
     """
 
     name: str
@@ -35,16 +36,18 @@ class TrafficClass:
     at_once: int | None = None
     shared_tokens: int = 0
     turns: int = 1
+    opening_tokens: int = 0
 
     @classmethod
     def parse(cls, text: str) -> TrafficClass:
         """`chats=512+64@3`: 512 tokens and 64 to answer, 3 a second. `documents=100K+64x3`: three at once.
         `batch=16K+128x16/8`: 16, 8 at a time. `agents=8K~512+64*4@1`: after 8,000 tokens that all share, four turns.
-        Raises ValueError."""
+        `known=8K:512+64*4x3`: after 8,000 of each conversation's own. Raises ValueError."""
         if (found := _SPEC.fullmatch(text)) is None:
             raise ValueError(
-                f"{text!r} is no class of requests; write NAME=[SHARED~]PROMPT+OUTPUT[*TURNS]@RATE, such as "
-                "chats=512+64@3, or NAME=[SHARED~]PROMPT+OUTPUT[*TURNS]xCOUNT[/AT_ONCE], such as documents=100K+64x3"
+                f"{text!r} is no class of requests; write NAME=[SHARED~][OPENING:]PROMPT+OUTPUT[*TURNS]@RATE, such as "
+                "chats=512+64@3, or NAME=[SHARED~][OPENING:]PROMPT+OUTPUT[*TURNS]xCOUNT[/AT_ONCE], such as "
+                "documents=100K+64x3"
             )
         rate, count, at_once = found["rate"], found["count"], found["at_once"]
         made = cls(
@@ -56,6 +59,7 @@ class TrafficClass:
             int(at_once or count) if count else None,
             _tokens(found["shared"] or "0"),
             int(found["turns"] or 1),
+            _tokens(found["opening"] or "0"),
         )
         if 0 in (made.prompt_tokens, made.max_tokens, made.rate, made.count, made.at_once, made.turns):
             raise ValueError(f"{text!r}: no number may be 0")
@@ -63,7 +67,8 @@ class TrafficClass:
 
     def num_tokens(self, turn: int) -> int:
         """Of the prompt of a conversation's turn, which are counted from 0."""
-        return self.shared_tokens + (turn + 1) * self.prompt_tokens + turn * self.max_tokens
+        before = self.shared_tokens + self.opening_tokens
+        return before + (turn + 1) * self.prompt_tokens + turn * self.max_tokens
 
     def arrivals(self, seconds: float, rng: Random) -> list[float]:
         """When its requests come, in seconds from the start."""
@@ -98,8 +103,8 @@ class Slo:
 @dataclass(frozen=True)
 class ClassRow:
     """What came of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
-    later_ttft_ms: of the turns after the first, which `ttft_ms` counts too. cached_tokens: of the prompts, as the
-    server tells.
+    first_ttft_ms: of first turns, later_ttft_ms: of the others; `ttft_ms` counts both. cached_tokens: of the prompts,
+    as the server tells. num_pieces: of all streams. None: older JSON has it not.
 
     Throughputs and goodput, requests a second that kept the SLO, are over the whole traffic's duration. error: of the
     first that failed.
@@ -121,6 +126,8 @@ class ClassRow:
     goodput: float
     later_ttft_ms: Percentiles | None = None
     cached_tokens: int = 0
+    first_ttft_ms: Percentiles | None = None
+    num_pieces: int | None = None
 
 
 async def run_traffic(
@@ -191,7 +198,6 @@ def _row(
     slo: Slo,
 ) -> ClassRow:
     results = [result for turn in turns for result in turn]
-    later = [result for turn in turns[1:] for result in turn]
     gaps = sorted(1e3 * gap for result in results for gap in result.gaps_s)
     return ClassRow(
         traffic=each,
@@ -208,8 +214,10 @@ def _row(
         output_tokens_per_s=sum(result.completion_tokens for result in results) / duration_s,
         prompt_tokens_per_s=sum(result.prompt_tokens for result in results) / duration_s,
         goodput=sum(slo.holds(result) for result in results) / duration_s,
-        later_ttft_ms=Percentiles.of(1e3 * result.ttft_s for result in later),
+        later_ttft_ms=Percentiles.of(1e3 * result.ttft_s for turn in turns[1:] for result in turn),
         cached_tokens=sum(result.cached_tokens for result in results),
+        first_ttft_ms=Percentiles.of(1e3 * result.ttft_s for result in turns[0]),
+        num_pieces=sum(result.num_pieces for result in results),
     )
 
 

@@ -99,13 +99,13 @@ def _last(row: ClassRow) -> str:
 
 
 def _turns(policy: str) -> str:
-    """Of one conversation of two turns, whose first tokens' median is their mean."""
+    """Medians of first and of later turns. Older JSON has one conversation of two, whose median is their mean."""
     (row,) = rows(ClassRow, f"serve_known_{policy}_h200")
     assert row.ttft_ms is not None
     assert row.later_ttft_ms is not None
-    assert row.num_done == 2
     later = row.later_ttft_ms.p50
-    return f"{2 * row.ttft_ms.p50 - later:,.0f} / {later:,.0f}"
+    first = row.first_ttft_ms.p50 if row.first_ttft_ms is not None else 2 * row.ttft_ms.p50 - later
+    return f"{first:,.0f} / {later:,.0f}"
 
 
 def _of(load: dict[str, dict[str, float]], name: str) -> str:

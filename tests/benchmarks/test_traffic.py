@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fake_worker import Script
 from gateway_stack import Stack, running_stack, write_tokenizer
 
 from benchmarks.__main__ import main
@@ -32,6 +33,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ("documents=100K+64x3", TrafficClass("documents", 100_000, 64, count=3, at_once=3)),
         ("batch=16K+128x16/8", TrafficClass("batch", 16_000, 128, count=16, at_once=8)),
         ("agents=8K~512+64*4@1", TrafficClass("agents", 512, 64, rate=1.0, shared_tokens=8000, turns=4)),
+        (
+            "known=1K~8K:512+64*4x3/1",
+            TrafficClass("known", 512, 64, None, 3, 1, shared_tokens=1000, turns=4, opening_tokens=8000),
+        ),
     ],
 )
 def test_a_class_is_read_from_one_word(text: str, expected: TrafficClass) -> None:
@@ -94,6 +99,7 @@ def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str) 
     assert main(["serve", "--url", stack.url, *options]) == 0
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_done"] == 6
+    assert row["first_ttft_ms"]
     assert row["later_ttft_ms"]
     asked = [one.prompt_token_ids for one in stack.script.requests[before:]]
     for turn in range(2, 6):
@@ -102,6 +108,39 @@ def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str) 
         assert [len(prompt) for prompt in asked] == [18, 18, 26, 26, 34, 34]
         assert asked[0][:12] == asked[1][:12]
         assert asked[0] != asked[1]
+
+
+def test_a_conversation_begins_with_its_own_opening(stack: Stack, tmp_path: Path) -> None:
+    stack.say("the quick brown fox", token_s=0.001)
+    before, path = len(stack.script.requests), tmp_path / "known.json"
+    assert main(["serve", "--url", stack.url, "--traffic", "known=30:6+2*2x2/1", "--json", str(path)]) == 0
+    asked = [one.prompt_token_ids for one in stack.script.requests[before:]]
+    assert [len(prompt) for prompt in asked] == [36, 44, 36, 44]
+    assert asked[1][:36] == asked[0]
+    assert asked[3][:36] == asked[2]
+    assert asked[2][:30] != asked[0][:30]
+    # JSON of before has the median of both only.
+    content = json.loads(path.read_text())
+    for name in ("first_ttft_ms", "num_pieces", "traffic.opening_tokens"):
+        outer, _, inner = name.partition(".")
+        del (content["rows"][0][outer] if inner else content["rows"][0])[inner or outer]
+    path.write_text(json.dumps(content))
+    assert "known" in render(path)
+
+
+@pytest.mark.parametrize("load", [["--traffic", "chats=20+8x2"], ["--concurrency", "1", "--max-tokens", "8"]])
+def test_tokens_without_text_are_told_of(
+    stack: Stack, load: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["serve", "--url", stack.url, "--requests", "2", "--prompt-tokens", "20", *load]
+    stack.say("the quick brown fox", token_s=0.001)
+    assert main(options) == 0
+    assert "pieces of text" not in capsys.readouterr().out
+    silent = stack.tokenizer.encode("<|end|>", add_special_tokens=False).ids
+    assert len(silent) == 1
+    stack.script = Script(reply=silent * 8)
+    assert main(options) == 0
+    assert "16 tokens came in 2 pieces of text: first tokens and the time" in capsys.readouterr().out
 
 
 def test_any_openai_server_will_do(stack: Stack, tmp_path: Path) -> None:

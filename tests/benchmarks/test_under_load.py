@@ -9,8 +9,25 @@ from ports import free_port
 
 from benchmarks import under_load
 from benchmarks.load.traffic import TrafficClass
+from benchmarks.random_model import write_random_model
+from benchmarks.shapes import SHAPES
+from carrel.serve.model import BUNDLED
+from gateway.tokenizer import load_tokenizer
 
+SHAPE = SHAPES["llama-3.1-8b"]
 NAMES = ["chats", "mixed", "batch", "mixed_default", "known_full", "known_snapkv", "known_auto"]
+
+
+def test_every_id_of_a_random_model_has_text(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "model", SHAPE)
+    tokenizer, bundled = load_tokenizer(tmp_path / "model", None), load_tokenizer(BUNDLED, None)
+    assert tokenizer.vocab_size == SHAPE.vocab_size
+    own = range(bundled.vocab_size, SHAPE.vocab_size)
+    texts = {tokenizer.decode([token]) for token in own}
+    assert len(texts) == len(own)
+    assert not any("\N{REPLACEMENT CHARACTER}" in text or not text for text in texts)
+    text = "A river w8192, <|end|>"
+    assert tokenizer.encode(text, True) == bundled.encode(text, True)
 
 
 @pytest.mark.parametrize("shrink", [1, 64])
@@ -22,7 +39,17 @@ def test_each_load_is_traffic_that_bench_serve_takes(shrink: int) -> None:
         for word in load.arguments[1:]:
             if word.startswith("--"):
                 break
-            assert TrafficClass.parse(word).prompt_tokens <= 100_000 // shrink
+            assert TrafficClass.parse(word).num_tokens(0) <= 100_000 // shrink
+
+
+@pytest.mark.parametrize("policy", ["full", "snapkv", "auto"])
+def test_known_turns_are_of_three_conversations_one_after_the_other(policy: str) -> None:
+    loads = [load for server in under_load.servers(1) for load in server.loads]
+    (words,) = (load.arguments for load in loads if load.name == f"known_{policy}")
+    turns = TrafficClass.parse(words[words.index("--traffic") + 1])
+    assert (turns.turns, turns.count, turns.at_once) == (2, 3, 1)
+    # A start that they shared would be known to all but the first.
+    assert (turns.shared_tokens, turns.num_tokens(0)) == (0, 32_200)
 
 
 def test_a_load_that_has_its_json_is_not_run_again(tmp_path: Path) -> None:
