@@ -49,9 +49,8 @@ COLUMNS: tuple[Column[ServeRow], ...] = (
 CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("requests", lambda row: row.traffic.name, False),
     Column("policy", lambda row: row.policy or "the server's", False),
-    Column(
-        "shared", lambda row: tables.tokens(row.traffic.shared_tokens) if row.traffic.shared_tokens else "-"
-    ),
+    Column("shared", lambda row: _tokens_or_dash(row.traffic.shared_tokens)),
+    Column("opening", lambda row: _tokens_or_dash(row.traffic.opening_tokens)),
     Column("prompt", lambda row: tables.tokens(row.traffic.prompt_tokens)),
     Column("output", lambda row: str(row.traffic.max_tokens)),
     Column("turns", lambda row: str(row.traffic.turns)),
@@ -249,6 +248,10 @@ def _percentiles(values: Percentiles | None, digits: int) -> str:
     if values is None:
         return "-"
     return " / ".join(f"{value:.{digits}f}" for value in (values.p50, values.p95, values.p99))
+
+
+def _tokens_or_dash(count: int) -> str:
+    return tables.tokens(count) if count else "-"
 
 
 def notes(rows: Sequence[ServeRow]) -> Iterable[str]:
