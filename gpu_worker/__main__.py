@@ -69,7 +69,9 @@ def _build(
     sessions, grammars = engine.offloader.sessions, Grammars(engine.info.model, engine.info.eos_token_ids)
     if config.no_warmup:
         return engine, sessions, grammars, None
-    warm_up = WarmUp(engine, config.prefill_chunk, partial(events.progress, "warm up"))
+    warm_up = WarmUp(
+        engine, config.prefill_chunk, partial(events.progress, "warm up"), policies=config.warm_policies
+    )
 
     def prepare(is_stopped: Callable[[], bool]) -> None:
         warm_up.run(is_stopped)

@@ -19,12 +19,16 @@ from carrel.process.tracing import TraceOptions
 from gpu_worker.errors import ConfigError
 from gpu_worker.neighbours import NeighbourOptions
 from gpu_worker.policies.hyper_parameters import read_options
-from gpu_worker.policies.registry import LONG, check_allowed, check_name, option_names
+from gpu_worker.policies.registry import LONG, check_allowed, check_name, check_warm, names, option_names
 from gpu_worker.records import Budget, HotCacheSize
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 LEAST_HANG_TIMEOUT_S = 2.0
+# In --warmup-policies, every one that is allowed.
+ALL = "all"
+# Policies of a longer --allowed-policies are warmed up only by name.
+MOST_WARM_ALLOWED = 4
 
 
 def read_budget(text: str) -> Budget:
@@ -107,6 +111,12 @@ class WorkerOptions(FaultOptions):
     no_warmup: bool = option(
         False,
         "serve at once: what first requests need is compiled, planned, captured and loaded while they wait",
+    )
+    warmup_policies: tuple[str, ...] = option(
+        (),
+        "policies whose kernels are compiled at the start too, beside --policy, full and what auto stands for, or all "
+        f"that requests may name (default: those of --allowed-policies, up to {MOST_WARM_ALLOWED})",
+        metavar="NAME",
     )
     seed: int | None = option(
         None,
@@ -283,6 +293,10 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
         except ValueError as exc:
             raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:
+            check_warm(set(self.warmup_policies) - {ALL}, self.allowed_policies, is_calibrated)
+        except ValueError as exc:
+            raise ConfigError(f"--warmup-policies: {exc}") from exc
+        try:
             read_options(self.policy_options, option_names())
         except ValueError as exc:
             raise ConfigError(f"--policy-options: {exc}") from exc
@@ -295,6 +309,14 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
     def default_policy(self) -> str:
         """Of requests that name none; maybe `auto`."""
         return self.policy or LONG
+
+    @property
+    def warm_policies(self) -> tuple[str, ...]:
+        """That the warm-up is told to add to its own."""
+        allowed = self.allowed_policies
+        if ALL in self.warmup_policies:
+            return allowed or names(self.calibration is not None)
+        return self.warmup_policies or (allowed if len(allowed) <= MOST_WARM_ALLOWED else ())
 
     @property
     def default_budget(self) -> Budget:

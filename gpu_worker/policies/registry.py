@@ -94,9 +94,11 @@ METHODS: tuple[Method, ...] = (
 ALLOCATIONS = {"adakv": "AdaKV", "layerwise": "LayerWise"}
 
 
-def names() -> tuple[str, ...]:
-    """Of all policies, each method's own first. Raises ValueError when a name stands there twice."""
-    return _once(name for method in METHODS for name in method.names())
+def names(calibrated: bool = False) -> tuple[str, ...]:
+    """Of all policies, each method's own first. calibrated: with a calibration. Raises ValueError when a name stands
+    there twice."""
+    own = (name for method in METHODS for name in method.names())
+    return _once((*own, *(CALIBRATED if calibrated else ())))
 
 
 def ablations() -> dict[str, str]:
@@ -111,7 +113,7 @@ def option_names() -> tuple[str, ...]:
 
 def check_name(name: str, calibrated: bool = False) -> None:
     """Raises ValueError, with the names that there are, for one that no policy has. calibrated: with a calibration."""
-    known = (AUTO, *names(), *(CALIBRATED if calibrated else ()))
+    known = (AUTO, *names(calibrated))
     if name not in known:
         raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(sorted(known))}")
 
@@ -126,6 +128,14 @@ def check_allowed(allowed: Collection[str], default: str, calibrated: bool = Fal
     chosen = "full", LONG
     if AUTO in allowed and (missing := set(chosen).difference(allowed)):
         raise ValueError(f"auto chooses {' or '.join(chosen)}; add {' and '.join(sorted(missing))} too")
+
+
+def check_warm(warm: Collection[str], allowed: Collection[str], calibrated: bool = False) -> None:
+    """Raises ValueError unless all of these exist, and requests may name them. None is allowed: all are."""
+    for name in sorted(warm):
+        check_name(name, calibrated)
+        if allowed and name not in allowed:
+            raise ValueError(f"no request may name {name!r}; add it to --allowed-policies, or leave it out")
 
 
 def registry(*given: Policy, options: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, Policy]:

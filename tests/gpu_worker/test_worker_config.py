@@ -93,6 +93,28 @@ def test_allowed_policies_hold_all_that_can_be_chosen(default, allowed, reason):
     parse("--policy", "auto", "--allowed-policies", "auto,full,bitkeys")
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [("quest,x", "unknown policy 'x'"), ("snapkv", "'snapkv'; add it"), ("snapkv+outliers", "unknown")],
+)
+def test_only_what_requests_may_name_is_warmed_up(names, reason):
+    with pytest.raises(OptionError, match=f"--warmup-policies: .*{reason}"):
+        parse("--allowed-policies", "bitkeys,quest", "--warmup-policies", names)
+
+
+def test_a_short_list_of_allowed_policies_is_warmed_up_by_itself():
+    few, many = "bitkeys,quest,snapkv,h2o", "bitkeys,quest,snapkv,h2o,full"
+    assert parse().warm_policies == ()
+    assert parse("--allowed-policies", few).warm_policies == tuple(few.split(","))
+    assert parse("--allowed-policies", many).warm_policies == ()
+    assert parse("--allowed-policies", many, "--warmup-policies", "h2o").warm_policies == ("h2o",)
+    assert parse("--allowed-policies", many, "--warmup-policies", "all").warm_policies == tuple(
+        many.split(",")
+    )
+    everything = parse("--warmup-policies", "all", "--calibration", "file").warm_policies
+    assert {"full", "oracle", "snapkv+outliers", "h2o+adakv"} <= set(everything)
+
+
 def test_two_limits_of_one_memory_are_refused():
     with pytest.raises(OptionError, match="keep one"):
         parse("--gpu-memory-limit", "1GiB", "--gpu-memory-utilization", "0.5")

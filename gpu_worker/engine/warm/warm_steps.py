@@ -39,16 +39,18 @@ class Kind:
 @dataclass(frozen=True, slots=True)
 class Steps:
     """A step of a batch of so many lanes of each kind, all of the greatest length: shorter sequences and smaller
-    batches are served by it too."""
+    batches are served by it too. captures: or it is compiled only, as of graphs that stay there are so many."""
 
     lanes: tuple[tuple[Kind, int], ...]
+    captures: bool = True
 
     def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
         """Changes nothing that any sequence has."""
         length = engine.info.max_model_len
         try:
             engine.decode.prepare(
-                [one for kind, count in self.lanes for one in [_stand_in(engine, kind, length)] * count]
+                [one for kind, count in self.lanes for one in [_stand_in(engine, kind, length)] * count],
+                self.captures,
             )
         except CapacityError as error:
             logger.info("no room to warm up %s: %s", self, error)
@@ -74,11 +76,22 @@ class ShorterSteps:
 
 def step_stages(engine: Engine) -> list[Steps | ShorterSteps]:
     """Of the server's policy where it recalls, of what `auto` stands for, and of `full`."""
-    buckets, most = engine.caches.buckets, engine.info.max_num_seqs
-    sizes = sorted({min(buckets.lanes(size), most) for size in range(1, most + 1)})
-    kinds = _kinds(engine)
-    selecting = dict.fromkeys(kind.policy for kind in kinds if kind.policy != SHORT)
-    return [*(Steps(lanes) for lanes in batches(kinds, sizes)), *map(ShorterSteps, selecting)]
+    default = engine.info.default_policy
+    selecting = dict.fromkeys((LONG if default == AUTO else default, LONG))
+    found = {policy: kinds for policy in selecting if (kinds := _kinds(engine, policy))}
+    every = [Kind(SHORT), *(kind for kinds in found.values() for kind in kinds)]
+    return [*(Steps(lanes) for lanes in batches(every, _sizes(engine))), *map(ShorterSteps, found)]
+
+
+def policy_steps(engine: Engine, policy: str) -> list[Steps | ShorterSteps]:
+    """Of another policy, alone and beside `full`. Nothing is captured."""
+    sizes, kinds = _sizes(engine), _kinds(engine, policy)
+    most, found = sizes[-1], list[Steps | ShorterSteps]()
+    for kind in kinds:
+        some = dict.fromkeys((most, *sizes[:NUM_SIZES]))
+        found += [Steps(((kind, size),), captures=False) for size in some]
+        found.append(Steps(((Kind(SHORT), most), (kind, most)), captures=False))
+    return [*found, *([ShorterSteps(policy)] if kinds else [])]
 
 
 def batches(kinds: Items[Kind], sizes: Items[int]) -> list[tuple[tuple[Kind, int], ...]]:
@@ -104,19 +117,21 @@ def batches(kinds: Items[Kind], sizes: Items[int]) -> list[tuple[tuple[Kind, int
     return list(found)[:MAX_PREPARED]
 
 
-def _kinds(engine: Engine) -> list[Kind]:
-    info = engine.info
-    found = [Kind(SHORT)]
+def _sizes(engine: Engine) -> list[int]:
+    """That batches are padded to."""
+    buckets, most = engine.caches.buckets, engine.info.max_num_seqs
+    return sorted({min(buckets.lanes(size), most) for size in range(1, most + 1)})
+
+
+def _kinds(engine: Engine, policy: str) -> list[Kind]:
+    """None of a policy that selects at no step, or not on the device."""
     if engine.offloader.selects_in_store:
         # The host takes part in every step that selects.
-        return found
-    for policy in dict.fromkeys((LONG if info.default_policy == AUTO else info.default_policy, LONG)):
-        sequence = _stand_in(engine, Kind(policy), info.max_model_len)
-        if sequence.policy.family is Family.RECALL and sequence.plan.selects:
-            found.append(Kind(policy))
-            if not sequence.plan.all_resident:
-                found.append(Kind(policy, can_miss=True))
-    return found
+        return []
+    sequence = _stand_in(engine, Kind(policy), engine.info.max_model_len)
+    if sequence.policy.family is not Family.RECALL or not sequence.plan.selects:
+        return []
+    return [Kind(policy)] if sequence.plan.all_resident else [Kind(policy), Kind(policy, can_miss=True)]
 
 
 def _stand_in(engine: Engine, kind: Kind, length: int) -> Sequence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +14,17 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.pace import NUM_SAMPLES
 from gpu_worker.engine.prompts.short_batch import buckets_within
 from gpu_worker.engine.warm.warm_requests import NUM_STEPS, PAUSE_SECONDS, Requests
-from gpu_worker.engine.warm.warm_steps import step_stages
+from gpu_worker.engine.warm.warm_steps import policy_steps, step_stages
 from gpu_worker.errors import CapacityError, WorkerError
+from gpu_worker.policies.registry import AUTO, LONG
 from gpu_worker.records import EngineInfo
 from gpu_worker.state.batch import Buckets
 
 logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 120.0
+# More for each policy of `--warmup-policies`, at most.
+POLICY_SECONDS = 60.0
 # Prompts of a few words, of a chat, and of a length that leaves no rest where attention is computed in units.
 WORDS, CHAT, UNITS = 16, 300, 1024
 # So far below the size of its buffers, a power of two, a prompt's last chunk has whole units and a rest.
@@ -54,9 +57,36 @@ class Plans:
             logger.info("no room to plan attention: %s", error)
 
 
-def stages(engine: Engine, prefill_chunk: int) -> list[Stage]:
+@dataclass(frozen=True, slots=True)
+class OtherPolicy:
+    """Prompts and steps of a policy that is not the server's, for `POLICY_SECONDS` at most. What fails is logged, and
+    costs this policy alone."""
+
+    policy: str
+    prefill_chunk: int
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        until = time.monotonic() + POLICY_SECONDS
+        what = f"the warm-up of {self.policy} failed, its first requests may take longer"
+
+        def is_late() -> bool:
+            return is_over() or time.monotonic() > until
+
+        try:
+            found = policy_requests(self.policy, engine.info, self.prefill_chunk, engine.caches.buckets)
+            for stage in [*found, *policy_steps(engine, self.policy)]:
+                if not is_late():
+                    stage.run(engine, is_late)
+        except WorkerError as error:
+            logger.warning("%s: %s", what, error)
+        except Exception:
+            logger.warning(what, exc_info=True)
+
+
+def stages(engine: Engine, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
     """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, plans of attention for
-    prompts of any length, steps of batches of any size. On a CPU, which compiles nothing: one short request."""
+    prompts of any length, steps of batches of any size; of `others` too. On a CPU, which compiles nothing: one short
+    request."""
     info = engine.info
     found = requests(info, prefill_chunk, engine.caches.buckets)
     if info.device == "cpu":
@@ -66,7 +96,8 @@ def stages(engine: Engine, prefill_chunk: int) -> list[Stage]:
     long, short = (
         [one for one in rest if (one.max_tokens > MAX_TOKENS) is is_long] for is_long in (True, False)
     )
-    return [*first, *long, Plans(), *step_stages(engine), *short]
+    more = [OtherPolicy(policy, prefill_chunk) for policy in others]
+    return [*first, *long, *more, Plans(), *step_stages(engine), *short]
 
 
 def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:
@@ -77,19 +108,32 @@ def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Req
         # As it is, then captured; the largest first, whose memory serves the others.
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
-        sizes = _batch_sizes(info.max_num_seqs, buckets)
-        lengths = _prompt_lengths(min(longest - 1 - NUM_STEPS, MAX_PROMPT), prefill_chunk)
-        selecting = [
-            length for length in (CHAT, *lengths) if 2 * info.default_budget.resolve(length) <= length
-        ]
-        chat = next((length for length in selecting if length <= UNITS), CHAT)
-        for each, length in {policy: chat, DENSE: CHAT}.items():
-            found.append(Requests(each, length, min(MAX_TOKENS, longest - length), sizes))
-        # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
-        found += [Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]]
-        found += [Requests(policy, length) for length in lengths]
+        found += policy_requests(policy, info, prefill_chunk, buckets)
+        if policy != DENSE:
+            sizes = _batch_sizes(info.max_num_seqs, buckets)
+            found.append(Requests(DENSE, CHAT, min(MAX_TOKENS, longest - CHAT), sizes))
         # The engine's measure of a step is that of a captured one again.
         found += [Requests(policy, CHAT, 1 + NUM_SAMPLES, num_steps=NUM_SAMPLES)]
+    return _that_fit(found, longest)
+
+
+def policy_requests(policy: str, info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:
+    """On a GPU: chats that join a batch, one that gives slots up, and prompts of every size of buffer."""
+    longest = info.max_model_len
+    lengths = _prompt_lengths(min(longest - 1 - NUM_STEPS, MAX_PROMPT), prefill_chunk)
+    selecting = [length for length in (CHAT, *lengths) if 2 * info.default_budget.resolve(length) <= length]
+    chat = next((length for length in selecting if length <= UNITS), CHAT)
+    sizes = _batch_sizes(info.max_num_seqs, buckets)
+    found = [
+        Requests(policy, chat, min(MAX_TOKENS, longest - chat), sizes),
+        # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
+        *(Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]),
+        *(Requests(policy, length) for length in lengths),
+    ]
+    return _that_fit(found, longest)
+
+
+def _that_fit(found: Sequence[Requests], longest: int) -> list[Requests]:
     return [
         each
         for each in found
@@ -112,6 +156,13 @@ def _prompt_lengths(most: int, prefill_chunk: int) -> list[int]:
     return sorted(length for length in lengths if length <= most)
 
 
+def _others(default: str, policies: Sequence[str]) -> list[str]:
+    """Those that the stages of the server's policy and of `full` leave out."""
+    meant = [LONG if policy == AUTO else policy for policy in policies]
+    done = DENSE, LONG if default == AUTO else default
+    return [policy for policy in dict.fromkeys(meant) if policy not in done]
+
+
 class WarmUp:
     """Drives an engine through `stages`. Afterwards none of its requests is left, nor what they stored and counted."""
 
@@ -121,13 +172,15 @@ class WarmUp:
         prefill_chunk: int,
         report: Callable[[int, int], None],
         limit_seconds: float = LIMIT_SECONDS,
+        policies: Sequence[str] = (),
     ) -> None:
         """report: gets how many stages are done, and of how many. limit_seconds: what is not done by then is left
-        out."""
+        out; `POLICY_SECONDS` more for each of the policies that are warmed up too."""
         self._engine = engine
         self._prefill_chunk = prefill_chunk
         self._report = report
-        self._limit_seconds = limit_seconds
+        self._policies = _others(engine.info.default_policy, policies)
+        self._limit_seconds = limit_seconds + POLICY_SECONDS * len(self._policies)
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """On the thread that drives the engine, before its first request. A failure ends it, and is logged.
@@ -141,7 +194,7 @@ class WarmUp:
             return is_stopped() or time.monotonic() - begun > self._limit_seconds
 
         try:
-            found = stages(self._engine, self._prefill_chunk)
+            found = stages(self._engine, self._prefill_chunk, self._policies)
             num_stages = len(found)
             for number, stage in enumerate(found):
                 self._report(number, num_stages)

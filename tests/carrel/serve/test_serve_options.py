@@ -57,11 +57,13 @@ def test_an_option_reaches_the_processes_that_take_it() -> None:
         *("--max-concurrent", "7", "--max-body-bytes", "1M", "--request-timeout", "60", "--heartbeat", "5"),
         *("--allowed-origins", "https://a.example", "https://b.example", "--max-queue", "3"),
         *("--pq-metric", "ip", "--lease-seconds", "9", "--calibration", "file", "--no-warmup"),
+        *("--warmup-policies", "full", "snapkv"),
     )
     assert (store.arena_bytes, store.lease_seconds) == (2**30, 9.0)
     assert (worker.policy, worker.budget.share, worker.prefix_cache) == ("quest", 0.2, False)
     assert (worker.max_queue, worker.pq_metric, worker.calibration) == (3, "ip", "file")
     assert (worker.no_warmup, gateway.no_warmup) == (True, True)
+    assert worker.warmup_policies == ("full", "snapkv")
     assert (worker.revision, gateway.revision) == ("main", "main")
     assert (worker.shutdown_timeout_s, gateway.shutdown_timeout_s) == (3.0, 3.0)
     assert (gateway.host, gateway.allow_open, gateway.max_concurrent) == ("::1", True, 7)

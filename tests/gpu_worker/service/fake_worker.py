@@ -25,7 +25,7 @@ def build_engine(config, report, traces):
 
 
 class WarmUp:
-    def __init__(self, engine, prefill_chunk, report):
+    def __init__(self, engine, prefill_chunk, report, policies):
         self._report = report
 
     def run(self, is_stopped):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from engine_rig import Rig, pool_of, request
 
 from gpu_worker.engine.prompts.short_batch import BUCKETS
@@ -24,7 +27,7 @@ ON_GPU = Buckets(is_exact=False)
 class Warm:
     """A warm-up of a rig's engine, as on a GPU: what was submitted, the batches that decoded, and its progress."""
 
-    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.engine = rig.engine
         self.submitted: list[GenerationRequest] = []
         self.batches: set[tuple[str, int]] = set()
@@ -32,11 +35,14 @@ class Warm:
         self.compiled: list[tuple[str, int]] = []
         self.has_missed = False
         self.progress: list[tuple[int, int]] = []
+        # Policies that were asked, and steps that were captured.
+        self.order: list[str] = []
         self.engine.info = replace(self.engine.info, device="cuda:0")
         submit, decode, prepare = self.engine.submit, self.engine.decode.run, self.engine.decode.prepare
 
         def noted(one: GenerationRequest, sink: object) -> None:
             self.submitted.append(one)
+            self.order.append(one.policy)
             submit(one, sink)  # type: ignore[arg-type]
 
         def decoded(sequences: list[Sequence]) -> object:
@@ -46,6 +52,7 @@ class Warm:
 
         def prepared(sequences: list[Sequence], captures: bool = True) -> None:
             if captures:
+                self.order.append("captured")
                 self.prepared.add(tuple(sorted({(one.policy.name, one.can_miss) for one in sequences})))
             else:
                 self.compiled += [(one.policy.name, one.num_tokens + 1) for one in sequences]
@@ -106,6 +113,53 @@ def test_a_retain_policy_is_warm_beside_full_and_auto(monkeypatch: pytest.Monkey
     check_unused(rig)
 
 
+def test_policies_that_are_named_are_warm_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_steps, "ONE_LENGTH", 64)
+    rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
+    warm = Warm(rig, monkeypatch, policies=("full", "snapkv", "auto", "quest", "snapkv"))
+    warm.warm_up.run()
+    assert {
+        (policy, size) for policy in ("bitkeys", "full", "snapkv", "quest") for size in (1, 2)
+    } <= warm.batches
+    # Steps that select are compiled; those that are captured for good are of the server's own.
+    assert {one for one in warm.compiled if one[0] == "quest"} == {
+        ("quest", length) for length in (64, 128, 256, 480)
+    }
+    assert {one[0] for some in warm.prepared for one in some} == {"full", "bitkeys"}
+    # What buffers they need is there before steps are captured over them.
+    first_captured = warm.order.index("captured")
+    assert warm.order.index("snapkv") < warm.order.index("quest") < first_captured
+    assert {"snapkv", "quest"}.isdisjoint(warm.order[first_captured:])
+    check_unused(rig)
+
+
+def test_a_policy_that_fails_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
+    warm = Warm(rig, monkeypatch, policies=("quest", "sparq", "snapkv"))
+    run = rig.engine.decode.run
+
+    def broken(sequences: list[Sequence]) -> object:
+        if sequences[0].policy.name == "quest":
+            broken_step()
+        if sequences[0].policy.name == "sparq":
+            raise torch.OutOfMemoryError("no memory for a step")
+        return run(sequences)
+
+    caplog.set_level(logging.INFO)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.decode, "run", broken)
+        warm.warm_up.run()
+    assert {("snapkv", 2), ("bitkeys", 2), ("full", 2)} <= warm.batches
+    assert (("bitkeys", False),) in warm.prepared
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["the warm-up of quest failed, its first requests may take longer"]
+    assert "no room to warm up Requests(policy='sparq'" in caplog.text
+    check_unused(rig)
+    assert len(rig.tokens(request("one", "quest", 0.3, max_tokens=5))) == 5
+
+
 @pytest.mark.parametrize("most", [1, 3, 20, 32, 256])
 def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
     kinds = Kind("full"), Kind("bitkeys"), Kind("bitkeys", can_miss=True)
@@ -154,6 +208,7 @@ def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
 def test_a_cpu_gets_one_short_request() -> None:
     rig = Rig()
     assert stages(rig.engine, 64) == [Requests("bitkeys", 16)]
+    assert stages(rig.engine, 64, ("quest",)) == stages(rig.engine, 64)
     WarmUp(rig.engine, 64, lambda *done: None).run()
     check_unused(rig)
 
