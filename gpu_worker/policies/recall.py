@@ -184,9 +184,15 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """
         return top_k(self.score(index, candidates), counts, width)
 
-    def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor) -> Rest | None:
-        """What is attended in place of the candidates beside `selected`, which `select` gave; None: nothing."""
-        return None
+    @property
+    def stands_in(self) -> bool:
+        """Whether something is attended in place of the candidates that are not selected."""
+        return False
+
+    def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor, rest: Rest) -> None:
+        """Write what is attended in place of the candidates beside `selected`, which `select` gave. On a GPU this runs
+        on a stream of its own, beside attention of what is selected."""
+        raise NotImplementedError(f"{self.name} has nothing stand in")
 
     @abstractmethod
     def score(self, index: IndexT, candidates: Candidates) -> Tensor:

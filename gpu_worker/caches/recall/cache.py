@@ -30,6 +30,7 @@ from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.store.offload import Offloader
+from gpu_worker.store.side_stream import SideStream
 from gpu_worker.store.trainings import TrainedLayer
 
 
@@ -71,6 +72,8 @@ class RecallCache(Cache):
             shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
         )
         self.probe = probe
+        # Short, and attention leaves no processor free for long.
+        self._beside = SideStream(shape.device, is_first=True)
         # Of tokens that are about to leave their windows: the indexes that are not loaded yet.
         self._leaving: dict[Sequence, deque[TrainedLayer]] = {}
 
@@ -247,6 +250,7 @@ class RecallCache(Cache):
             self.probe,
             self.seen,
             self._offloader.meter if self._shape.device.type == "cpu" else None,
+            self._beside,
         )
         policy = recall_policy(group.sequences[0])
         index = self.indexes.of(policy) if self._in_store is None else None

@@ -17,18 +17,19 @@ from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
-from gpu_worker.kernels.attention import attend_slots
+from gpu_worker.kernels.attention import Rest, attend_slots
 from gpu_worker.policies.base import CacheShape, StepQueries
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 from gpu_worker.state.batch import Group
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.kv_meter import KVMeter
+from gpu_worker.store.side_stream import SideStream
 
 
 @dataclass(frozen=True, slots=True)
 class RecallParts:
     """The parts that every recall step uses. in_store: selects if the store has the indexes; else None. meter: of the
-    host, where that computes; None: a device does, in its own time."""
+    host, where that computes; None: a device does, in its own time. beside: for what attention needs last."""
 
     shape: CacheShape
     pool: SlotPool
@@ -40,6 +41,7 @@ class RecallParts:
     probe: Probe
     seen: SeenRows
     meter: KVMeter | None
+    beside: SideStream
 
 
 class Selection:
@@ -75,12 +77,26 @@ class Selection:
             partial(self._fixed_keys, layer),
         )
         self.latest = self._selected(candidates)
-        selected = self._resident(layer, self.latest)
-        fixed = parts.fixed.at(layer, shape.num_fixed)
-        rest = None
-        if parts.in_store is None:
-            rest = self._policy.stand_in(self._index, candidates, self.latest)
-        return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale, rest)
+        rest = self._rest(candidates)
+        try:
+            selected = self._resident(layer, self.latest)
+            fixed = parts.fixed.at(layer, shape.num_fixed)
+            return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale, rest)
+        except BaseException:
+            if rest is not None:
+                # From here on the memory of what is read and written beside may be another's.
+                rest.ready()
+            raise
+
+    def _rest(self, candidates: Candidates) -> Rest | None:
+        """What stands in for the candidates beside `latest`, computed while rows are fetched and attended."""
+        parts = self._parts
+        if parts.in_store is not None or not self._policy.stands_in:
+            return None
+        rest = Rest.room(candidates.query, parts.beside.join)
+        with parts.beside.queue():
+            self._policy.stand_in(self._index, candidates, self.latest, rest)
+        return rest
 
     def _selected(self, candidates: Candidates) -> Tensor:
         """The store selects, or the policy over its index on the device: int64 [B, H_kv, K], ascending, then -1."""

@@ -132,6 +132,9 @@ def _attend(
         num_warps=2 * NUM_WARPS if query.dtype == torch.float32 else NUM_WARPS,
         num_stages=num_stages,
     )
+    if rest is not None:
+        # Not before: it is computed beside the pass over the rows.
+        rest.ready()
     join_splits[(batch * num_heads,)](
         partial,
         partial_lse,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,18 @@ BLOCK_SIZE = 64
 @dataclass(frozen=True, slots=True)
 class Rest:
     """What stands in for tokens that are not attended, one row of each query head. values: float32 [B, H_q, d], finite.
-    log_weights: float32 [B, H_q], as softmax has them: of the sum of the tokens' weights; -inf where there are none."""
+    log_weights: float32 [B, H_q], as softmax has them: of the sum of the tokens' weights; -inf where there are none.
+    ready: is called before both are read, for the current stream to wait where another one writes them."""
 
     values: Tensor
     log_weights: Tensor
+    ready: Callable[[], None] = lambda: None
+
+    @classmethod
+    def room(cls, query: Tensor, ready: Callable[[], None] = lambda: None) -> Rest:
+        """For a query [B, H_q, d], yet to be written."""
+        values = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        return cls(values, torch.empty(query.shape[:2], dtype=torch.float32, device=query.device), ready)
 
 
 def attend_slots(
@@ -124,6 +133,7 @@ def _attend(
         # A masked slot may hold anything, NaN included: 0 * NaN would reach the output.
         values = values.masked_fill(masked[..., None], 0.0)
     if rest is not None:
+        rest.ready()
         scores = torch.cat([scores, rest.log_weights.view(*scores.shape[:3], 1)], dim=-1)
     weights = scores.softmax(dim=-1)
     if is_masked:

@@ -59,10 +59,6 @@ class BitKeys(RecallPolicy[BitIndex]):
         num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
-    @property
-    def _fits(self) -> bool:
-        return self.rest == "fitted"
-
     def allocate(self, shape: CacheShape) -> BitIndex:
         length, head_dim = padded_length(shape.max_model_len), shape.head_dim
         return BitIndex(
@@ -71,8 +67,8 @@ class BitKeys(RecallPolicy[BitIndex]):
             means=shape.seated(head_dim, dtype=torch.float32),
             sinks=shape.seated(self.num_sink, head_dim, dtype=torch.float32),
             rotation=Rotation.of(head_dim, shape.device),
-            value_means=shape.seated(head_dim, dtype=torch.float32) if self._fits else None,
-            slopes=shape.seated(head_dim, head_dim, dtype=torch.bfloat16) if self._fits else None,
+            value_means=shape.seated(head_dim, dtype=torch.float32) if self.stands_in else None,
+            slopes=shape.seated(head_dim, head_dim, dtype=torch.bfloat16) if self.stands_in else None,
         )
 
     def observe_prefill(self, index: BitIndex, prefilled: PrefilledLayer) -> None:
@@ -115,11 +111,15 @@ class BitKeys(RecallPolicy[BitIndex]):
         problem = _problem(index, candidates)
         return bit_select(*problem, counts, width, candidates.num_positions, candidates.scale)
 
-    def stand_in(self, index: BitIndex, candidates: Candidates, selected: Tensor) -> Rest | None:
-        if index.value_means is None or index.slopes is None:
-            return None
+    @property
+    def stands_in(self) -> bool:
+        return self.rest == "fitted"
+
+    def stand_in(self, index: BitIndex, candidates: Candidates, selected: Tensor, rest: Rest) -> None:
+        assert index.value_means is not None
+        assert index.slopes is not None
         layer = candidates.layer
-        return bit_rest(
+        bit_rest(
             candidates.query,
             index.rotation.matrix,
             index.codes[:, layer],
@@ -132,6 +132,7 @@ class BitKeys(RecallPolicy[BitIndex]):
             candidates.end,
             selected,
             candidates.scale,
+            rest,
         )
 
     def score(self, index: BitIndex, candidates: Candidates) -> Tensor:

@@ -12,14 +12,19 @@ from unittest.mock import Mock
 import pytest
 import torch
 from engine_rig import Record
+from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.steps import attention_views
+from gpu_worker.engine.steps.decode import StepResult
+from gpu_worker.kernels.attention import Rest
 from gpu_worker.models import load_model
+from gpu_worker.policies.bitkeys.policy import BitIndex, BitKeys
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Status
@@ -66,7 +71,11 @@ def running(
         max_num_seqs=max_num_seqs,
         prefill_chunk=1024,
         hot_cache=hot_cache,
-        policies=registry(PQCache(max_iterations=4), ClusterKV(window_size=window_size, max_iterations=4)),
+        policies=registry(
+            PQCache(max_iterations=4),
+            ClusterKV(window_size=window_size, max_iterations=4),
+            BitKeys(rest="fitted"),
+        ),
         trains_indexes=trains_indexes,
         captures_graphs=captures_graphs,
         reuses_prefixes=reuses_prefixes,
@@ -149,6 +158,38 @@ def test_nothing_is_captured_where_steps_are_to_be_eager(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=AssertionError("captured")))
     with running("cuda", captures_graphs=False) as engine:
         assert answers(engine, every_policy()) == cpu_tokens
+
+
+@pytest.mark.parametrize("captures_graphs", [False, True])
+@pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
+def test_attention_waits_for_what_stands_in_beside_it(
+    hot_cache: HotCacheSize, captures_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late that is, and whatever the current stream does with its memory meanwhile."""
+    stand_in, seen = BitKeys.stand_in, []
+
+    def stand_in_late(
+        policy: BitKeys, index: BitIndex, candidates: Candidates, selected: Tensor, rest: Rest
+    ) -> None:
+        torch.cuda._sleep(2_000_000)
+        stand_in(policy, index, candidates, selected, rest)
+
+    def watch(result: StepResult) -> None:
+        seen[-1].append(result.logits.cpu())
+
+    asked = [request(f"{n}", "bitkeys", page, 12) for n, page in enumerate(prompts([1500, 900]))]
+    for late in (False, True):
+        seen.append([])
+        if late:
+            monkeypatch.setattr(BitKeys, "stand_in", stand_in_late)
+        with running("cuda", hot_cache, captures_graphs=captures_graphs) as engine:
+            engine.decode.watch = watch
+            for one in asked:
+                answers(engine, [one])
+            assert bool(engine.decode.graphs.captured) == captures_graphs
+    at_once, waited = seen
+    assert len(at_once) == len(waited) > 0
+    assert all(torch.equal(one, other) for one, other in zip(at_once, waited, strict=True))
 
 
 @pytest.mark.parametrize("hot_cache", [WHOLE, HotCacheSize(share=0.1)])

@@ -6,7 +6,6 @@ positions what a binary search for each sample touches.
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 
@@ -32,18 +31,18 @@ def bit_rest(
     end: Tensor,
     selected: Tensor,
     scale: float,
+    rest: Rest | None = None,
 ) -> Rest:
     """See the reference. All on one CUDA device; what seats have may be views of one layer."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
     group = num_heads // num_kv_heads
-    values = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-    log_weights = torch.empty(batch, num_heads, dtype=torch.float32, device=query.device)
+    rest = rest or Rest.room(query)
     if batch == 0:
-        return Rest(values, log_weights)
+        return rest
     sum_up_rest[(batch * num_kv_heads,)](
         query.contiguous(), rotation, codes, scales, means, value_means, slopes, seats.contiguous(),
-        begin.contiguous(), end.contiguous(), selected.contiguous(), values, log_weights,
+        begin.contiguous(), end.contiguous(), selected.contiguous(), rest.values, rest.log_weights,
         num_kv_heads, selected.shape[2], selected.shape[2].bit_length(), scale,
         *codes.stride()[:2], *scales.stride()[:2], *means.stride()[:2], *value_means.stride()[:2],
         *slopes.stride()[:2],
@@ -52,4 +51,4 @@ def bit_rest(
         BYTES=max(16, triton.next_power_of_2(num_bytes)), SAMPLES=NUM_SAMPLES, IS_PLAIN=is_interpreted(),
         num_warps=8,
     )  # fmt: skip
-    return Rest(values, log_weights)
+    return rest

@@ -55,12 +55,14 @@ def bit_rest(
     end: Tensor,
     selected: Tensor,
     scale: float,
+    rest: Rest | None = None,
 ) -> Rest:
     """What stands in for the candidates beside the selected ones.
 
     query: [B, H_q, d]. rotation, codes, scales, seats, begin, end: as `bit_score` has them. means, value_means: float32
     [seats, H_kv, d], slopes: [seats, H_kv, d, d], as `fit_values` wrote them. selected: int64 [B, H_kv, K], ascending,
-    -1 pads at the end. scale: of the attention. Where nothing is left out the weight is 0.
+    -1 pads at the end. scale: of the attention. rest: to be written, and returned; else one is made. Where nothing is
+    left out the weight is 0.
     """
     num_kv_heads = codes.shape[1]
     grouped = query.float().unflatten(1, (num_kv_heads, -1))
@@ -87,7 +89,10 @@ def bit_rest(
     # Codes are of keys less their mean.
     at_mean = (grouped @ means[seats].float()[..., None])[..., 0] * scale
     log_weights = (at_mean + top[..., 0] + (total * per_sample).log()).where(is_there, -math.inf)
-    return Rest(values.flatten(1, 2), log_weights.flatten(1, 2))
+    rest = rest or Rest.room(query)
+    rest.values.copy_(values.flatten(1, 2))
+    rest.log_weights.copy_(log_weights.flatten(1, 2))
+    return rest
 
 
 def _samples(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

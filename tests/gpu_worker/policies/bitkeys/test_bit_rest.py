@@ -10,6 +10,7 @@ from policy_index import SHAPE, Tokens, candidates_of, grow, new_index
 from seat_rig import seated
 from test_bit_score import problem
 
+from gpu_worker.kernels.attention import Rest
 from gpu_worker.policies.bitkeys.bit_rest import reference
 from gpu_worker.policies.bitkeys.policy import BitKeys
 
@@ -58,8 +59,8 @@ def test_it_is_near_to_what_it_stands_for() -> None:
     query = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(2)) / 2
     candidates = candidates_of(query, {1: (begin, end)}, layer=1)
     selected = policy.select(index, candidates, torch.tensor([40]), 40)
-    rest = policy.stand_in(index, candidates, selected)
-    assert rest is not None
+    rest = Rest.room(query)
+    policy.stand_in(index, candidates, selected, rest)
     for head in range(4):
         # Their values are their keys.
         keys = tokens.keys[1, head // 2, :end]
@@ -69,4 +70,4 @@ def test_it_is_near_to_what_it_stands_for() -> None:
         assert rest.log_weights[0, head] == pytest.approx(float(logits.logsumexp(0)), abs=0.15)
         mean = keys[others].mean(dim=0)
         assert (rest.values[0, head] - exact).norm() < 0.5 * (mean - exact).norm()
-    assert BitKeys().stand_in(new_index(BitKeys(), shape), candidates, selected) is None
+    assert (policy.stands_in, BitKeys().stands_in) == (True, False)
