@@ -21,14 +21,16 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.policies.bitkeys.bit_score.programs import round_queries, weigh_codes
-from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES
+from gpu_worker.policies.bitkeys.bit_score.reference import LOG2_E, NUM_SAMPLES, level_base
 
 # Programs of a head that share its samples, where heads are few and where they are many; four an SM of an H200 are few.
 MOST_SHARES, LEAST_SHARES = 4, 2
 FEW_ROUNDING = 528
+ROUNDING_WARPS = 4
 # Positions of a program at a time; and rows of products, 16 for each of its warps.
 TILE = 256
 LEAST_ROWS = 64
+WEIGHING_WARPS = 4
 # Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 924
 # What a program does before its first tile, in tiles.
@@ -51,7 +53,8 @@ def bit_score(
     batch, num_kv_heads = query.shape[0], codes.shape[1]
     scores = torch.empty(batch, num_kv_heads, num_positions, dtype=torch.float32, device=query.device)
     if scores.numel():
-        weigh(query, rotation, codes, scales, sinks, (seats, begin, end), scale, num_positions, scores)
+        # Nothing is taken here.
+        weigh(query, rotation, codes, scales, sinks, (seats, begin, end, end), scale, num_positions, scores)
     return scores
 
 
@@ -61,17 +64,17 @@ def weigh(
     codes: Tensor,
     scales: Tensor,
     sinks: Tensor,
-    spans: tuple[Tensor, Tensor, Tensor],
+    spans: tuple[Tensor, Tensor, Tensor, Tensor],
     scale: float,
     num_positions: int,
     target: Tensor,
 ) -> None:
-    """Write what candidates weigh. spans: seats, begin, end. target: the scores; or int16 [B * H_kv, M], 16 times the
-    weights' levels and up to 15 more, 0 where there is no candidate, in the tiles that have one; M of whole tiles."""
+    """Write what candidates weigh. spans: seats, begin, end, counts. target: the scores; or int8 [B * H_kv, M], the
+    weights' levels where counts are taken, 0 where there is no candidate, in the tiles that have one; M whole tiles."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads, num_bytes = codes.shape[1], codes.shape[3]
     group, rows = num_heads // num_kv_heads, batch * num_kv_heads
-    seats, begin, end = (each.contiguous() for each in spans)
+    seats, begin, end, counts = (each.contiguous() for each in spans)
     shares = MOST_SHARES if rows * MOST_SHARES <= FEW_ROUNDING else LEAST_SHARES
     rounded = torch.empty(rows, group, head_dim, dtype=torch.int8, device=query.device)
     # Of every query head: what a step of its products is worth, what is added to them, and the shares' totals.
@@ -85,13 +88,13 @@ def weigh(
         "NUM_BYTES": num_bytes,
         "SHARES": shares,
         "IS_PLAIN": is_interpreted(),
-        "num_warps": 4,
     }
     round_queries[(rows, shares)](
         query.contiguous(), rotation, codes, scales, sinks, seats, begin, end, rounded, worths,
         num_kv_heads, num_positions, sinks.shape[2], scale * LOG2_E, *strides, *sinks.stride()[:2],
         **sizes, WIDTH=max(16, heads), BYTES=max(32, width), DIMS=max(16, triton.next_power_of_2(head_dim)),
         SINKS=max(16, triton.next_power_of_2(sinks.shape[2])), SAMPLES=NUM_SAMPLES // shares,
+        num_warps=ROUNDING_WARPS,
     )  # fmt: skip
     peers = _peers(group)
     token_rows = max(LEAST_ROWS, TILE // peers)
@@ -100,9 +103,10 @@ def weigh(
     chunk_tiles = _chunk_tiles(rows, num_tiles, PROGRAMS)
     span = max(32 // peers, width)
     weigh_codes[(triton.cdiv(num_tiles, chunk_tiles), rows)](
-        codes, scales, seats, begin, end, rounded, worths, target, num_kv_heads, num_positions,
-        tile * chunk_tiles, target.shape[-1], length, *strides, **sizes, HEADS=heads, SPAN=span, PEERS=peers,
-        ROWS=token_rows, IS_LEVELS=target.dtype == torch.int16, IS_WHOLE=length % tile == 0 and span == num_bytes,
+        codes, scales, seats, begin, end, counts, rounded, worths, target, num_kv_heads, num_positions,
+        tile * chunk_tiles, target.shape[-1], length, level_base(group), *strides, **sizes, HEADS=heads, SPAN=span,
+        PEERS=peers, ROWS=token_rows, IS_LEVELS=target.dtype == torch.int8,
+        IS_WHOLE=length % tile == 0 and span == num_bytes, num_warps=WEIGHING_WARPS,
     )  # fmt: skip
 
 

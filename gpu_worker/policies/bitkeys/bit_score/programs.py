@@ -13,10 +13,8 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
 LARGEST = tl.constexpr(reference.LARGEST)
 CODE_CENTRE = tl.constexpr(CENTRE)
 LEVEL_SHIFT = tl.constexpr(reference.LEVEL_SHIFT)
-LEVEL_BASE = tl.constexpr(reference.LEVEL_BASE)
-# The bits of a weight of the least level and of the greatest.
-LEAST_BITS = tl.constexpr((reference.LEVEL_BASE + reference.MIN_LEVEL) << reference.LEVEL_SHIFT)
-MOST_BITS = tl.constexpr((reference.LEVEL_BASE + reference.MAX_LEVEL) << reference.LEVEL_SHIFT)
+MIN_LEVEL = tl.constexpr(reference.MIN_LEVEL)
+MAX_LEVEL = tl.constexpr(reference.MAX_LEVEL)
 # What a code of 1 is in a byte that is not shifted to the right.
 CODE_UNIT = tl.constexpr(64)
 # Below what a query or a total can be.
@@ -182,17 +180,19 @@ def round_queries(
     tl.store(worths + 2 + share, tl.where(is_any, total_weight, float("-inf")), mask=is_head)
 
 
-@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=["seats", "begin", "end"])
+@triton.jit(
+    do_not_specialize=["num_positions"], do_not_specialize_on_alignment=["seats", "begin", "end", "counts"]
+)
 def weigh_codes(
-    codes, scales, seats, begin, end, rounded, worths, target,
-    num_kv_heads, num_positions, chunk_size, row_size, length,
+    codes, scales, seats, begin, end, counts, rounded, worths, target,
+    num_kv_heads, num_positions, chunk_size, row_size, length, level_base,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, SPAN: tl.constexpr,
     PEERS: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, IS_PLAIN: tl.constexpr,
     IS_LEVELS: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or
-    16 times their levels and up to 15 more, of the tiles with a candidate; 0 where there is none.
+    """Weights of `chunk_size` positions of one head, summed over the group; -inf where there is no candidate. Or their
+    levels, where `counts` are taken, of the tiles with a candidate; 0 where there is none.
 
     A row of the products is of PEERS adjacent tokens, SPAN bytes each, and a column of one of them and a query head, so
     that small groups and short codes leave no part of the tensor cores' tiles to zeros. length: positions of a head
@@ -209,6 +209,7 @@ def weigh_codes(
     if IS_LEVELS:
         chunk = tl.maximum(chunk, first // (ROWS * PEERS) * (ROWS * PEERS))
         stop = tl.minimum(stop, last)
+        of_count = tl.load(counts + sequence).to(tl.float32).to(tl.int32, bitcast=True) >> LEVEL_SHIFT
     if chunk >= stop:
         return
     codes += seat * code_stride_seat + kv_head * code_stride_head
@@ -263,11 +264,11 @@ def weigh_codes(
         weights = tl.sum(tl.exp2(logits - normaliser[None, None, :]), axis=2)
         positions = start + tokens
         if IS_LEVELS:
-            bits = tl.minimum(tl.maximum(weights.to(tl.int32, bitcast=True), LEAST_BITS), MOST_BITS)
-            level = (bits >> (LEVEL_SHIFT - 4)) - 16 * LEVEL_BASE
+            level = (weights.to(tl.int32, bitcast=True) >> LEVEL_SHIFT) + (of_count - level_base)
+            level = tl.minimum(tl.maximum(level, MIN_LEVEL), MAX_LEVEL)
             # From `first` on and before `last`.
             is_candidate = (positions - first).to(tl.uint32, bitcast=True) < (last - first).to(tl.uint32)
-            tl.store(target + positions, tl.where(is_candidate, level, 0).to(tl.int16))
+            tl.store(target + positions, tl.where(is_candidate, level, 0).to(tl.int8))
         else:
             is_candidate = (positions >= first) & (positions < last)
             weights = tl.where(is_candidate, weights, float("-inf"))

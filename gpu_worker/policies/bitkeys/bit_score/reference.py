@@ -20,12 +20,16 @@ LOG2_E = math.log2(math.e)
 LARGEST = 127
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# A level is a weight's float32 less its low bits: 64 an octave from 2^-28 on, in eleven bits. The least has one of the
-# seven high bits.
-LEVEL_SHIFT = 17
-LEVEL_BASE = (127 - 28) << 23 - LEVEL_SHIFT
-MIN_LEVEL = 1 << 4
-MAX_LEVEL = (1 << 11) - 1
+# A level is what is left of a weight's float32 without its low bits: 8 an octave, in seven bits. Of k tokens that are
+# taken of a group of G heads, whose weights sum to G, the lightest weighs G / k at most. Weights up to four times that
+# are told apart, and down to 2^-13 of it.
+LEVEL_SHIFT = 20
+OCTAVE = 1 << 23 - LEVEL_SHIFT
+LEVELS_ABOVE = 2 * OCTAVE
+MAX_LEVEL = 127
+MIN_LEVEL = 1
+# Of a float32.
+EXPONENT_OF_ONE = 127
 
 
 def bit_score(
@@ -66,10 +70,21 @@ def bit_score(
     return (logits - normaliser).exp2_().sum(dim=2).masked_fill_(masked, -math.inf)
 
 
-def levels(weights: Tensor) -> Tensor:
-    """What weights are compared by where tokens are selected, in float32; -inf where there is no candidate."""
-    rounded = (weights.view(torch.int32) >> LEVEL_SHIFT) - LEVEL_BASE
+def levels(weights: Tensor, counts: Tensor, group: int) -> Tensor:
+    """What weights are compared by where `counts[b]` tokens are selected, in float32; -inf where there is no candidate.
+
+    weights: as `bit_score` returns them, of a group of so many query heads. counts: int64 [B].
+    """
+    # Added, the leading bits of two floats are those of their product, but for less than a level.
+    of_counts = counts.to(torch.float32).view(torch.int32) >> LEVEL_SHIFT
+    rounded = (weights.view(torch.int32) >> LEVEL_SHIFT) + of_counts[:, None, None] - level_base(group)
     return rounded.clamp_(MIN_LEVEL, MAX_LEVEL).float().masked_fill_(weights == -math.inf, -math.inf)
+
+
+def level_base(group: int) -> int:
+    """What the leading bits of a weight and of the number of tokens that are taken exceed by the level."""
+    of_group = EXPONENT_OF_ONE + (group - 1).bit_length()
+    return (EXPONENT_OF_ONE + of_group) * OCTAVE + LEVELS_ABOVE - MAX_LEVEL
 
 
 def _products(rotated: Tensor, codes: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
 """Selection by keys at two bits a coordinate in Triton: three launches, of which one reads the codes.
 
-1. `round_queries` and `weigh_codes` of `bit_score`: the level of every token's weight, eleven bits in an int16, so
-   that no byte of it needs more than seven, and one operation compares four tokens.
-2. `take_levels`, a program a chunk of a head: the level of the count-th best by bisection, first of the high bits of
-   the whole head, which stay in registers, then of the low bits where the high ones are that level's; then what is
-   taken of the chunk, in order. All chunks of a head search once more, and so know what the others take: that saves two
-   launches.
+1. `round_queries` and `weigh_codes` of `bit_score`: the level of every token's weight, seven bits of a byte, so that
+   one operation compares four tokens.
+2. `take_levels`, a program a chunk of a head: the level of the count-th best by bisection over the whole head, which
+   stays in registers; then what is taken of the chunk, in order. All chunks of a head search once more, and so know
+   what the others take: that saves two launches.
 
-Nothing is added atomically, so two runs agree. Traffic: the codes and scales once, two bytes a token written and read,
-the second time from L2. Heads of more tokens than registers hold are scored and sorted out by `top_k`.
+Nothing is added atomically, so two runs agree. Traffic: the codes and scales once, and a byte a token written, then
+read from L2. Heads of more tokens than registers hold are scored and sorted out by `top_k`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from gpu_worker.policies.bitkeys.bit_select.programs import take_levels
 
 # Of four tokens each: what the registers of an SM hold of a head.
 MAX_WORDS = 32768
-# One for each of 512 threads and four parts; whole tiles of `weigh`.
+# Whole tiles of `weigh`.
 LEAST_WORDS = 2048
-# What 256 threads hold, in registers for two programs an SM.
-FEW_WORDS = 16384
-# Units of 16 positions that a thread takes from at a time.
-STEP_UNITS = 2
+# Of a thread: words of a head up to which two programs share the registers of an SM; and words that it takes from at a
+# time.
+FEW_WORDS, STEP_WORDS = 16, 4
+MOST_WARPS = 16
 # SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 132
 
@@ -57,16 +56,17 @@ def bit_select(
     num_words = max(LEAST_WORDS, triton.next_power_of_2(num_positions) // 4)
     if num_words > MAX_WORDS:
         weights = bit_score(query, rotation, codes, scales, sinks, seats, begin, end, scale, num_positions)
-        return top_k(levels(weights), counts, width)
-    found = torch.empty(rows, 4 * num_words, dtype=torch.int16, device=query.device)
-    weigh(query, rotation, codes, scales, sinks, (seats, begin, end), scale, num_positions, found)
+        return top_k(levels(weights, counts, query.shape[1] // num_kv_heads), counts, width)
+    found = torch.empty(rows, 4 * num_words, dtype=torch.int8, device=query.device)
+    spans = (begin.contiguous(), end.contiguous(), counts.contiguous())
+    weigh(query, rotation, codes, scales, sinks, (seats, *spans), scale, num_positions, found)
     taken = torch.empty(batch, num_kv_heads, width, dtype=torch.int64, device=query.device)
-    num_warps = 8 if num_words <= FEW_WORDS else 16
-    step = min(num_words // 4, 32 * num_warps * STEP_UNITS)
-    chunks = min(triton.cdiv(num_positions, 16 * step), max(1, PROGRAMS // rows))
+    num_warps = min(MOST_WARPS, num_words // (32 * FEW_WORDS))
+    step = 32 * num_warps * STEP_WORDS
+    chunks = min(triton.cdiv(num_positions, 4 * step), max(1, PROGRAMS // rows))
     take_levels[(rows, chunks)](
-        begin.contiguous(), end.contiguous(), counts.contiguous(), found, found.view(torch.int64), taken,
-        num_kv_heads, num_positions, width,
-        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(), num_warps=num_warps, maxnreg=128,
+        *spans, found.view(torch.int32), taken, num_kv_heads, num_positions, width,
+        WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(),
+        num_warps=num_warps, maxnreg=64 if num_words <= 32 * num_warps * FEW_WORDS else 128,
     )  # fmt: skip
     return taken

@@ -25,8 +25,8 @@ def bit_select(
     """Positions of the best `counts[b]` candidates of every head, ascending; -1 pads at the end.
 
     The best by the level of their `bit_score`, which has other arguments of these names: weights that differ by less
-    than one part in 64 may tie, and a tie goes to the higher position. counts: int64 [B], none above `width`.
+    than one part in 8 may tie, and a tie goes to the higher position. counts: int64 [B], none above `width`.
     Returns int64 [B, H_kv, width].
     """
     weights = bit_score(query, rotation, codes, scales, sinks, seats, begin, end, scale, num_positions)
-    return top_k(levels(weights), counts, width)
+    return top_k(levels(weights, counts, query.shape[1] // codes.shape[1]), counts, width)

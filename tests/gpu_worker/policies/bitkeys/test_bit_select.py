@@ -18,7 +18,8 @@ def check(inputs: tuple[Tensor, ...], asked: tuple[int, ...], num_positions: int
     counts = torch.tensor(asked, device=begin.device)
     for module in kernel, reference:
         weights = module.bit_score(*inputs, SCALE, num_positions)
-        levels = score_reference.levels(weights).tolist()
+        group = inputs[0].shape[1] // weights.shape[1]
+        levels = score_reference.levels(weights, counts, group).tolist()
         taken = module.bit_select(*index, begin, end, counts, max(asked), num_positions, SCALE)
         assert taken.dtype == torch.int64
         for row, (first, last, count) in enumerate(zip(begin.tolist(), end.tolist(), asked, strict=True)):
@@ -46,8 +47,7 @@ def test_long_heads_are_taken_from_in_chunks_or_sorted_out_by_scores(
 ) -> None:
     monkeypatch.setattr(kernel, "MAX_WORDS", most_words)
     monkeypatch.setattr(kernel, "PROGRAMS", 12)
-    monkeypatch.setattr(kernel, "STEP_UNITS", 1)
-    monkeypatch.setattr(kernel, "FEW_WORDS", most_words)
+    monkeypatch.setattr(kernel, "STEP_WORDS", 1)
     check(problem(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
 
 
