@@ -15,73 +15,102 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
 CODE_CENTRE = tl.constexpr(CENTRE)
 LEAST_VARIANCE = tl.constexpr(reference.LEAST_VARIANCE)
 LOG_2 = tl.constexpr(math.log(2))
-FAR = tl.constexpr(1 << 62)
 
 
 @triton.jit
-def _are_selected(selected, positions, width, num_bits):
-    """Which positions are among `width` ascending ones, of which -1 pads the end."""
-    rank = tl.zeros(positions.shape, tl.int32)
-    for bit in range(0, num_bits):
-        probe = rank + (1 << (num_bits - 1 - bit))
-        found = tl.load(selected + probe - 1, mask=probe <= width, other=-1)
-        found = tl.where(found < 0, FAR, found)
-        rank = tl.where(found <= positions, probe, rank)
-    return (rank > 0) & (tl.load(selected + rank - 1, mask=rank > 0, other=-1) == positions)
+def _fractions(packed, shift, WORD_BYTES: tl.constexpr):
+    """Of words of codes [S, W] the two bits at `shift` of each byte, bfloat16 [S, W * WORD_BYTES]: 1 + (code + 2) / 4.
+
+    The bits are put behind the point, the sign of two's complement turned over: that is one operation on 16 bits,
+    where converting numbers is six, and two of these slow.
+    """
+    words = packed.to(tl.int32) >> shift
+    if WORD_BYTES == 1:
+        bits = words << 5
+    else:
+        even, odd = tl.join(words << 5, words >> 11), tl.join(words >> 3, words >> 19)
+        bits = tl.reshape(tl.join(even, odd), [packed.shape[0], packed.shape[1] * WORD_BYTES])
+    return (bits & 0x60 ^ 0x3FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["width", "num_bits"], do_not_specialize_on_alignment=["seats", "begin", "end"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["seats", "begin", "end"])
 def sum_up_rest(
     query, rotation, codes, scales, means, value_means, slopes, seats, begin, end, selected, values, log_weights,
-    num_kv_heads, width, num_bits, scale,
+    num_kv_heads, width, scale,
     code_stride_seat, code_stride_head, scale_stride_seat, scale_stride_head, mean_stride_seat, mean_stride_head,
     value_stride_seat, value_stride_head, slope_stride_seat, slope_stride_head,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
-    NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, SAMPLES: tl.constexpr, IS_PLAIN: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr,
+    WORD_BYTES: tl.constexpr, SAMPLES: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    heads, dims, byte = tl.arange(0, WIDTH), tl.arange(0, 4 * BYTES), tl.arange(0, BYTES)
+    word = tl.arange(0, BYTES // WORD_BYTES)
+    is_head, is_dim, is_byte = heads < GROUP, dims < HEAD_DIM, byte < NUM_BYTES
     sequence, kv_head = row // num_kv_heads, row % num_kv_heads
     seat = tl.load(seats + sequence)
     first, last = tl.load(begin + sequence), tl.load(end + sequence)
-    heads, dims, byte = tl.arange(0, WIDTH), tl.arange(0, DIMS), tl.arange(0, BYTES)
-    is_head, is_dim = heads < GROUP, dims < HEAD_DIM
-    number = tl.maximum(last - first, 1)
+    # Heads are columns everywhere: a product of matrices takes eight of these, but sixteen rows.
+    query += row * GROUP * HEAD_DIM + heads[None, :] * HEAD_DIM
+    is_used = is_dim[:, None] & is_head[None, :]
+    vectors = tl.load(query + dims[:, None], mask=is_used, other=0.0).to(tl.float32)
+    narrow = vectors.to(tl.bfloat16)
+
+    number = tl.maximum(last - first, 1).to(tl.int32)
     stride = tl.cdiv(number, SAMPLES)
-    positions = first + stride // 2 + tl.arange(0, SAMPLES) * stride
+    origin = first + stride // 2
+    positions = origin + tl.arange(0, SAMPLES) * stride
     is_sampled = positions < last
     packed = tl.load(
         codes + seat * code_stride_seat + kv_head * code_stride_head
-        + positions[:, None] * NUM_BYTES + byte[None, :],
-        mask=is_sampled[:, None] & (byte < NUM_BYTES)[None, :],
+        + positions[:, None] * (NUM_BYTES // WORD_BYTES) + word[None, :],
+        mask=is_sampled[:, None] & (word < NUM_BYTES // WORD_BYTES)[None, :],
         other=0,
-    ).to(tl.int32)  # fmt: skip
+    )  # fmt: skip
     worth = tl.load(
         scales + seat * scale_stride_seat + kv_head * scale_stride_head + positions,
         mask=is_sampled,
         other=0.0,
     ).to(tl.float32)
+    means += seat * mean_stride_seat + kv_head * mean_stride_head
+    mean_key = tl.load(means + dims, mask=is_dim, other=0.0)
+    value_means += seat * value_stride_seat + kv_head * value_stride_head
+    mean_value = tl.load(value_means + dims, mask=is_dim, other=0.0)
+    # A selected position says by itself which sample it is, if any: nothing is searched.
+    selected += row * width
+    count = tl.zeros([SAMPLES], tl.int32)
+    for start in tl.range(0, width, TILE):
+        place = start + tl.arange(0, TILE)
+        chosen = tl.load(selected + place, mask=place < width, other=-1)
+        distance = (chosen - origin).to(tl.int32)
+        sample = distance // stride
+        is_one = (distance >= 0) & (sample < SAMPLES) & (sample * stride == distance)
+        count += tl.histogram(sample, SAMPLES, mask=is_one)
+    is_rest = is_sampled & (count == 0)
 
-    query += row * GROUP * HEAD_DIM + heads[:, None] * HEAD_DIM
-    is_used = is_head[:, None] & is_dim[None, :]
-    vectors = tl.load(query + dims[None, :], mask=is_used, other=0.0).to(tl.float32)
-    narrow = vectors.to(tl.bfloat16)
-    products = tl.zeros([SAMPLES, WIDTH], tl.float32)
-    for quarter in tl.static_range(4):
+    slopes += seat * slope_stride_seat + kv_head * slope_stride_head
+    products, sums = tl.zeros([SAMPLES, WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+    fitted = tl.zeros([4 * BYTES, WIDTH], tl.float32)
+    # A byte of a code has a coordinate of each quarter, and a quarter is a stage: read before it is waited for.
+    for quarter in tl.range(0, 4, num_stages=STAGES):
         coordinate = quarter * NUM_BYTES + byte
-        is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
-        axes = tl.load(
-            rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
+        is_coordinate = is_byte & (coordinate < HEAD_DIM)
+        at = coordinate[:, None] * HEAD_DIM + dims[None, :]
+        is_read = is_coordinate[:, None] & is_dim[None, :]
+        axes = tl.load(rotation + at, mask=is_read, other=0.0)
+        rotated = dot(axes, narrow, IS_PLAIN).to(tl.bfloat16)
+        products += dot(_fractions(packed, 2 * quarter, WORD_BYTES), rotated, IS_PLAIN)
+        sums += tl.sum(rotated.to(tl.float32), axis=0)
+        part = tl.load(query + coordinate[:, None], mask=is_coordinate[:, None] & is_head[None, :], other=0.0)
+        of_keys = tl.load(
+            slopes + coordinate[None, :] * HEAD_DIM + dims[:, None],
             mask=is_coordinate[None, :] & is_dim[:, None],
             other=0.0,
         )
-        rotated = dot(narrow, axes, IS_PLAIN)
-        # Two bits of two's complement.
-        code = ((packed >> (2 * quarter)) & 3 ^ 2) - 2
-        spread = (code.to(tl.float32) + CODE_CENTRE).to(tl.bfloat16)
-        products += dot(spread, tl.trans(rotated.to(tl.bfloat16)), IS_PLAIN)
-    logits = products * (worth * scale)[:, None]
+        fitted += dot(of_keys, part.to(tl.bfloat16), IS_PLAIN)
+    # 4 (1 + (code + 2) / 4) is code + 6.
+    logits = (4 * products - (6 - CODE_CENTRE) * sums[None, :]) * (worth * scale)[:, None]
 
-    is_rest = is_sampled & (_are_selected(selected + row * width, positions, width, num_bits) == 0)
+    at_mean = tl.sum(vectors * mean_key[:, None], axis=0) * scale
     top = tl.max(tl.where(is_rest[:, None], logits, float("-inf")), axis=0)
     base = tl.where(top > float("-inf"), top, 0.0)
     weights = tl.where(is_rest[:, None], tl.exp(logits - base[None, :]), 0.0)
@@ -94,26 +123,9 @@ def sum_up_rest(
     shift = tl.sum(weights * distance, axis=0) / tl.where(is_there, total, 1.0)
     shift = tl.minimum(tl.maximum(shift / tl.maximum(variance, LEAST_VARIANCE), -1.0), 1.0) * scale
 
-    slopes += seat * slope_stride_seat + kv_head * slope_stride_head
-    fitted = tl.zeros([WIDTH, DIMS], tl.float32)
-    for start in tl.static_range(0, DIMS, ROWS):
-        some = start + tl.arange(0, ROWS)
-        part = tl.load(query + some[None, :], mask=is_head[:, None] & (some < HEAD_DIM)[None, :], other=0.0)
-        of_keys = tl.load(
-            slopes + some[:, None] * HEAD_DIM + dims[None, :],
-            mask=(some < HEAD_DIM)[:, None] & is_dim[None, :],
-            other=0.0,
-        )
-        fitted += dot(part.to(tl.bfloat16), of_keys, IS_PLAIN)
-    value_means += seat * value_stride_seat + kv_head * value_stride_head
-    expected = tl.load(value_means + dims, mask=is_dim, other=0.0)[None, :] + fitted * shift[:, None]
-    target = values + (row * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
-    tl.store(target, tl.where(is_there[:, None], expected, 0.0), mask=is_used)
-
-    mean_key = tl.load(
-        means + seat * mean_stride_seat + kv_head * mean_stride_head + dims, mask=is_dim, other=0.0
-    )
-    at_mean = tl.sum(vectors * mean_key[None, :], axis=1) * scale
+    expected = mean_value[:, None] + fitted * shift[None, :]
+    target = values + (row * GROUP + heads[None, :]) * HEAD_DIM + dims[:, None]
+    tl.store(target, tl.where(is_there[None, :], expected, 0.0), mask=is_used)
     per_sample = number.to(tl.float32) / num_sampled
     weight = at_mean + base + LOG_2 * tl.log2(tl.where(is_there, total * per_sample, 1.0))
     tl.store(log_weights + row * GROUP + heads, tl.where(is_there, weight, float("-inf")), mask=is_head)

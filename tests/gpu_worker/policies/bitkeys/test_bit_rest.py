@@ -17,7 +17,9 @@ from gpu_worker.policies.bitkeys.policy import BitKeys
 kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.kernel")
 
 
-@pytest.mark.parametrize(("group", "head_dim", "dtype"), [(3, 80, torch.bfloat16), (1, 24, torch.float32)])
+@pytest.mark.parametrize(
+    ("group", "head_dim", "dtype"), [(3, 80, torch.bfloat16), (9, 64, torch.float16), (1, 24, torch.float32)]
+)
 def test_the_kernel_sums_up_what_the_reference_does(
     device: torch.device, group: int, head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -48,6 +50,19 @@ def test_the_kernel_sums_up_what_the_reference_does(
         [False] * 3,
         [True] * 3,
     ]
+
+
+@pytest.mark.parametrize("number", [2 * kernel.TILE + 1, kernel.TILE, 1])
+def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.device, number: int) -> None:
+    query, rotation, codes, scales, _, seats, begin, end = problem(device, 2, 16, ((3, 5203),), 5203)
+    nothing = torch.zeros(1, 3, 16, 16, device=device)
+    fits = [seated(each, seats, float("nan")) for each in (nothing[..., 0], nothing[..., 0], nothing)]
+    # Of the first head the last positions, of the second the first, of the third some of all; every 11th is a sample.
+    some = torch.randperm(5200, generator=torch.Generator().manual_seed(2))[:number].sort().values + 3
+    selected = torch.stack([torch.arange(5203 - number, 5203), torch.arange(3, 3 + number), some])[None]
+    inputs = query, rotation, codes, scales, *fits, seats, begin, end, selected.to(device), 0.002
+    found, expected = kernel.bit_rest(*inputs), reference.bit_rest(*inputs)
+    torch.testing.assert_close(found.log_weights, expected.log_weights, atol=1e-4, rtol=1e-5)
 
 
 def test_it_is_near_to_what_it_stands_for() -> None:
