@@ -23,8 +23,9 @@ _LARGEST_SCALE = np.float32(65504)
 _LARGEST = np.float32(127)
 # Candidates by which a head's total is estimated, at most.
 _NUM_SAMPLES = 512
-# Weights are compared by their float32 less so many low bits, from 2^-28 to below 2^4.
-_LEVEL_SHIFT, _LEAST_LEVEL, _NUM_LEVELS = 17, (127 - 28) << 6, 1 << 11
+# Weights are compared by the leading bits of their float32, 8 levels an octave, from two octaves above G / k downwards:
+# of k tokens that are taken of a group of G queries, whose weights sum to G, the lightest weighs no more.
+_LEVEL_SHIFT, _OCTAVE, _MAX_LEVEL, _ONE = 20, 8, 127, 127
 # Tokens whose codes are spread at a time: what is made of them stays in a core's cache.
 _SPAN = 512
 # The four coordinates of a byte, from the lowest bits up: codes -2 to 1 are values half a step above them.
@@ -88,8 +89,7 @@ class BitIndex(Index):
         logits = _logits(queries, codes) * scaled
         normaliser = _log_totals(logits, queries @ anchors[1:].T * scaled)
         weights = np.exp2(logits - normaliser[:, None]).sum(axis=0)
-        levels = (weights.view(np.int32) >> _LEVEL_SHIFT) - _LEAST_LEVEL
-        return top_k_positions(levels.clip(16, _NUM_LEVELS - 1), k)
+        return top_k_positions(_levels(weights, k, len(queries)), k)
 
     def _codes(self, keys: KeySource, mean: Keys) -> npt.NDArray[np.uint8]:
         coded = [_coded(rows - mean) for _, rows in keys.spans()]
@@ -144,6 +144,14 @@ def _logits(queries: Keys, codes: npt.NDArray[np.uint8]) -> Keys:
         )
     worth = np.ascontiguousarray(codes[:, width:]).view("<f2").astype(np.float32)
     return np.ascontiguousarray((products * worth).T) * unit
+
+
+def _levels(weights: Keys, k: int, group: int) -> Keys:
+    """What float32 [n] weights of a group are compared by where k are taken."""
+    of_count = int(np.float32(k).view(np.int32)) >> _LEVEL_SHIFT
+    base = (2 * _ONE + (group - 1).bit_length() + 2) * _OCTAVE - _MAX_LEVEL
+    levels = (weights.view(np.int32) >> _LEVEL_SHIFT) + (of_count - base)
+    return levels.clip(1, _MAX_LEVEL).astype(np.float32)
 
 
 def _log_totals(logits: Keys, of_sinks: Keys) -> Keys:

@@ -108,7 +108,7 @@ def attend_blocks(
             rows[..., head_dim:],
             scale=scale,
         )
-        output[lane] = attended.view(-1, head_dim)
+        output[lane] = attended.reshape(-1, head_dim)
     return output
 
 

@@ -344,9 +344,11 @@ class Rig:
 
 
 def counted(stats: EngineStats) -> EngineStats:
-    """Without times: what it took depends on the transport and the machine."""
+    """Without times, which depend on the transport and the machine, and what the order of a sum rounds away."""
     times, nothing = {f.name for f in fields(EngineStats) if f.name.endswith("_seconds")}, EngineStats()
-    return replace(stats, **{name: getattr(nothing, name) for name in times})
+    shares = stats.selected_tokens_ratio
+    rounded = replace(shares, sum=round(shares.sum, 9))
+    return replace(stats, selected_tokens_ratio=rounded, **{name: getattr(nothing, name) for name in times})
 
 
 def tokens_alone(one: GenerationRequest, *, full_layers: int = 0) -> list[int]:

@@ -31,8 +31,8 @@ ROUNDING_WARPS = 4
 TILE = 256
 LEAST_ROWS = 64
 WEIGHING_WARPS = 4
-# Seven for each of the 132 SMs of an H200; more than enough for smaller devices.
-PROGRAMS = 924
+# Six for each of the 132 SMs of an H200; more than enough for smaller devices.
+PROGRAMS = 792
 # What a program does before its first tile, in tiles.
 SETUP_TILES = 1
 

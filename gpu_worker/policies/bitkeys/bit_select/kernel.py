@@ -28,7 +28,7 @@ MAX_WORDS = 32768
 LEAST_WORDS = 2048
 # Of a thread: words of a head up to which two programs share the registers of an SM; and words that it takes from at a
 # time.
-FEW_WORDS, STEP_WORDS = 16, 4
+FEW_WORDS, STEP_WORDS = 32, 4
 MOST_WARPS = 16
 # SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 132

@@ -14,6 +14,8 @@ FLAGS = tl.constexpr(0x80808080)
 # Of a level, and positions of a word.
 LEVEL_BITS = tl.constexpr(7)
 LANES = tl.constexpr(4)
+# Words: a part of every tile whose levels are written as one.
+TILE = tl.constexpr(64)
 
 
 @triton.jit
@@ -23,26 +25,21 @@ def _reaching(words, level):
 
 
 @triton.jit
-def _numbers(flags):
-    """How many bytes of each word have their highest bit set."""
-    return (((flags >> 7) * ONES) >> 24).to(tl.int32)
-
-
-@triton.jit
-def _sum_of_bytes(flags, total, IS_PLAIN: tl.constexpr):
-    """128 for each byte with its highest bit set, and none else, added to the totals."""
+def _sum_of_bytes(words, total, IS_PLAIN: tl.constexpr):
+    """The four bytes of each word, added to the totals, int32."""
     if IS_PLAIN:
-        return total + 128 * _numbers(flags)
+        pairs = (words & 0x00FF00FF) + ((words >> 8) & 0x00FF00FF)
+        return total + ((pairs + (pairs >> 16)) & 0xFFFF).to(tl.int32)
     else:
         return tl.inline_asm_elementwise(
             "dp4a.u32.u32 $0, $1, 0x01010101, $2;",
-            "=r,r,r", [flags, total], dtype=tl.int32, is_pure=True, pack=1,
+            "=r,r,r", [words, total], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
 def _number(parts, IS_PLAIN: tl.constexpr):
-    """How many bytes have their highest bit set, of words in four parts."""
+    """How many bytes have their highest bit set, and no other, of words in four parts."""
     total = _sum_of_bytes(parts[0], tl.zeros(parts[0].shape, tl.int32), IS_PLAIN)
     total = _sum_of_bytes(parts[1], total, IS_PLAIN)
     total = _sum_of_bytes(parts[2], total, IS_PLAIN)
@@ -99,6 +96,20 @@ def _number_below(parts, level, last, IS_PLAIN: tl.constexpr):
     )
 
 
+@triton.jit
+def _store(target, positions, is_stored, IS_PLAIN: tl.constexpr):
+    """Positions, uint32, to where int64 are pointed to. Triton's own store would send pointers and masks through shared
+    memory first, in the hope of adjacent ones."""
+    if IS_PLAIN:
+        tl.store(target, positions.to(tl.int64), mask=is_stored > 0)
+    else:
+        tl.inline_asm_elementwise(
+            "{.reg .pred p; .reg .b64 v; setp.ne.u32 p, $3, 0; cvt.u64.u32 v, $2; @p st.global.b64 [$1], v; "
+            "mov.u32 $0, 0;}",
+            "=r,l,r,r", [target.to(tl.int64), positions, is_stored], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
 @triton.jit(
     do_not_specialize=["num_positions"],
     do_not_specialize_on_alignment=["begin", "end", "counts"],
@@ -117,7 +128,8 @@ def take_levels(
     program, programs = tl.program_id(1), tl.num_programs(1)
     taken += row * width
     step = tl.arange(0, STEP)
-    first_word, last_word = first // LANES, tl.cdiv(last, LANES)
+    # Whole tiles, so that vectors of words are read.
+    first_word, last_word = first // (4 * TILE) * TILE, tl.cdiv(last, 4 * TILE) * TILE
     chunk_words = tl.cdiv(tl.cdiv(last_word - first_word, STEP), programs) * STEP
     chunk_first = first_word + program * chunk_words
     chunk_last = tl.minimum(chunk_first + chunk_words, last_word)
@@ -138,26 +150,44 @@ def take_levels(
         if program > 0:
             above_before = _number_below(levels, threshold + 1, chunk_first, IS_PLAIN)
             ties_before = _number_below(levels, threshold, chunk_first, IS_PLAIN) - above_before
+        # The word of which some ties are taken and some are not, and how many are above, and tie, before it.
+        split = tl.zeros([STEP], tl.int32)
+        above_split = tl.zeros([STEP], tl.int32)
+        ties_split = tl.zeros([STEP], tl.int32)
         for start in range(chunk_first, chunk_last, STEP):
             word = start + step
             found = tl.load(words + word, mask=word < chunk_last, other=0).to(tl.uint32, bitcast=True)
-            above = _reaching(found, threshold + 1)
-            tied = _reaching(found, threshold) ^ above
-            # Of both kinds, the second in the high half.
-            number = _numbers(above) + (_numbers(tied) << 16)
+            above, reaching = _reaching(found, threshold + 1), _reaching(found, threshold)
+            # A byte of 1 for what is above, of 16 for ties; then their numbers, the second in the high half.
+            sums = _sum_of_bytes(
+                (above >> 7) | ((reaching ^ above) >> 3), tl.zeros([STEP], tl.int32), IS_PLAIN
+            )
+            number = (sums & 15) | ((sums >> 4) << 16)
             before = tl.cumsum(number, axis=0) - number
+            above_here = above_before + (before & 0xFFFF)
             tie = ties_before + (before >> 16)
-            rank = above_before + (before & 0xFFFF) + tl.maximum(tie - skip, 0)
-            position = word.to(tl.int64) * LANES
+            is_split = (tie < skip) & (tie + (number >> 16) > skip)
+            split = tl.where(is_split, word + 1, split)
+            above_split = tl.where(is_split, above_here, above_split)
+            ties_split = tl.where(is_split, tie, ties_split)
+            chosen = tl.where(is_split, 0, tl.where(tie >= skip, reaching, above))
+            rank = above_here + tl.maximum(tie - skip, 0)
+            position = word.to(tl.uint32) * LANES
             for lane in tl.static_range(LANES):
-                is_tie = ((tied >> (8 * lane + 7)) & 1).to(tl.int32)
-                is_above = ((above >> (8 * lane + 7)) & 1).to(tl.int32)
-                is_taken = is_above | (is_tie & (tie >= skip).to(tl.int32))
-                tl.store(taken + rank, position + lane, mask=is_taken > 0)
-                rank += is_taken
-                tie += is_tie
+                is_taken = (chosen >> (8 * lane + 7)) & 1
+                _store(taken + rank, position + lane, is_taken, IS_PLAIN)
+                rank += is_taken.to(tl.int32)
             total = tl.sum(number, axis=0)
             above_before += total & 0xFFFF
             ties_before += total >> 16
+        split_word = tl.max(split, axis=0) - 1
+        if split_word >= 0:
+            lane = tl.arange(0, LANES)
+            level = (tl.load(words + split_word) >> (8 * lane)) & 0xFF
+            is_above, is_tie = (level > threshold).to(tl.int32), (level == threshold).to(tl.int32)
+            tie = tl.max(ties_split, axis=0) + tl.cumsum(is_tie, axis=0) - is_tie
+            is_taken = is_above | (is_tie & (tie >= skip).to(tl.int32))
+            rank = tl.max(above_split, axis=0) + tl.cumsum(is_taken, axis=0) - is_taken
+            tl.store(taken + rank, (split_word * LANES + lane).to(tl.int64), mask=is_taken > 0)
     for start in range(asked + program * STEP, width, programs * STEP):
         tl.store(taken + start + step, tl.full([STEP], -1, tl.int64), mask=start + step < width)

@@ -56,7 +56,9 @@ def test_the_kernel_sums_up_what_the_reference_does(
 def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.device, number: int) -> None:
     query, rotation, codes, scales, _, seats, begin, end = problem(device, 2, 16, ((3, 5203),), 5203)
     nothing = torch.zeros(1, 3, 16, 16, device=device)
-    fits = [seated(each, seats, float("nan")) for each in (nothing[..., 0], nothing[..., 0], nothing)]
+    fits = [
+        seated(each, seats, float("nan")) for each in (nothing[..., 0], nothing[..., 0], nothing.bfloat16())
+    ]
     # Of the first head the last positions, of the second the first, of the third some of all; every 11th is a sample.
     some = torch.randperm(5200, generator=torch.Generator().manual_seed(2))[:number].sort().values + 3
     selected = torch.stack([torch.arange(5203 - number, 5203), torch.arange(3, 3 + number), some])[None]
