@@ -78,7 +78,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-infinigen": claims.experiments("infinigen", "layers"),
     "claims-pooling": claims.experiments("pooling"),
     "claims-points": claims.experiments("points"),
-    "needles-fitted": claims.experiments("fitted"),
     "siege": soaked.siege,
     "soak-faults": soaked.faults,
     "soak-growth": soaked.growth,

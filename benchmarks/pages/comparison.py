@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks import tables
-from benchmarks.pages.joined import FULL, Joined, Line, Place, joined
+from benchmarks.pages.joined import (
+    FITTED_REST,
+    FULL,
+    NO_REST,
+    Joined,
+    Line,
+    Place,
+    joined,
+    shown_policy,
+)
 from benchmarks.pages.sources import content, fidelity, matching
 from benchmarks.tables import Column
 from carrel.evaluation.cells import UNBUDGETED, Cell, budget_name, length_name
@@ -37,7 +46,7 @@ def answers(
     of the policies of most interest, or else of the others, beside `full`. also: a report of another name."""
 
     def is_wanted(cell: Cell) -> bool:
-        is_core = cell.policy in CORE
+        is_core = cell.policy.partition(",")[0] in CORE
         return (
             cell.task in tasks
             and (not lengths or cell.length in lengths)
@@ -78,8 +87,8 @@ def answers(
 
 # README's lines.
 BRIEF = (
-    *(FULL, Line("bitkeys", 0.1), Line("bitkeys", 0.05), Line("pqcache", 0.1), Line("pqcache", 0.05)),
-    *(Line("clusterkv", 0.1), Line("snapkv", 0.1)),
+    *(FULL, Line("bitkeys", 0.05), Line("bitkeys", 0.0125)),
+    *(Line("pqcache", 0.1), Line("pqcache", 0.05), Line("clusterkv", 0.1), Line("snapkv", 0.1)),
 )
 
 
@@ -102,7 +111,7 @@ def predictions(model: str) -> Callable[[], str]:
         found = _rows(model)
         if not found:
             return NOTHING
-        names = {id(row): f"`{row.policy}`{told}" for row, told in found}
+        names = {id(row): f"`{shown}`{told}" for row, shown, told in found}
         columns: tuple[Column[Row], ...] = (
             Column("length", lambda row: length_name(row.length)),
             Column("policy", lambda row: names[id(row)], False),
@@ -119,25 +128,27 @@ def predictions(model: str) -> Callable[[], str]:
             Column("of the best", lambda row: tables.number(row.best_recall, 2)),
             Column("output error", lambda row: tables.number(row.output_error, 3)),
         )
-        return tables.markdown(columns, [row for row, _ in found])
+        return tables.markdown(columns, [row for row, *_ in found])
 
     return table
 
 
-def _rows(model: str) -> list[tuple[Row, str]]:
-    """With what the worker was told beyond its defaults; of several that are the same in that, in length, policy and
-    budget the one of most passages. By length, then by rank."""
+def _rows(model: str) -> list[tuple[Row, str, str]]:
+    """With the policy as it is shown, and what the worker was told beyond its defaults; of several that are the same in
+    that, in length, policy and budget the one of most passages. By length, then by rank."""
     best: dict[tuple[int, Line, str], Row] = {}
     for name in matching(f"fidelity_{model}_*"):
         each = fidelity(name)
         given = "; ".join(str(each.about[option]) for option in WORKER_OPTIONS if option in each.about)
+        others = given if given not in (NO_REST, FITTED_REST) else ""
         for row in each.rows():
-            told = f", {given}" if given and row.policy != UNBUDGETED else ""
-            key = row.length, Line(row.policy, row.budget), told
+            told = f", {others}" if others and row.policy != UNBUDGETED else ""
+            shown = shown_policy(name, row.policy, given)
+            key = row.length, Line(shown, row.budget), told
             if key not in best or best[key].n < row.n:
                 best[key] = row
     ordered = sorted(best.items(), key=lambda item: (item[0][0], item[0][1].rank, item[0][2]))
-    return [(row, told) for (_, _, told), row in ordered]
+    return [(row, line.policy, told) for (_, line, told), row in ordered]
 
 
 def argmax() -> str:

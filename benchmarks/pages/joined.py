@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.pages.sources import matching, report
@@ -12,6 +12,20 @@ from carrel.evaluation.record import Outcome
 from carrel.evaluation.scoring import Mean, paired
 
 INFINITE_BUDGET = 2.0
+# Reports from when nothing stood in for what `bitkeys` does not select; and options that say the same, or the default.
+WITHOUT_REST = (
+    "decode_policies_bitkeys_h200",
+    "fidelity_nano_20_h200",
+    "fidelity_smollm2_10_h200",
+    "fidelity_smollm2_20_h200",
+    "quality_nano_facts_h200",
+    "quality_nano_recall_h200",
+    "quality_smollm2_low_h200",
+    "quality_smollm2_needles_h200",
+    "quality_smollm2_recall_h200",
+    "quality_smollm2_ruler_cpu",
+)
+NO_REST, FITTED_REST = "bitkeys:rest=none", "bitkeys:rest=fitted"
 # Keeps documents of different places apart.
 MANY_DOCUMENTS = 1_000_000
 # Of a cell with fewer no score is shown.
@@ -108,6 +122,14 @@ class Joined:
         }
 
 
+def shown_policy(report_name: str, policy: str, options: str) -> str:
+    """The policy of a report with these options, for the reader: `bitkeys` is what it is by default today."""
+    if policy == FITTED_REST:
+        return "bitkeys"
+    is_without = report_name in WITHOUT_REST or NO_REST in options
+    return f"{policy}, rest=none" if policy == "bitkeys" and is_without else policy
+
+
 @cache
 def joined(*patterns: str) -> Joined:
     """All reports of these names as one; of a document that several have, the last of the last pattern."""
@@ -120,5 +142,6 @@ def together(names: Sequence[str]) -> Joined:
     for name in names:
         each = report(name)
         for cell in each.cells():
-            found.setdefault(cell, {}).update({one.index: one for one in each.outcomes(cell)})
+            shown = replace(cell, policy=shown_policy(name, cell.policy, each.source.policy_options or ""))
+            found.setdefault(shown, {}).update({one.index: one for one in each.outcomes(cell)})
     return Joined({cell: tuple(outcomes.values()) for cell, outcomes in found.items()})

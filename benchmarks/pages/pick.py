@@ -32,8 +32,8 @@ def table() -> str:
     held = joined("bytes_smollm2*")
     if held.cells:
         columns.append(Column("GPU MiB, n/10", lambda policy: _held(held, policy)))
-    rows = step_times.measured()
-    columns.append(Column("step, x `full`", lambda policy: step_times.faster(rows, policy, STEP_AT)))
+    steps = step_times.measured()
+    columns.append(Column("step, x `full`", lambda policy: step_times.faster(steps, policy, STEP_AT)))
     return tables.markdown(columns, policies)
 
 

@@ -43,13 +43,13 @@ class BitKeys(RecallPolicy[BitIndex]):
     num_sink: always attended first tokens. recent_ratio: the share of the rest of the budget that goes to the local
     window; the more is selected, the more of the attention weight is found. Codes are unbiased as RaBitQ's are (Gao and
     Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
-    rest: what is attended in place of the tokens that are not selected: "none", or "fitted", one row of the weight that
-    a sample of the codes gives them, with the value that a linear fit of the prompt's values on its keys expects there.
+    rest: what is attended in place of the tokens that are not selected: "fitted", one row of the weight that a sample
+    of the codes gives them, with the value that a linear fit of the prompt's values on its keys expects there; "none".
     """
 
     num_sink: Annotated[int, Between(1, 64)] = 4
     recent_ratio: SplitShare = 0.1
-    rest: Annotated[str, OneOf(("none", "fitted"))] = "none"
+    rest: Annotated[str, OneOf(("none", "fitted"))] = "fitted"
 
     name = "bitkeys"
     needs_index_here = False
