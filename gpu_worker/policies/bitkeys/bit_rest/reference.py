@@ -20,7 +20,7 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE, num_code
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
 # Tokens that are fitted at a time.
-FITTED = 4096
+FITTED = 8192
 # Below what a variance can be that says something.
 LEAST_VARIANCE = 1e-6
 
@@ -29,16 +29,18 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     """Write what a fit of values on keys needs, in place.
 
     keys, values: [H_kv, n, d] of the candidates, n > 0. means: float32 [H_kv, d], near the keys' mean. value_means:
-    float32 [H_kv, d]. slopes: [H_kv, d, d], the covariance of each coordinate of a key with each of a value.
+    float32 [H_kv, d]. slopes: [H_kv, d, d], the covariance of each coordinate of a key with each of a value; of narrow
+    keys products are of bfloat16, whose range they need, and sums of these float32.
     """
     heads, num_tokens, head_dim = keys.shape
     products = torch.zeros(heads, head_dim, head_dim, device=keys.device)
     value_means.copy_(values.mean(dim=1, dtype=torch.float32))
+    dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
+    # Where keys are centred changes nothing while values are centred at their mean.
+    of_keys, of_values = (each.to(dtype)[:, None] for each in (means, value_means))
     for begin in range(0, num_tokens, FITTED):
-        centred = keys[:, begin : begin + FITTED].float() - means[:, None]
-        products += centred.transpose(1, 2) @ (
-            values[:, begin : begin + FITTED].float() - value_means[:, None]
-        )
+        some = slice(begin, begin + FITTED)
+        products += (keys[:, some].to(dtype) - of_keys).mT @ (values[:, some].to(dtype) - of_values)
     slopes.copy_(products / num_tokens)
 
 

@@ -67,6 +67,32 @@ def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.de
     torch.testing.assert_close(found.log_weights, expected.log_weights, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.02)]
+)
+def test_slopes_are_covariances_wherever_keys_lie(
+    device: torch.device, dtype: torch.dtype, off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "FITTED", 300)
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randn(2, 700, 16, generator=generator) * 4
+    values = keys.flip(-1) + torch.randn(2, 700, 16, generator=generator) + 1
+    keys[..., 5] += 40
+    # Rows as the pool has them; what is known of the keys' mean is of more tokens.
+    rows = torch.cat([keys, values], dim=-1).to(device, dtype)
+    keys, values = rows[..., :16], rows[..., 16:]
+    value_means, slopes = torch.empty(2, 16, device=device), torch.empty(2, 16, 16, device=device)
+    reference.fit_values(keys, values, keys.float().mean(dim=1) + 0.05, value_means, slopes)
+    exact_keys, exact_values = keys.double(), values.double()
+    centred = (
+        exact_keys - exact_keys.mean(dim=1, keepdim=True),
+        exact_values - exact_values.mean(dim=1, keepdim=True),
+    )
+    expected = centred[0].mT @ centred[1] / 700
+    assert float((slopes - expected).norm() / expected.norm()) < off
+    torch.testing.assert_close(value_means.double(), exact_values.mean(dim=1), atol=1e-4, rtol=1e-4)
+
+
 def test_it_is_near_to_what_it_stands_for() -> None:
     shape = replace(SHAPE, head_dim=64, max_model_len=1100)
     policy = BitKeys(rest="fitted")
@@ -87,4 +113,4 @@ def test_it_is_near_to_what_it_stands_for() -> None:
         assert rest.log_weights[0, head] == pytest.approx(float(logits.logsumexp(0)), abs=0.15)
         mean = keys[others].mean(dim=0)
         assert (rest.values[0, head] - exact).norm() < 0.5 * (mean - exact).norm()
-    assert (policy.stands_in, BitKeys().stands_in) == (True, False)
+    assert (policy.stands_in, BitKeys(rest="none").stands_in) == (True, False)
