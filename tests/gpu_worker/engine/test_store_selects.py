@@ -18,6 +18,7 @@ from ports import free_port
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.errors import RequestError, StoreUnavailable
+from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
@@ -69,6 +70,8 @@ def rig_over(client: StoreClient) -> Rig:
         PQCache(num_bits=3, num_sink=4, max_iterations=3, metric="ip", names_metric=True),
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40, max_iterations=3),
         Oracle(num_sink=4),
+        # A store says nothing of what it does not select.
+        BitKeys(rest="none"),
     )
     return Rig(hot_cache=HotCacheSize(tokens=1), max_model_len=256, policies=policies, client=client)
 
