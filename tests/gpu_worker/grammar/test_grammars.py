@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -34,18 +33,6 @@ SCHEMA = {
 }
 
 CHAIN = "".join(f"a{at}: a{at + 1}\n" for at in range(9000))
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Iterator[Grammars]:
-    grammars = Grammars(str(MODEL), (END,))
-    yield grammars
-    grammars.close()
 
 
 def grammar(kind: GrammarKind, text: object) -> Grammar:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,22 +11,9 @@ from tokenizers import Tokenizer
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import Grammar, GrammarKind
 
-MODEL = Path(__file__).parents[3] / "models" / "carrel-nano"
 VOCAB_SIZE, END = 8192, 4
 INTEGER, NUMBER, TEXT = ({"type": kind} for kind in ("integer", "number", "string"))
 TOOL = 'start: "<call>" %json {"properties": {"a": {"type": "number"}}} "</call>"'
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Iterator[Grammars]:
-    grammars = Grammars(str(MODEL), (END,))
-    yield grammars
-    grammars.close()
 
 
 def next_characters(

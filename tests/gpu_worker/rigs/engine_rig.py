@@ -21,7 +21,6 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.config import RopeConfig
 from gpu_worker.policies.base import Family, Policy
-from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.cam.policy import CaM
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
@@ -122,7 +121,6 @@ def every_small_policy() -> dict[str, Policy]:
         Quest(page_size=4),
         SparQ(num_sink=4, num_channels=2),
         InfiniGen(),
-        BitKeys(rest="fitted"),
         InfLLM(block_size=8, repr_topk=2, num_sink=4, chunk_size=16),
         H2OCompensated(num_sink=4),
         Scissorhands(window_size=30, recent_ratio=0.05),
