@@ -21,7 +21,7 @@ from engine_rig import (
     random_prompt,
     request,
 )
-from offload_rig import attached, count_calls
+from offload_rig import attached, count_calls, restart
 from waiting import PATIENCE, wait_until
 
 from gpu_worker.caches import HotCacheSize
@@ -152,7 +152,7 @@ def test_a_store_that_was_restarted_is_read_and_written_anew() -> None:
         while len(rig.records["lost"].tokens) < 10:
             rig.step()
         before = rig.engine.offloader.arena
-        store.restart()
+        restart(store, rig.client)
         again = rig.run(replace(one, request_id="again"))[0]
         assert rig.engine.offloader.arena is not before
         assert again.tokens == alone.tokens

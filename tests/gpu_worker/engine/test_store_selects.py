@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from engine_rig import LAYOUT, Rig, random_prompt, request
-from offload_rig import SLAB_BYTES, attached, count_calls
+from offload_rig import SLAB_BYTES, attached, count_calls, restart
 from ports import free_port
 
 from gpu_worker.caches import HotCacheSize
@@ -167,7 +167,7 @@ def test_a_store_that_came_back_ends_what_it_lost_and_serves_the_next() -> None:
         rig.submit(replace(one, request_id="lost"), request("dense", prompt=40, max_tokens=60))
         while len(rig.records["lost"].tokens) < 5:
             rig.step()
-        store.restart()
+        restart(store, client)
         rig.drain()
         assert isinstance(rig.records["lost"].error, StoreUnavailable)
         assert len(rig.records["dense"].tokens) == 60

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from waiting import wait_until
 
 from gpu_worker.engine.admission.intake import Intake
 from gpu_worker.kernels.rows import ArenaLayout
@@ -17,7 +18,7 @@ from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.host_registration import register_with_cuda
-from kv_store.client import Layout, StoreClient
+from kv_store.client import Layout, StaleEpoch, StoreClient
 from kv_store.local import LocalStore
 
 SLAB_BYTES = 4096
@@ -50,6 +51,21 @@ def attached(
             yield store, client
         finally:
             client.close()
+
+
+def restart(store: LocalStore, client: StoreClient) -> None:
+    """Start the store again, and wait until the client's heartbeat has met the new start: a beat that fell between the
+    two said that none is there."""
+
+    def is_met() -> bool:
+        try:
+            client.check()
+        except StaleEpoch:
+            return client.is_answering
+        return False
+
+    store.restart()
+    wait_until(is_met)
 
 
 def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_slabs: int = 16) -> ArenaView:

@@ -16,6 +16,7 @@ from offload_rig import (
     count_calls,
     make_sequence,
     random_rows,
+    restart,
 )
 
 from gpu_worker.errors import ArenaFull, StoreUnavailable
@@ -166,7 +167,7 @@ def test_attaching_anew_gives_another_view_without_slabs() -> None:
         prefill(offloader, old)
         before = offloader.arena
         assert before is not None
-        store.restart()
+        restart(store, client)
         rows = prefill(offloader, new)
         assert offloader.arena is not before
         assert before.bytes.numel() == 0
@@ -232,7 +233,7 @@ def test_refused_memory_is_said_once_and_rows_go_through_the_host(
             offloader.put_layers(sequence, layers, rows.expand(len(layers), *rows.shape))
             offloader.seal_layers(sequence, range(FULL.num_layers), 40)
             assert offloader.arena is None
-            store.restart()
+            restart(store, client)
             offloader.open(make_sequence("b", 1, 40), 41)
         assert offloader.arena is None
         assert [record.getMessage() for record in caplog.records if "no memory" in record.getMessage()] == [
