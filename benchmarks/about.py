@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from carrel.evaluation.about import describe
-from carrel.process.version import CHECKOUT
 
 
 def about(
@@ -20,8 +19,7 @@ def about(
     the run; None: it has not begun yet. Creates no CUDA context."""
     found = describe(device)
     found["command"] = shlex.join(["carrel", "bench", *argv])
-    found["commit"] = commit or found["versions"]["commit"] + ("-dirty" if _has_changes() else "")
-    found["versions"]["commit"] = commit or found["versions"]["commit"]
+    found["commit"] = found["versions"]["commit"] = commit or found["versions"]["commit"]
     found["load_average_before"] = round(os.getloadavg()[0] if load_average is None else load_average, 2)
     machine = found["machine"]
     machine["device"] = machine.get("gpu", machine["cpu"])
@@ -34,16 +32,8 @@ def about(
 
 def _driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return next(iter(_lines(command)), "unknown").strip()
-
-
-def _has_changes() -> bool:
-    return bool(_lines(["git", "-C", str(CHECKOUT), "status", "--porcelain", "--untracked-files=no"]))
-
-
-def _lines(command: Sequence[str]) -> list[str]:
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return []
-    return found.stdout.splitlines()
+        return "unknown"
+    return next(iter(found.stdout.splitlines()), "unknown").strip()

@@ -165,13 +165,16 @@ def _source(
 
 
 def _open_report(arguments: argparse.Namespace, source: Source) -> Report:
-    if arguments.resume and arguments.json.is_file():
-        report = read_report(arguments.json)
-        require_same_source(source, report.source)
-        return report
     about = describe(source.device)
     about["model"] = Path(arguments.model).name if arguments.model else "carrel-nano"
-    return Report(source, about)
+    report = Report(source, about)
+    if not (arguments.resume and arguments.json.is_file()):
+        return report
+    earlier = read_report(arguments.json)
+    require_same_source(source, earlier.source)
+    # Nothing but the commit: the documents to come are of this one.
+    earlier.merge(report)
+    return earlier
 
 
 def _show(report: Report) -> None:

@@ -35,6 +35,12 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
+def of_both(about: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The provenance of what two runs measured: the first's, with the commits of both."""
+    commits = [name for each in (about, other) for name in each["versions"]["commit"].split(", ")]
+    return {**about, "versions": {**about["versions"], "commit": ", ".join(dict.fromkeys(commits))}}
+
+
 def machine(device: str) -> dict[str, Any]:
     """Processor, cores that this process may use, memory, and the GPU when `device` is one."""
     found: dict[str, Any] = {

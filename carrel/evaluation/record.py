@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
+from carrel.evaluation.about import of_both
 from carrel.evaluation.cells import UNBUDGETED, Cell
 from carrel.evaluation.scoring import Mean, Rate, bootstrap, paired
 
@@ -186,8 +187,9 @@ class Report:
         return paired(_scores(self.outcomes(cell)), _scores(self.outcomes(other)))
 
     def merge(self, other: Report) -> None:
-        """Take over another shard's outcomes. Raises EvaluationError when it measured something else."""
+        """Take over another run's outcomes. Raises EvaluationError when it measured something else."""
         require_same_source(self.source, other.source)
+        self.about = of_both(self.about, other.about)
         self.expect(other._outcomes)
         for cell in other._outcomes:
             for outcome in other.outcomes(cell):

@@ -28,13 +28,14 @@ def version() -> str:
 
 
 @functools.cache
-def commit() -> str:
-    """Short commit of the checkout; "unknown" outside one or without git."""
-    if not (CHECKOUT / ".git").exists():
-        return "unknown"
+def commit(checkout: Path = CHECKOUT) -> str:
+    """Short commit of a checkout, with "-dirty" behind it where files that git knows are others than the commit's;
+    "unknown" without a git folder of its own or without git."""
+    folder = ("--git-dir", str(checkout / ".git"), "--work-tree", str(checkout))
     try:
         found = subprocess.run(
-            ["git", "-C", str(CHECKOUT), "rev-parse", "--short", "HEAD"],
+            # A tag is not asked for: none matches.
+            ["git", *folder, "describe", "--always", "--exclude=*", "--dirty"],
             capture_output=True,
             text=True,
             timeout=5,

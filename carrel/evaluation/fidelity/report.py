@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.errors import EvaluationError
+from carrel.evaluation.about import of_both
 from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.scoring import Mean, bootstrap, paired
 
@@ -90,7 +91,7 @@ class FidelityReport:
             (each.length, each.index, each.policy, each.budget): each
             for each in (*self.passages, *other.passages)
         }
-        return FidelityReport(self.about, tuple(both.values()))
+        return FidelityReport(of_both(self.about, other.about), tuple(both.values()))
 
     def rows(self) -> list[Row]:
         """In the order in which they were asked, by length."""

@@ -22,7 +22,7 @@ MEASURED = {"attention_mass": 0.9, "best_recall": 0.75, "output_errors": [[0.1, 
 
 def test_perplexity_is_held_against_full_on_the_same_passages(tmp_path: Path) -> None:
     passages = [FULL, replace(FULL, index=1, nll=3.0), OURS, replace(OURS, index=1, nll=3.1, **MEASURED)]
-    report = FidelityReport({"model": "tiny"}, tuple(passages))
+    report = FidelityReport({"model": "tiny", "versions": {"commit": "abc"}}, tuple(passages))
     full, ours = report.rows()
     assert full.perplexity == pytest.approx(math.exp(2.5))
     assert ours.ratio is not None

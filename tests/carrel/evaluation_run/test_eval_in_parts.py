@@ -72,6 +72,22 @@ def test_a_run_whose_time_is_up_ends_well(
     assert "out of time" not in capsys.readouterr().err
 
 
+def test_a_report_names_the_commits_of_all_its_runs(fake_run: MakeRun, tmp_path: Path) -> None:
+    run, path = fake_run(), tmp_path / "report.json"
+    arguments = [*run.arguments, "--json", str(path), "--policies", "full", "--protocols", "P1"]
+    assert main([*arguments, "--shard", "0/2"]) == 0
+    content = json.loads(path.read_text())
+    now = content["about"]["versions"]["commit"]
+    content["about"]["versions"]["commit"] = "abc"
+    path.write_text(json.dumps(content))
+    for _ in range(2):
+        assert main([*arguments, "--shard", "1/2", "--resume"]) == 0
+        assert read_report(path).about["versions"]["commit"] == f"abc, {now}"
+    merged = tmp_path / "merged.json"
+    assert main(["eval", "--merge", str(path), str(path), "--json", str(merged)]) == 0
+    assert read_report(merged).about["versions"]["commit"] == f"abc, {now}"
+
+
 def test_a_terminated_run_keeps_what_it_had(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
     arguments = [
