@@ -1,6 +1,6 @@
 """Calibration: what some policies need to know of a model, measured on texts and kept in a file."""
 
-from gpu_worker.calibration.observe import Observation, observe
+from gpu_worker.calibration.observe import Observation, observe, observe_layer
 from gpu_worker.calibration.record import Calibration, ModelFacts, read_calibration, write_calibration
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "ModelFacts",
     "Observation",
     "observe",
+    "observe_layer",
     "read_calibration",
     "write_calibration",
 ]

@@ -53,7 +53,7 @@ def observe(
     for sample in samples:
         hidden = decoder.embed(torch.tensor(sample, device=device))
         for layer in range(num_layers):
-            queries, keys, hidden = _layer(decoder, layer, hidden, chunk)
+            queries, keys, hidden = observe_layer(decoder, layer, hidden, chunk)
             scores[layer] += outlier_scores(
                 keys, chelsea.num_sink, chelsea.num_recent, chelsea.chunk, threshold
             )
@@ -67,7 +67,9 @@ def observe(
     return Observation((scores / len(samples)).cpu(), torch.stack(skews).cpu())
 
 
-def _layer(decoder: Decoder, layer: int, hidden: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def observe_layer(
+    decoder: Decoder, layer: int, hidden: Tensor, chunk: int = PREFILL_CHUNK
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [H_q, n, d] and keys [H_kv, n, d], rotated, of one layer, and the next one's input [n, hidden]; of the
     last layer its own input, since its output is not read."""
     config, num_tokens = decoder.config, hidden.shape[0]
