@@ -41,6 +41,7 @@ OPS = (
     "assign_points",
     "move_centroids",
     "pq_assign",
+    "keep_allowed",
 )
 
 

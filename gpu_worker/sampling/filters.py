@@ -70,10 +70,3 @@ def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """
     threshold = logits.amax(dim=-1) + min_p.log()
     return logits.masked_fill(logits < threshold.unsqueeze(-1), -torch.inf)
-
-
-def keep_allowed(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Keep the tokens whose bits are set: allowed [B, ceil(V / 32)] int32, token t is bit t % 32 of word t // 32."""
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    is_kept = ((allowed.unsqueeze(-1) >> bits) & 1).bool().flatten(1)
-    return logits.masked_fill(~is_kept[:, : logits.shape[-1]], -torch.inf)

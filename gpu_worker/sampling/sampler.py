@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.device import Mark, to_device, to_host
+from gpu_worker.kernels.keep_allowed import keep_allowed
 from gpu_worker.records import TokenEvent
-from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p
+from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p
 from gpu_worker.sampling.penalties import apply_penalties
 from gpu_worker.sampling.state import SamplerState
 
@@ -31,14 +32,15 @@ Masks = Mapping[int, npt.NDArray[np.int32]]
 class Sampler:
     """Chooses one token for each request; requests of one batch may differ in every parameter.
 
-    The order is: penalties, logit bias, mask of the end tokens below min_tokens, mask of the constraint, then greedy,
+    The order is: mask of the constraint, penalties, logit bias, mask of the end tokens below min_tokens, then greedy,
     or temperature, top-k, top-p (of what top-k left), min-p and a draw. Log-probabilities are those of the raw logits.
     Holds no state: the same states and logits give the same tokens.
     """
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[TokenEvent | None]:
-        """Choose from logits [B, V] float32 for B states; changes neither (`append` is the caller's).
+        """Choose from logits [B, V] float32 for B states, which stay as they are (`append` is the caller's); so do the
+        logits but those that a constraint rules out, which become -inf.
 
         None for a row that holds NaN, +inf or nothing finite.
         """
@@ -49,15 +51,22 @@ class Sampler:
         """`sample`, queued on the device: the host goes on, and work queued behind it runs while the host takes the
         tokens."""
         masks = _allowed(states, logits.shape[-1])
+        num_tops = {
+            row: state.params.logprobs
+            for row, state in enumerate(states)
+            if state.params.logprobs is not None
+        }
+        raw = logits.clone() if masks and num_tops else logits
+        if masks:
+            _constrain(logits, masks)
         greatest, token_ids = logits.max(dim=-1)
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
         if rows:
-            of_chosen = {place: masks[row] for place, row in enumerate(rows) if row in masks}
-            chosen = _choose(logits[_index(rows, logits)], [states[row] for row in rows], of_chosen)
-            token_ids = token_ids.index_copy(0, _index(rows, logits), chosen)
+            index = _index(rows, logits)
+            token_ids.index_copy_(0, index, _choose(logits[index], [states[row] for row in rows]))
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
         both = to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
-        return Choice(both, _begin_logprobs(logits, token_ids, states), logits.device)
+        return Choice(both, _begin_logprobs(raw, token_ids, num_tops), logits.device)
 
 
 class Choice:
@@ -99,17 +108,23 @@ def _allowed(states: Sequence[SamplerState], vocab_size: int) -> Masks:
     }
 
 
-def _choose(logits: torch.Tensor, states: list[SamplerState], masks: Masks) -> torch.Tensor:
-    """Token ids [B] from rows that may be overwritten; masks: of some of them."""
+def _constrain(logits: torch.Tensor, masks: Masks) -> None:
+    rows = np.array([*masks], np.int32)[:, None]
+    # One transfer for both.
+    packed = to_device(np.hstack([rows, np.stack([*masks.values()])]), logits.device)
+    keep_allowed(logits, packed[:, 0], packed[:, 1:])
+
+
+def _choose(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+    """Token ids [B] from rows that may be overwritten."""
     for row, state in zip(logits, states, strict=True):
         _adjust(row, state)
-    logits = _constrain(logits, masks)
     token_ids = logits.argmax(dim=-1)
     random = [row for row, state in enumerate(states) if not state.is_greedy]
     if not random:
         return token_ids
     index = _index(random, logits)
-    return token_ids.index_copy(0, index, _draw(logits[index], [states[row] for row in random]))
+    return token_ids.index_copy_(0, index, _draw(logits[index], [states[row] for row in random]))
 
 
 def _adjust(row: torch.Tensor, state: SamplerState) -> None:
@@ -121,14 +136,6 @@ def _adjust(row: torch.Tensor, state: SamplerState) -> None:
     if state.masks_end_tokens:
         # finite: should a request mask all of the vocabulary, it still gets a token
         row.index_fill_(0, _index(sorted(state.end_token_ids), row), torch.finfo(row.dtype).min)
-
-
-def _constrain(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
-    if not masks:
-        return logits
-    index = _index(list(masks), logits)
-    allowed = to_device(np.stack(list(masks.values())), logits.device)
-    return logits.index_copy(0, index, keep_allowed(logits[index], allowed))
 
 
 def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
@@ -180,11 +187,8 @@ class _Logprobs:
 
 
 def _begin_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, states: Sequence[SamplerState]
+    logits: torch.Tensor, token_ids: torch.Tensor, num_tops: dict[int, int]
 ) -> _Logprobs | None:
-    num_tops = {
-        row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None
-    }
     if not num_tops:
         return None
     index = _index(list(num_tops), logits)

@@ -48,12 +48,8 @@ class SamplerState:
 
     @property
     def changes_logits(self) -> bool:
-        return (
-            self.counts is not None
-            or self.constraint is not None
-            or bool(self.params.logit_bias)
-            or self.masks_end_tokens
-        )
+        """Beside what its constraint rules out."""
+        return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
 
     @property
     def is_ready(self) -> bool:

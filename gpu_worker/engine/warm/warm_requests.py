@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import CapacityError
@@ -74,10 +77,23 @@ def warm_request(
         prompt_token_ids=prompt,
         # What greedy sampling needs is part of this.
         sampling=SamplingParams(max_tokens, temperature=0.7, top_p=0.9, seed=0, ignore_eos=True),
+        constraint=_Anything(),
         policy=policy,
         budget=engine.info.default_budget,
         shares_prefix=False,
     )
+
+
+class _Anything:
+    """A constraint that rules nothing out."""
+
+    is_ready, is_complete = True, False
+
+    def take(self, token_id: int) -> None:
+        """As well as any other."""
+
+    def allowed(self, vocab_size: int, end_token_ids: Collection[int]) -> npt.NDArray[np.int32]:
+        return np.full(-(-vocab_size // 32), -1, np.int32)
 
 
 class _Answer:

@@ -22,6 +22,7 @@ SHAPES = {SHAPES}
 # Rows of four layers and two seats, small where only strides count.
 STEP = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
+from gpu_worker.kernels.keep_allowed.kernel import keep_allowed
 from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.rope.kernel import rope
@@ -56,6 +57,8 @@ for lanes, first, longest in SHAPES:
     query, key, value = rope(zeros(first + lanes, 48 * DIM, dtype=bfloat16), rotary, table[0] * 1, 32, 8)
     query, slots = query[first:] if first else query, zeros(lanes, 4, HEADS, dtype=int32)
     store_token(key[first:], value[first:], pool, slots[:, 1], arena, zeros(lanes, 4, HEADS, dtype=int64)[:, 1])
+    packed = zeros(1 + lanes // 2, 1 + 1537, dtype=int32)
+    keep_allowed(zeros(first + lanes, 49155)[first:], packed[:, 0], packed[:, 1:])
     lengths = (positions + 1)[:, None].expand(-1, HEADS)
     attend_blocks(query, pool, blocks, seats, lengths, 0.1, longest)
     slot_weights(query, pool, blocks, seats, lengths, 0.1, longest)

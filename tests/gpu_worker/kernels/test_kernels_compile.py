@@ -192,6 +192,7 @@ for dtype, head_dim in (bfloat16, 128), (float32, 96):
     offsets_by_table(table, seats, required, layout, 4)
 """
 ACTIVATIONS = """
+from gpu_worker.kernels.keep_allowed.kernel import keep_allowed
 from gpu_worker.kernels.rms_norm.kernel import add_normed, rms_norm
 from gpu_worker.kernels.rope.kernel import rope
 from gpu_worker.kernels.silu_mul.kernel import silu_mul
@@ -211,6 +212,8 @@ for dtype in bfloat16, float32:
         table, columns = zeros(9, 2, rotary_dim, dtype=dtype), zeros(3, 3, dtype=int64)
         qkv = zeros(3, (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
         rope(qkv, table, columns[:, 1], *heads, interleaved, *with_norms)
+packed = zeros(2, 1 + 4008, dtype=int32)
+keep_allowed(zeros(3, 128256), packed[:, 0], packed[:, 1:])
 """
 # What decode steps and prompts launch, at the shapes of Llama-3.1-8B and SmolLM2-135M.
 REAL = """
@@ -272,7 +275,7 @@ SCRIPTS = {
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
         "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile count_digit tally write_best "
         "resolve_head copy_rows copy_pairs store_rows find_rows list_misses copy_misses find_offsets "
-        "_rms_norm _rope _silu_mul",
+        "_rms_norm _rope _silu_mul _keep_allowed",
     ),
     "scores": (
         SCORES + PAIRS + BITS,

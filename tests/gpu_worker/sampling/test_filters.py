@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpu_worker.sampling.filters import first_k, keep_allowed, keep_min_p, keep_top_k, keep_top_p, ranks
+from gpu_worker.sampling.filters import first_k, keep_min_p, keep_top_k, keep_top_p, ranks
 
 
 def naive_order(row):
@@ -94,10 +94,3 @@ def test_a_rank_is_the_place_in_the_order_whatever_is_equal():
 def test_an_already_filtered_row_stays_filtered():
     logits = keep_top_k(random_logits(63, ties=False), torch.full((6,), 3), 3)
     assert all(len(kept) <= 3 for kept in survivors(keep_top_p(logits, torch.full((6,), 0.999))))
-
-
-def test_allowed_tokens_keep_their_logits():
-    logits = torch.randn(2, 70)
-    kept = keep_allowed(logits, torch.tensor([[1 << 5, -(2**31), 1 << 3], [-1, 0, 0]], dtype=torch.int32))
-    assert [row.isfinite().nonzero().flatten().tolist() for row in kept] == [[5, 63, 67], list(range(32))]
-    assert torch.equal(kept[kept.isfinite()], logits[kept.isfinite()])

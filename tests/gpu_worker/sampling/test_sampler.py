@@ -1,5 +1,7 @@
 import collections
+import math
 
+import numpy as np
 import pytest
 import torch
 from device_reads import DeviceReads
@@ -11,8 +13,27 @@ from gpu_worker.sampling.sampler import draw, uniform
 VOCAB_SIZE = 50
 
 
-def state(prompt=(1, 2, 3), eos=(0,), request_id="r", default_seed=None, **params):
-    return SamplerState(SamplingParams(**params), prompt, VOCAB_SIZE, eos, request_id, default_seed)
+class Only:
+    """A constraint that allows the same few tokens at each step."""
+
+    is_ready, is_complete = True, False
+
+    def __init__(self, *token_ids):
+        self.token_ids = list(token_ids)
+
+    def take(self, token_id):
+        assert token_id in self.token_ids
+
+    def allowed(self, vocab_size, end_token_ids):
+        bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+        bits[self.token_ids] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def state(prompt=(1, 2, 3), eos=(0,), request_id="r", default_seed=None, constraint=None, **params):
+    return SamplerState(
+        SamplingParams(**params), prompt, VOCAB_SIZE, eos, request_id, default_seed, constraint
+    )
 
 
 def logits_of(*rows):
@@ -61,6 +82,8 @@ def test_the_host_waits_for_no_token_before_it_takes_them():
         state(temperature=0.0, logit_bias=((4, 100.0),), min_tokens=3),
         state(top_k=3, logprobs=0),
         state(top_k=4, top_p=0.5, min_p=0.1),
+        state(temperature=0.0, constraint=Only(7, 8), logprobs=1),
+        state(constraint=Only(7, 9), presence_penalty=1.0),
     ]
     for one in states:
         one.append(7)
@@ -69,6 +92,41 @@ def test_the_host_waits_for_no_token_before_it_takes_them():
         assert not reads.found
         assert len(choice.take()) == len(states)
         assert reads.found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+def test_a_constraint_holds_its_own_row(temperature):
+    held = {"constraint": Only(3, 31, 32, 49), "logit_bias": ((7, 100.0),), "presence_penalty": 1.0}
+    states = [
+        state(temperature=temperature, seed=1),
+        state(temperature=temperature, seed=2, **held),
+        state(temperature=temperature, seed=3, constraint=Only(40)),
+    ]
+    tokens = run(states, lambda step: random_logits(3, step), 40)
+    (alone,) = run([state(temperature=temperature, seed=1)], lambda step: random_logits(3, step)[:1], 40)
+    assert tokens[0] == alone
+    assert set(tokens[1]) == {3, 31, 32, 49}
+    assert set(tokens[2]) == {40}
+
+
+def test_logprobs_under_a_constraint_are_those_of_all_tokens():
+    logits = random_logits(1)
+    free, held = state(temperature=0.0, logprobs=3), state(temperature=0.0, logprobs=3, constraint=Only(6))
+    (whole,) = Sampler().sample(logits.clone(), [free])
+    (event,) = Sampler().sample(logits.clone(), [held])
+    assert event.token_id == 6
+    assert event.logprob == pytest.approx(torch.log_softmax(logits[0], dim=-1)[6].item())
+    assert event.top == whole.top
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_invalid_logits_have_no_token_where_a_constraint_rules_them_out(value):
+    logits = random_logits(2)
+    logits[1, 3] = value
+    states = [state(constraint=Only(6)), state(constraint=Only(6))]
+    valid, invalid = Sampler().sample(logits, states)
+    assert valid.token_id == 6
+    assert invalid is None
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -83,6 +83,8 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
     assert {one.policy for one in warm.submitted} == {"bitkeys", "full"}
     dense, resident, missing = ("full", False), ("bitkeys", False), ("bitkeys", True)
     assert {(dense,), (resident,), (missing,), (missing, dense), (resident, missing, dense)} <= warm.prepared
+    # What masks of grammars need is compiled, too.
+    assert all(one.constraint is not None for one in warm.submitted)
     # With room for all, requests gave slots up.
     assert warm.has_missed
     num_stages = warm.progress[-1][1]
