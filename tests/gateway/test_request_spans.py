@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from waiting import PATIENCE, eventually
 
-# at the end: both folders have a fake_worker
 sys.path.append(str(Path(__file__).parents[1] / "gpu_worker/service"))
 
 from fake_engine import INFO, FakeEngine

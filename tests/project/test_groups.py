@@ -1,10 +1,21 @@
-"""Tests that must not run side by side do not, in the parallel processes of `make test`."""
+"""Tests that must not run side by side do not, in the parallel processes of `make test`; and any of them run in one."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_no_two_files_have_one_name() -> None:
+    """A folder without `__init__.py` shares the names of its modules with all others; pytest itself tells conftests
+    apart."""
+    names = Counter(path.name for path in TESTS.rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == ["conftest.py"]
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")

@@ -59,7 +59,7 @@ class WorkerProcess:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CARREL_")}
         environ |= {"PYTHONPATH": f"{ROOT}:{HERE}", "FAKE_ENGINE": kind}
         self.popen = subprocess.Popen(
-            [sys.executable, HERE / "fake_worker.py", *arguments],
+            [sys.executable, HERE / "fake_worker_process.py", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
         )  # fmt: skip
 
@@ -231,7 +231,7 @@ def test_it_dies_with_its_parent(start, tmp_path, store):
     )
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, HERE / "fake_worker.py", *arguments],
+        [sys.executable, "-c", script, HERE / "fake_worker_process.py", *arguments],
         stdout=subprocess.PIPE, text=True, env=environ,
     )  # fmt: skip
     pid, word = parent.stdout.readline().split()

@@ -1,4 +1,4 @@
-"""`python fake_worker.py FLAGS...`: the worker's real main with a fake engine and without torch.
+"""`python fake_worker_process.py FLAGS...`: the worker's real main with a fake engine and without torch.
 
 FAKE_ENGINE in the environment: `endless`, `dies` at the first step, `hangs` in it, `loads` for ever.
 """
