@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -126,7 +127,7 @@ class GenerationRequest:
     `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
     who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
     and their texts. `attention`: AttentionEvents are told. `constraint`: of this answer alone; None: it may be
-    anything.
+    anything. `asked_at`: when it came, by the monotonic clock.
     """
 
     request_id: str
@@ -145,3 +146,4 @@ class GenerationRequest:
     policy_options: tuple[tuple[str, str], ...] = ()
     attention: bool = False
     constraint: Constraint | None = None
+    asked_at: float = field(default_factory=time.monotonic, compare=False)

@@ -23,7 +23,7 @@ from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.reads import StoreReads
-from gpu_worker.store.sessions import NO_SESSION, Sessions
+from gpu_worker.store.sessions import Kept, Sessions
 from gpu_worker.store.slab_rows import SlabRows
 from gpu_worker.store.trainings import IndexTrainings
 from kv_store.client import StoreClient
@@ -196,9 +196,14 @@ class Offloader:
         """Make copied layers readable, in one call."""
         extent = self._extents[sequence.sequence_id]
         # A prefix is one once all layers have it.
-        hashes = extent.hashes if layers.stop == self._num_layers else ()
-        session = self.sessions.name_of(sequence.request) if hashes else NO_SESSION
-        self._link.seal(sequence.sequence_id, num_tokens, layers, hashes, session)
+        is_whole = layers.stop == self._num_layers
+        keeping = (
+            self.sessions.keeping(sequence.request, extent.hashes)
+            if is_whole
+            else contextlib.nullcontext(Kept())
+        )
+        with keeping as kept:
+            self._link.seal(sequence.sequence_id, num_tokens, layers, *kept)
         extent.written = extent.sealed = num_tokens
         self.offloaded_bytes += len(layers) * (num_tokens - extent.shared) * self._client.layout.token_bytes
 

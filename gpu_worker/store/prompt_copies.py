@@ -112,8 +112,8 @@ class PromptCopies:
         layout, name = self._client.layout, sequence.sequence_id
         self.copied_bytes += max(0, num_tokens - extent.shared) * layout.num_layers * layout.token_bytes
         # Behind the last layer's mark nothing uses its slabs.
-        session = self._sessions.name_of(sequence.request)
-        self._link.end(name, sequence.seat, num_tokens, hashes, session)
+        with self._sessions.keeping(sequence.request, hashes) as kept:
+            self._link.end(name, sequence.seat, num_tokens, *kept)
 
     def give_way(self) -> bool:
         """Give up the room of all copies that are being written; False where there is none. What they read they keep.

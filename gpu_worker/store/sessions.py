@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from gpu_worker.errors import RequestError, StoreUnavailable
@@ -15,6 +19,9 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
+# Sessions that are remembered as dropped, the last ones: some 200 bytes each.
+MAX_DROPPED = 1 << 16
+
 
 class SessionName(NamedTuple):
     """What a session is to the store: a name, which is a hash, and the caller's own id for it."""
@@ -24,6 +31,13 @@ class SessionName(NamedTuple):
 
 
 NO_SESSION = SessionName()
+
+
+class Kept(NamedTuple):
+    """What the store keeps of a prompt: the names of its slabs, by which others find them, and its session."""
+
+    hashes: tuple[bytes, ...] = ()
+    session: SessionName = NO_SESSION
 
 
 class Sessions:
@@ -38,6 +52,10 @@ class Sessions:
         """model: what tells models apart that may share a store."""
         self._client = client
         self._model = model
+        # When, by the name; the one that was dropped last at the end.
+        self._dropped: OrderedDict[str, float] = OrderedDict()
+        # Held while the store is told what to keep: a session is dropped before that, or after it.
+        self._telling = threading.Lock()
 
     @property
     def slab_tokens(self) -> int:
@@ -52,6 +70,15 @@ class Sessions:
         """Of the session that the request names, if any."""
         salt, session_id = request.prefix_salt, request.session_id
         return SessionName(self._name(salt, session_id), session_id) if session_id else NO_SESSION
+
+    @contextmanager
+    def keeping(self, request: GenerationRequest, hashes: tuple[bytes, ...]) -> Iterator[Kept]:
+        """What the store is to keep of a prompt, by these hashes; it is told within. Nothing, where the session was
+        dropped after the request came."""
+        session = self.name_of(request)
+        with self._telling:
+            is_dropped = request.asked_at <= self._dropped.get(session.name, float("-inf"))
+            yield Kept() if is_dropped else Kept(hashes, session)
 
     def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
         """A caller's sessions, or the one of this id; the one that was used longest ago first."""
@@ -69,8 +96,14 @@ class Sessions:
             raise RequestError(f"The session is not pinned: {error.text}.", "pinned", "pin_limit") from error
 
     def drop(self, salt: bytes, session_id: str) -> bool:
-        """Forget a session and free what it holds; False for an unknown one. Requests that use it go on."""
+        """Forget a session and free what it holds; False for an unknown one. Requests that use it go on, and leave
+        nothing of it: only one that comes later makes it anew."""
         name = self._name(salt, session_id)
+        with self._telling:
+            self._dropped[name] = time.monotonic()
+            self._dropped.move_to_end(name)
+            if len(self._dropped) > MAX_DROPPED:
+                self._dropped.popitem(last=False)
         return self._finds(lambda: self._client.drop_session(name))
 
     def store_stats(self) -> StoreStats:

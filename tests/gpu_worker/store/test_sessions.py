@@ -10,6 +10,7 @@ from engine_rig import LAYOUT, NUM_LAYERS, TOKEN_BYTES, Rig, random_prompt, requ
 
 from gpu_worker.errors import RequestError, StoreUnavailable
 from gpu_worker.records import GenerationRequest
+from gpu_worker.state.sequence import Status
 from gpu_worker.store.sessions import Sessions
 from kv_store.client import StoreClient
 from kv_store.local import LocalStore
@@ -139,6 +140,39 @@ def test_a_dropped_session_gives_its_bytes_back_and_a_pinned_one_outlives_the_ot
     sessions.drop(b"me", "a chat")
     assert client.stats().reserved_bytes == left
     assert base <= left
+
+
+@pytest.mark.parametrize("policy", ["oracle", "full"])
+@pytest.mark.parametrize("status", [Status.WAITING, Status.PREFILL])
+def test_a_dropped_session_comes_back_with_a_later_request_only(
+    rig: Rig, policy: str, status: Status
+) -> None:
+    """Whether the request that is there keeps its rows in the store or only copies them there."""
+    sessions, client = rig.engine.offloader.sessions, rig.client  # type: ignore[attr-defined]
+    rig.run(replace(asked("first", CHAT, "a chat"), policy=policy))
+    base = client.stats().reserved_bytes - 256 * TOKEN_BYTES
+    turn = replace(asked("second", CHAT + random_prompt(130, seed=2), "a chat"), policy=policy)
+    rig.submit(turn)
+    if status is not Status.WAITING:
+        rig.step_to("second", status)
+    assert sessions.drop(b"me", "a chat")
+    rig.drain()
+    assert len(rig.records["second"].tokens) == 4
+    assert sessions.list(b"me") == ()
+    assert client.stats().reserved_bytes == base
+    later = replace(asked("later", CHAT + random_prompt(130, seed=2), "a chat"), policy=policy)
+    assert cached(rig, later) == 0
+    assert [held.tokens for held in sessions.list(b"me")] == [384]
+
+
+def test_a_session_that_is_dropped_before_it_is_listed_is_never_listed(rig: Rig) -> None:
+    sessions = rig.engine.offloader.sessions
+    rig.submit(asked("first", CHAT, "a chat"))
+    rig.step_to("first", Status.PREFILL)
+    assert not sessions.drop(b"me", "a chat")
+    rig.drain()
+    assert sessions.list(b"me") == ()
+    assert cached(rig, asked("other", CHAT)) == 0
 
 
 def test_without_the_store_a_caller_is_told_so() -> None:
