@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 
+from carrel.process.ready_threads import ReadyThreads
 from kv_store.client.checksum import checksums
 
 # Slabs that one task takes: some tenths of a millisecond each.
@@ -32,8 +33,8 @@ class SlabChecksums:
         # Whose sum is of what they held when they were sealed last, and how often that was.
         self._is_known = np.zeros(len(self._slabs), bool)
         self._times_sealed = np.zeros(len(self._slabs), np.int64)
-        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="slab-checksum")
-        self._comparing = ThreadPoolExecutor(num_threads, thread_name_prefix="slab-compare")
+        self._sealing = ReadyThreads(1, "slab-checksum")
+        self._comparing = ReadyThreads(num_threads, "slab-compare")
 
     def seal(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Take the sums of immutable slabs, distinct, soon; of those that are freed meanwhile nothing is known."""

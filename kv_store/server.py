@@ -7,8 +7,7 @@ import hmac
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -17,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from carrel.process.faults import read_faults
 from carrel.process.options import OptionError
+from carrel.process.ready_threads import NoThreads, ReadyThreads
 from carrel.process.tracing import Tracer, make_tracer
 from kv_store.arena import Arena
 from kv_store.call_meter import CallMeter, CallWatch
@@ -47,13 +47,13 @@ _STOP_GRACE_SECONDS = 2.0
 class StoreServer:
     """A running store: serving when constructed, until `close`.
 
-    Raises ConfigError when the arena, a socket or the trainers cannot be had; nothing is left then.
+    Raises ConfigError when the arena, a socket, threads or the trainers cannot be had; nothing is left then.
     """
 
     def __init__(self, config: StoreConfig, tracer: Tracer | None = None) -> None:
         """tracer: takes spans of calls, and is the caller's to close; None: as the configuration says."""
         self.config = config
-        with contextlib.ExitStack() as stack:
+        with _telling_of_threads(), contextlib.ExitStack() as stack:
             if tracer is None:
                 tracer = _tracer(config)
                 stack.callback(tracer.close)
@@ -131,9 +131,7 @@ class StoreServer:
         self, stack: contextlib.ExitStack, servicer: KVStoreServicer, calls: CallMeter, tracer: Tracer
     ) -> None:
         config = self.config
-        threads = ThreadPoolExecutor(
-            config.num_call_threads + config.max_pending_builds, thread_name_prefix="call"
-        )
+        threads = ReadyThreads(config.num_call_threads + config.max_pending_builds, "call")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         token_checks = [TokenCheck(config.store_token)] if config.store_token else []
         server = grpc.server(
@@ -166,6 +164,14 @@ class StoreServer:
         stack.callback(health_servicer.enter_graceful_shutdown)
         for name in ("", SERVICE_NAME):
             health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+@contextlib.contextmanager
+def _telling_of_threads() -> Iterator[None]:
+    try:
+        yield
+    except NoThreads as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def _tracer(config: StoreConfig) -> Tracer:

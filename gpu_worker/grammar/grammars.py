@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from carrel.process.ready_threads import ReadyThreads
 from gpu_worker.errors import RequestError
 from gpu_worker.grammar.compiling import Compiler
 from gpu_worker.grammar.constraint import GrammarConstraint
@@ -37,8 +38,8 @@ class Grammars:
         self._trial = Trial(self._model, eos_token_ids)
         # an LLMatcher, or why there is none
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
-        self._queue = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._masks = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="masks")
+        self._queue = ReadyThreads(1, "grammars")
+        self._masks = ReadyThreads(NUM_THREADS, "masks")
 
     def prepare(self) -> None:
         """Load what all grammars need, where it is there. To be called before anybody is served: that stops all threads

@@ -102,7 +102,8 @@ def attach(
     """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
     StoreError; nothing is left open then."""
     rpc = StoreRpc(target, call_seconds, token, interceptors, root, trace_of)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(rpc.close)
         with refusing_odd_fields():
             request = pb.AttachRequest(
                 worker_id=worker_id,
@@ -123,16 +124,16 @@ def attach(
                 "shm or grpc"
             )
         mapped = transport(rpc, layout, worker_id, reply, timeout_seconds)
-    except BaseException:
-        rpc.close()
-        raise
-    beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
-    lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
+        stack.callback(mapped.close)
+        beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
+        lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
+        stack.callback(lease.close)
+        ends = Ends(lambda batch: attached.tell_ended(batch), call_seconds)
+        stack.pop_all()
     num_slabs, response_slabs = (
         reply.arena_bytes // reply.slab_bytes,
         -(-reply.response_bytes // reply.slab_bytes),
     )
-    ends = Ends(lambda batch: attached.tell_ended(batch), call_seconds)
     attached = Attachment(
         reply.epoch, worker_id, geometry, num_slabs, response_slabs, rpc, mapped, lease, ends
     )

@@ -55,8 +55,8 @@ class StoreClient:
         self._tables = SlabTables(layout)
         self._gather_lock = threading.Lock()
         self._call_seconds = call_seconds
-        self._attached = connect(timeout_seconds)
         self._proofs = Proofs()
+        self._attached = connect(timeout_seconds)
 
     @classmethod
     def connect(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kv_store.client.errors import StaleEpoch, StoreError, StoreFull, StoreSilent, StoreUnreachable
+from kv_store.client.threads import start_thread
 
 # Between two tries.
 _RETRY_SECONDS = 0.05
@@ -55,14 +56,11 @@ class Ends:
         # Why the first of them are still here, after a try.
         self._failure: StoreUnreachable | None = None
         self._is_closing = False
-        self._thread: threading.Thread | None = None
+        start_thread(self._run, "store-ends")
 
     def put(self, end: SequenceEnd) -> None:
         """Returns at once."""
         with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="store-ends", daemon=True)
-                self._thread.start()
             if end not in self._waiting:
                 self._waiting.append(end)
             self._changed.notify_all()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from kv_store.client.errors import StaleEpoch, StoreError, StoreUnreachable
+from kv_store.client.threads import start_thread
 
 _BEATS_PER_LEASE = 3
 _BEAT_SECONDS = 0.5
@@ -29,8 +30,7 @@ class Lease:
         self._lost: StaleEpoch | None = None
         self.is_answered = True
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="store-heartbeat", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "store-heartbeat")
 
     def check(self) -> None:
         """Raises StaleEpoch when the store has said so, StoreUnreachable when it was silent for a lease."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
+from carrel.process.ready_threads import ReadyThreads
 from kv_store.client.attachment import Attachment, build_and_fetch
 from kv_store.client.errors import CorruptRows
 from kv_store.client.indexes import IndexSegment
@@ -23,8 +24,8 @@ class Proofs:
     """Calls on threads of their own. num_corrupt: slabs and indexes that were not what was written, since the start."""
 
     def __init__(self) -> None:
-        self._builds = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="index-build")
-        self._threads = ThreadPoolExecutor(_VERIFY_THREADS, thread_name_prefix="slab-verify")
+        self._builds = ReadyThreads(_BUILD_THREADS, "index-build")
+        self._threads = ReadyThreads(_VERIFY_THREADS, "slab-verify")
         self._lock = threading.Lock()
         self.num_corrupt = 0
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import faiss
 
+from carrel.process.ready_threads import ReadyThreads
 from kv_store.arena import Arena
 from kv_store.errors import KVStoreError, TrainingFailed
 from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
@@ -31,13 +32,8 @@ class ThreadTrainers(TrainerPool):
 
     def __init__(self, arena: Arena, num_trainers: int) -> None:
         self._arena = arena
-        self._threads = ThreadPoolExecutor(
-            # OpenMP keeps the number of threads for each thread that calls it.
-            num_trainers,
-            thread_name_prefix="trainer",
-            initializer=faiss.omp_set_num_threads,
-            initargs=(1,),
-        )
+        # OpenMP keeps the number of threads for each thread that calls it.
+        self._threads = ReadyThreads(num_trainers, "trainer", faiss.omp_set_num_threads, (1,))
 
     def submit(self, task: TrainTask) -> Future[TrainOutcome]:
         return self._threads.submit(self._run, task)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import faiss
 import ray
 import ray.exceptions
 
+from carrel.process.ready_threads import ReadyThreads
 from kv_store.client.errors import StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.errors import ConfigError, KVStoreError, TrainingFailed
@@ -42,7 +43,7 @@ class RayTrainers(TrainerPool):
         actor_class = ray.remote(TrainerActor).options(num_cpus=1, max_restarts=-1, max_task_retries=1)
         self._actors: list[Any] = [actor_class.remote(handle, arena_socket) for _ in range(num_trainers)]
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(num_trainers, thread_name_prefix="trainer")
+        self._threads = ReadyThreads(num_trainers, "trainer")
         try:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_TIMEOUT_SECONDS)
         except (ray.exceptions.RayError, StoreError) as exc:

@@ -12,7 +12,7 @@ import pytest
 from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_with, random_rows
 from waiting import PATIENCE
 
-from kv_store.client import PQParams
+from kv_store.client import PQParams, StoreClient
 from kv_store.errors import FailedPrecondition, OutOfSpace, TrainingFailed
 from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
@@ -145,6 +145,23 @@ def test_slabs_are_held_until_every_head_that_was_begun_has_ended(store: Store, 
         with pytest.raises(TrainingFailed, match="can't start new thread"):
             built.result(PATIENCE)
     assert state.allocator.num_used == used
+
+
+def test_an_index_is_trained_where_no_more_threads_can_be_started(
+    connect: Callable[..., StoreClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not half of it, which would be trained later, over slabs that are others' by then."""
+    client = connect()
+    client.begin("a", 2 * TOKENS)
+    client.put("a", 0, 0, random_rows(LAYOUT, 2 * TOKENS))
+    client.seal("a", 2 * TOKENS, 0, 1)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    built = client.build_index("a", 0, 0, 2 * TOKENS, PQParams(2, 4)).result(PATIENCE)
+    assert built.arrays["codes"].shape == (LAYOUT.num_kv_heads, 2 * TOKENS, 2)
 
 
 def test_room_in_one_piece_that_cannot_be_had_costs_nobody_anything(store: Store, state: StoreState) -> None:
