@@ -18,6 +18,7 @@ MODELS = {"nano": "nano", "smollm2": "SmolLM2"}
 PROTOCOLS = ("P1", "P2")
 # Of `--policy-options`: a policy's name and its fields, up to the next name.
 OPTIONS = re.compile(r"[a-z_0-9]+:[^:]*?(?=,[a-z_0-9]+:|$)")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 # The policy that a calibration changes; the others of the file are `+outliers` by name.
 SKEWED = "infinigen"
 
@@ -51,7 +52,7 @@ def experiments(*names: str) -> Callable[[], str]:
     def table() -> str:
         asked = sorted(
             {each for name in names for model in MODELS for each in _asked(model, name)},
-            key=lambda each: (names.index(each.name), each.line.rank, each.told),
+            key=lambda each: (names.index(each.name), each.line.rank, _numbers(each.told), each.told),
         )
         if not asked:
             return NOTHING
@@ -89,6 +90,11 @@ def told(source: Source, policy: str) -> str:
     given += [f"by {source.granularity}"] if source.granularity else []
     given += ["calibrated"] if source.calibration_sha256 and policy == SKEWED else []
     return ", ".join(["", *given])
+
+
+def _numbers(text: str) -> list[float]:
+    """To sort by: 80 before 320."""
+    return [float(number) for number in NUMBER.findall(text)]
 
 
 def _asked(model: str, name: str) -> set[Asked]:

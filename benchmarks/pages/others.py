@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from statistics import median
 from typing import Any
 
 from benchmarks import tables
@@ -14,8 +15,10 @@ from benchmarks.hitrate.rates import HitRateCase, HitRateRow
 from benchmarks.kernels.base import KernelRow
 from benchmarks.load.gateway_cost import GatewayCost, GatewayRow
 from benchmarks.pages.sources import content, rows
+from benchmarks.pq_points import ALL, PointsRow
 from benchmarks.report import cpu_table
 from benchmarks.tables import Column
+from carrel.evaluation.scoring import paired
 
 HITRATE, PAPERS = "hitrate_nano_cpu", "hitrate_papers_nano_cpu"
 
@@ -117,6 +120,33 @@ def nodes() -> str:
         Column("of known tokens found", lambda row: tables.number(row.cached_share, 2)),
     )
     return tables.markdown(columns, rows(NodesRow, "nodes_cpu"))
+
+
+def pq_points() -> str:
+    """What PQ's training set costs the median head and the worst."""
+    found = rows(PointsRow, "pq_points_nano_cpu")
+    whole = {(row.trainer, row.tokens): row for row in found if row.points_per_centroid == ALL}
+
+    def spread(values: list[float], worst: float) -> str:
+        return f"{median(values):.3f} ({worst:.3f})"
+
+    def less(row: PointsRow) -> str:
+        mean = paired(*(dict(enumerate(of.recalls)) for of in (row, whole[row.trainer, row.tokens])))
+        if mean is None or row.points_per_centroid == ALL:
+            return "-"
+        return f"{mean.value:+.3f} ({mean.low:+.3f} to {mean.high:+.3f})"
+
+    columns = (
+        Column[PointsRow]("keys", lambda row: f"{row.tokens:,}"),
+        Column("heads", lambda row: str(len(row.recalls))),
+        Column("trainer", lambda row: row.trainer, False),
+        Column("points a centroid", lambda row: str(row.points_per_centroid or "all")),
+        Column("seconds", lambda row: spread(row.cpu_seconds, max(row.cpu_seconds))),
+        Column("error", lambda row: spread(row.errors, max(row.errors))),
+        Column("recall", lambda row: spread(row.recalls, min(row.recalls))),
+        Column("against all points", less),
+    )
+    return tables.markdown(columns, found)
 
 
 def cpu_rivals() -> str:

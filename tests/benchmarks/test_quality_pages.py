@@ -69,3 +69,12 @@ def test_claims_stand_by_what_their_worker_was_told_beside_every_answer_of_full(
         ["| `infinigen`, infinigen:ratio=0.4", "n/10", "0.50", "-0.500 (-0.700 to -0.250)", "20 |"],
         ["| `snapkv`", "n/10", "0.70", "-0.300 (-0.500 to -0.100)", "20 |"],
     ]
+
+
+def test_claims_of_a_sweep_come_by_its_numbers(results: Path) -> None:
+    for size in (16, 8, 128):
+        report = Report(replace(SOURCE, policy_options=f"quest:page_size={size}"), {})
+        report.add(Cell("niah_single_2", 4096, "P1", "quest", 0.1), outcome(0, 1.0))
+        report.write(results / f"claims_smollm2_pages_{size}.json")
+    told = [line.split(" | ")[0] for line in claims.experiments("pages")().splitlines()[2:]]
+    assert told == [f"| `quest`, quest:page_size={size}" for size in (8, 16, 128)]
