@@ -80,6 +80,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-points": claims.experiments("points"),
     "pq-points": others.pq_points,
     "claims-clusters": claims.experiments("clusters"),
+    "claims-adakv": claims.experiments("adakv"),
     "claims-chunks": claims.experiments("chunks"),
     "siege": soaked.siege,
     "soak-faults": soaked.faults,
