@@ -57,7 +57,8 @@ class Head:
 class PointsRow:
     """Of heads of as many tokens. contexts: that were joined. points_per_centroid: 0 is all. errors: of each head, the
     squares of what codes leave of its keys, to those of the keys less their mean. recalls: of a head's queries, the
-    share of the best twentieth by exact weight that is the best by codes. cpu_seconds: of fitting its codebooks."""
+    share of the best twentieth by exact weight that is the best by codes. cpu_seconds: of fitting its codebooks,
+    and of coding its keys where the device's trainer does both."""
 
     tokens: int
     contexts: int
