@@ -64,16 +64,16 @@ class HandoffServer:
         while not self._closing.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError as exc:
+            except Exception as exc:
                 if not self._closing.wait(_RETRY_SECONDS):
                     # Out of descriptors, say: the next worker may be luckier.
-                    _log.warning("arena handoff: %s", exc)
+                    _log.warning("arena handoff: %r", exc)
                 continue
             with connection:
                 try:
                     self._hand_out(connection)
-                except OSError as exc:
-                    _log.warning("arena handoff failed: %s", exc)
+                except Exception as exc:
+                    _log.warning("arena handoff failed: %r", exc)
 
     def _hand_out(self, connection: socket.socket) -> None:
         if self._closing.is_set():

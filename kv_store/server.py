@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from carrel.process.faults import read_faults
+from carrel.process.noted_errors import NotedErrors
 from carrel.process.options import OptionError
 from carrel.process.ready_threads import NoThreads, ReadyThreads
 from carrel.process.tracing import Tracer, make_tracer
@@ -42,6 +44,8 @@ from kv_store.v1 import kv_store_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVStore"].full_name
 _STOP_GRACE_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class StoreServer:
@@ -116,11 +120,12 @@ class StoreServer:
         return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
     def _start_reaper(self, stack: contextlib.ExitStack) -> None:
-        closing = threading.Event()
+        closing, errors = threading.Event(), NotedErrors(_log, "looking for leases that are over")
 
         def reap() -> None:
             while not closing.wait(self.config.lease_seconds / 4):
-                self.store.reap()
+                with errors.noting():
+                    self.store.reap()
 
         thread = threading.Thread(target=reap, name="lease-reaper", daemon=True)
         thread.start()

@@ -165,10 +165,10 @@ class Store:
     def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
         """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
 
-        Raises the first InvalidArgument once all are ended: of what cannot be sealed, or of one that would keep its
-        prefix and has indexes, which alone does not end.
+        Raises the first error once all are ended: InvalidArgument of what cannot be sealed, or of one that would keep
+        its prefix and has indexes, which alone does not end.
         """
-        refused: list[InvalidArgument] = []
+        refused: list[Exception] = []
         with self._state.entered(epoch, worker_id) as state:
             for each in ends:
                 sequence = state.sequences.find(worker_id, each.sequence_id)
@@ -179,7 +179,8 @@ class Store:
                         layers = state.geometry.layout.num_layers
                         self._seal(sequence, each.num_tokens, 0, layers, each.prefix_hashes)
                     self.sessions.hold(sequence, each.session_id, each.session_label)
-                except InvalidArgument as error:
+                except Exception as error:
+                    # Who ends something asks once: all of it ends, whatever comes of one.
                     refused.append(error)
                 if not each.keeps_prefix:
                     state.drop_sequence(sequence)

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 
 from carrel.errors import ReplicaStartError
 from carrel.process.events import Output, Progress, parse_event
+from carrel.process.noted_errors import NotedErrors
 from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
 
 TICK_S = 0.1
@@ -57,10 +58,17 @@ class WorkerProcess:
 
     def _keep(self) -> None:
         inbox: SimpleQueue[Message] = SimpleQueue()
-        child = Child(self._spec, self._environment, inbox)
+        try:
+            child = Child(self._spec, self._environment, inbox)
+        except (OSError, RuntimeError) as error:
+            self._end = f"the {self._spec.name} cannot be started: {error}"
+            self._ended.set()
+            return
+        errors = NotedErrors(log, f"logging what the {self._spec.name} says")
         try:
             while child.exit_code() is None and not self._stopping.is_set():
-                self._log(inbox)
+                with errors.noting():
+                    self._log(inbox)
         finally:
             child.stop()
             while not inbox.empty():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+from carrel.process.noted_errors import NotedErrors
+
 ASKED_PER_TIMEOUT = 10
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.3, 5.0
+
+
+log = logging.getLogger(__name__)
 
 
 class HangWatch:
@@ -31,8 +37,10 @@ class HangWatch:
         self._is_stopped.set()
 
     def _run(self) -> None:
+        errors = NotedErrors(log, "asking whether a process answers")
         pause = min(MOST_PAUSE_S, max(LEAST_PAUSE_S, self._timeout_s / ASKED_PER_TIMEOUT))
         while not self._is_stopped.wait(pause):
             asked_at = time.monotonic()
-            if self._probe():
-                self._answered_at = asked_at
+            with errors.noting():
+                if self._probe():
+                    self._answered_at = asked_at

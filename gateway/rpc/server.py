@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from carrel.process.noted_errors import NotedErrors
 from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, Unauthorized
@@ -56,6 +58,8 @@ MAX_WATCHES = 64
 MAX_MESSAGE_BYTES = 4 * 2**20
 # a connection without a call is closed after this, and one whose client does not answer is found
 IDLE_MS = 60_000
+
+log = logging.getLogger(__name__)
 
 
 class BoundedHealth(health.aio.HealthServicer):  # type: ignore[name-defined]
@@ -136,9 +140,11 @@ class ChatServer:
         await self._server.stop(grace_s)
 
     async def _watch_health(self) -> None:
+        errors = NotedErrors(log, "looking whether this server is ready")
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            await self._set_serving(await self._is_ready())
+            with errors.noting():
+                await self._set_serving(await self._is_ready())
 
     async def _is_ready(self) -> bool:
         return await self._service.status.why_not_ready() is None

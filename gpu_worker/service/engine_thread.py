@@ -191,7 +191,8 @@ class EngineThread:
             while self._take_turn():
                 pass
             self._abort_live()
-        except Exception:
+        except BaseException:
+            # also a panic of a library in Rust, which is no Exception: the process must be told
             logger.exception("the engine failed")
             self._die()
         finally:

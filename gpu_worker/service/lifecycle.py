@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 
 from carrel.process.certificates import Identity
 from carrel.process.events import ProcessEvents
+from carrel.process.noted_errors import NotedErrors
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
@@ -16,6 +18,8 @@ from gpu_worker.service.hang_alarm import HangAlarm
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.store.sessions import Sessions
 from gpu_worker.store.traces import Traces
+
+logger = logging.getLogger(__name__)
 
 STATUS_SECONDS = 1.0
 # of readings, between which rates are told
@@ -102,14 +106,16 @@ class Lifecycle:
             await asyncio.to_thread(self._engine.drain, self._shutdown_timeout_seconds)
 
     async def _report_status(self) -> None:
+        errors = NotedErrors(logger, "telling what the worker does")
         readings = deque([(self._engine.stats(), time.monotonic())], maxlen=NUM_READINGS)
         while True:
             await asyncio.sleep(self._status_seconds)
-            now, at = self._engine.stats(), time.monotonic()
-            before, since = readings[0]
-            if not is_idle(readings[-1][0], now):
-                self._events.status(status_line(before, now, at - since))
-            readings.append((now, at))
+            with errors.noting():
+                now, at = self._engine.stats(), time.monotonic()
+                before, since = readings[0]
+                if not is_idle(readings[-1][0], now):
+                    self._events.status(status_line(before, now, at - since))
+                readings.append((now, at))
 
 
 def is_idle(before: EngineStats, now: EngineStats) -> bool:

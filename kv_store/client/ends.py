@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from carrel.process.noted_errors import NotedErrors
 from kv_store.client.errors import StaleEpoch, StoreError, StoreFull, StoreSilent, StoreUnreachable
 from kv_store.client.threads import start_thread
 
@@ -56,6 +57,7 @@ class Ends:
         # Why the first of them are still here, after a try.
         self._failure: StoreUnreachable | None = None
         self._is_closing = False
+        self._errors = NotedErrors(logger, "telling the KV store what has ended")
         start_thread(self._run, "store-ends")
 
     def put(self, end: SequenceEnd) -> None:
@@ -136,4 +138,7 @@ class Ends:
             pass
         except StoreError as error:
             logger.warning("the KV store refused how sequences end: %s", error)
+        except Exception as error:
+            self._errors.note(error)
+            return StoreUnreachable(f"the KV store could not be told what has ended: {error}")
         return None

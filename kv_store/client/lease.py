@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+from carrel.process.noted_errors import NotedErrors
 from kv_store.client.errors import StaleEpoch, StoreError, StoreUnreachable
 from kv_store.client.threads import start_thread
 
 _BEATS_PER_LEASE = 3
 _BEAT_SECONDS = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 class Lease:
@@ -30,6 +34,7 @@ class Lease:
         self._lost: StaleEpoch | None = None
         self.is_answered = True
         self._closing = threading.Event()
+        self._errors = NotedErrors(logger, "the heartbeat to the KV store")
         self._thread = start_thread(self._run, "store-heartbeat")
 
     def check(self) -> None:
@@ -60,6 +65,9 @@ class Lease:
                 self.is_answered = True
             except StoreError:
                 # The next beat tries again; `check` refuses once the lease has run out.
+                self.is_answered = False
+            except Exception as exc:
+                self._errors.note(exc)
                 self.is_answered = False
             else:
                 self.is_answered = True

@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import PATIENCE, wait_until
 
+from gateway.errors import ServiceError, WorkerUnavailable
+from gateway.rpc import server
 from gateway.rpc.server import MAX_WATCHES
 from gateway.v1 import chat_pb2 as pb
 from gateway.v1 import chat_pb2_grpc
@@ -112,6 +114,25 @@ def test_models_and_health(chat: chat_pb2_grpc.ChatStub, channel: grpc.Channel) 
                 check(asked, timeout=PATIENCE).status == health_pb2.HealthCheckResponse.SERVING
             )
         )
+
+
+def test_health_is_looked_at_again_after_an_unexpected_error(
+    channel: grpc.Channel, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [ZeroDivisionError("inner")]
+
+    async def why_not_ready() -> ServiceError:
+        if errors:
+            raise errors.pop()
+        return WorkerUnavailable("It loads.")
+
+    check = health_pb2_grpc.HealthStub(channel).Check
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.service.status, "why_not_ready", why_not_ready)
+        patch.setattr(server, "HEALTH_INTERVAL_S", 0.01)
+        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        wait_until(lambda: check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status == not_serving)
+    assert not errors
 
 
 def test_reflection_lists_chat(channel: grpc.Channel) -> None:

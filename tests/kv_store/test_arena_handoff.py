@@ -178,7 +178,7 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept = socket.socket.accept
-    failures = [OSError(errno.EMFILE, "no descriptor is left")]
+    failures = [OSError(errno.EMFILE, "no descriptor is left"), MemoryError()]
 
     def fail_once(listener: socket.socket) -> object:
         if failures:

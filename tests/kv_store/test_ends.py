@@ -19,7 +19,7 @@ class Store:
 
     def __init__(self) -> None:
         self.told: list[list[str]] = []
-        self.failure: StoreError | None = None
+        self.failure: Exception | None = None
         self.num_tries = 0
         self.answers = threading.Event()
         self.answers.set()
@@ -87,6 +87,17 @@ def test_what_was_not_heard_is_told_again_and_nobody_begins_before(
     store.failure = None
     wait_until(lambda: store.told)
     ends.settle_for("a", ())
+    assert store.told == [["a"]]
+
+
+def test_what_fails_unexpectedly_is_told_again(store: Store, ends: Ends) -> None:
+    store.failure = ZeroDivisionError("inner")
+    ends.put(SequenceEnd("a"))
+    with pytest.raises(StoreUnreachable, match="inner"):
+        ends.settle()
+    store.failure = None
+    wait_until(lambda: store.told)
+    ends.settle()
     assert store.told == [["a"]]
 
 

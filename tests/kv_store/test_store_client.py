@@ -412,6 +412,46 @@ def test_a_heartbeat_keeps_a_quiet_client_alive() -> None:
         quiet.close()
 
 
+def test_leases_are_reaped_also_after_an_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [ValueError("inner"), ValueError("inner"), KeyError("inner")]
+    with LocalStore(256 * 4096, slab_bytes=4096, lease_seconds=0.1) as running:
+        store = running.server.store
+        reap = store.reap
+
+        def reap_at_last() -> int:
+            # Attach does so too.
+            if errors and threading.current_thread() is not threading.main_thread():
+                raise errors.pop()
+            return reap()
+
+        monkeypatch.setattr(store, "reap", reap_at_last)
+        store.attach("gone", LAYOUT, 8)
+        wait_until(lambda: not store.stats().num_workers)
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2
+
+
+def test_a_heartbeat_goes_on_after_an_unexpected_error() -> None:
+    errors: list[Exception] = [ValueError("inner")]
+    failed = threading.Event()
+
+    def beat() -> None:
+        if errors:
+            failed.set()
+            raise errors.pop()
+
+    lease = Lease(600.0, beat, beat_seconds=0.01)
+    assert failed.wait(PATIENCE)
+    # Nothing is known of the store until it answers again.
+    wait_until(lambda: lease.is_answered)
+    lease.check()
+    errors += [ValueError("inner")] * 10_000
+    wait_until(lambda: not lease.is_answered)
+    lease.close()
+
+
 def test_calls_are_timed_by_method_and_counted_by_how_they_ended(connect: Connect) -> None:
     client = connect(transport="grpc")
     filled(client, 40)

@@ -8,6 +8,7 @@ import pytest
 from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, open_with, random_rows
 
 from kv_store.client import Layout
+from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
 from kv_store.gather import GatherItem, RowReader
@@ -153,6 +154,23 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     clock.now += 11.0
     assert store.reap() == 1
     assert (store.stats().reserved_bytes, store.stats().expired_leases) == (0, 2)
+
+
+def test_what_cannot_be_listed_is_freed_all_the_same(
+    store: Store, state: StoreState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.attach("w", LAYOUT, 0)
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(state.prefixes, "publish", fail)
+    for name in ("a", "b"):
+        open_with(store, state.epoch, name, TOKENS)
+    kept = SequenceEnd("a", TOKENS, tuple(chain(1)))
+    with pytest.raises(MemoryError):
+        store.end(state.epoch, "w", [kept, SequenceEnd("b")])
+    assert (store.stats().num_sequences, store.stats().reserved_bytes) == (0, 0)
 
 
 def test_an_expired_worker_is_refused_even_before_the_reaper_ran(

@@ -61,6 +61,13 @@ def test_one_that_ends_at_the_start_is_told_with_its_last_words(tmp_path: Path) 
     worker.stop()
 
 
+def test_one_that_cannot_be_started_is_told_at_once(tmp_path: Path) -> None:
+    worker = WorkerProcess(spec(SERVES, tmp_path / "mark"), {"LONG": "x" * (4 << 20)}, never)
+    with pytest.raises(ReplicaStartError, match=r"worker cannot be started: .*too long"):
+        worker.wait_ready()
+    worker.stop()
+
+
 def test_one_that_is_never_ready_is_told(tmp_path: Path) -> None:
     late = spec("import time; time.sleep(600)", tmp_path / "mark", start_s=0.1)
     worker = WorkerProcess(late, dict(os.environ), never)

@@ -249,9 +249,12 @@ def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
 def test_who_answers_again_in_time_or_is_not_watched_is_left_alone() -> None:
     answers = True
     asked = threading.Semaphore(0)
+    errors = [ValueError("what no probe expects")]
 
     def probe() -> bool:
         asked.release()
+        if errors:
+            raise errors.pop()
         return answers
 
     watch = HangWatch(probe, 600.0)

@@ -148,12 +148,17 @@ def test_close_aborts_the_running_and_closes_the_engine(engine, port):
         port.submit(request("new"), Sink())
 
 
-def test_an_unexpected_error_fails_every_request_and_is_told_once(engine, port, died):
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("inner text"), Panic("inner text")])
+def test_an_unexpected_error_fails_every_request_and_is_told_once(engine, port, died, error):
     engine.gate.clear()
     sinks = [Sink() for _ in range(3)]
     for i, sink in enumerate(sinks):
         port.submit(request(f"r{i}"), sink)
-    engine.error = ZeroDivisionError("inner text")
+    engine.error = error
     engine.gate.set()
     for sink in sinks:
         error = sink.last().error

@@ -16,6 +16,7 @@ from waiting import PATIENCE, eventually, wait_until
 from carrel.process.events import ProcessEvents
 from gpu_worker.errors import ConfigError
 from gpu_worker.records import EngineStats
+from gpu_worker.service import lifecycle
 from gpu_worker.service.lifecycle import Lifecycle, is_idle, status_line
 from gpu_worker.service.server import prepare_address
 from gpu_worker.store.sessions import Sessions
@@ -106,6 +107,22 @@ async def test_status_lines_appear_under_load_only(tmp_path):
         assert events[0] == {"event": "ready"}
         assert events[1]["event"] == "status"
         assert "running 1, waiting 0" in events[1]["text"]
+
+
+async def test_status_lines_go_on_after_an_unexpected_error(tmp_path, monkeypatch):
+    failures = [ZeroDivisionError("inner")]
+
+    def fail_once(*readings):
+        if failures:
+            raise failures.pop()
+        return "told again"
+
+    monkeypatch.setattr(lifecycle, "status_line", fail_once)
+    async with Process(tmp_path, status_seconds=0.02) as process:
+        process.engine.endless = True
+        call = process.generate()
+        await eventually(lambda: "told again" in process.out.getvalue())
+        call.cancel()
 
 
 async def test_it_serves_once_the_engine_is_prepared_on_its_own_thread(tmp_path):
