@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from carrel.process.faults import FaultOptions, Kind, Point, read_faults
 from carrel.process.logs import LogOptions
-from carrel.process.options import (
-    REQUIRED,
-    auto_or_bytes,
-    option,
-    share_or_tokens,
-)
+from carrel.process.options import REQUIRED, auto_or_bytes, option, share_or_tokens
 from carrel.process.tracing import TraceOptions
 from gpu_worker.errors import ConfigError
 from gpu_worker.neighbours import NeighbourOptions
-from gpu_worker.policies.hyper_parameters import read_options
-from gpu_worker.policies.registry import LONG, check_allowed, check_name, check_warm, names, option_names
-from gpu_worker.records import Budget, HotCacheSize
+from gpu_worker.policies.registry import check_warm, names
+from gpu_worker.records import HotCacheSize
+from gpu_worker.selection import SelectionOptions
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -29,11 +24,6 @@ LEAST_HANG_TIMEOUT_S = 2.0
 ALL = "all"
 # Policies of a longer --allowed-policies are warmed up only by name.
 MOST_WARM_ALLOWED = 4
-
-
-def read_budget(text: str) -> Budget:
-    """From a share in (0, 1] or a number of tokens. Raises ValueError."""
-    return Budget(*share_or_tokens(text))
 
 
 def read_hot_cache(text: str) -> HotCacheSize:
@@ -49,7 +39,7 @@ def device_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(FaultOptions):
+class WorkerOptions(SelectionOptions, FaultOptions):
     """What the worker computes, and with which memory."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
@@ -125,39 +115,6 @@ class WorkerOptions(FaultOptions):
         ge=0,
         le=2**64 - 1,
     )
-    policy: str | None = option(
-        None,
-        "selection policy of requests that name none, or auto: full for short ones, else the default "
-        "(default: bitkeys)",
-        also=("kv-policy",),
-        metavar="NAME",
-    )
-    allowed_policies: tuple[str, ...] = option(
-        (),
-        "policies that requests may name; auto only beside full and bitkeys, of which it chooses (default: all)",
-        metavar="NAME",
-    )
-    policy_options: tuple[str, ...] = option(
-        (),
-        "hyper-parameters of policies; carrel methods has them, and what they may be",
-        metavar="NAME:FIELD=VALUE",
-    )
-    budget: Budget = option(
-        "0.1",
-        "tokens attended per KV head and step: a share of the prompt in (0, 1] or a number from 2 up",
-        parse=read_budget,
-        metavar="SHARE|N",
-    )
-    least_budget: int = option(
-        512,
-        "tokens that --budget is at least, where it is a share; shares that requests name are taken as they are",
-        metavar="N",
-        ge=0,
-        le=1 << 20,
-    )
-    full_layers: int = option(
-        0, "first layers that attend to everything, whatever the policy", metavar="N", ge=0, le=4096
-    )
     hot_cache: HotCacheSize = option(
         "auto",
         "tokens per KV head and layer kept on the device: a share, a number, or auto: all that fit",
@@ -207,33 +164,6 @@ class WorkerOptions(FaultOptions):
         le=86400,
     )
     prefix_cache: bool = option(True, "reuse what the store has of prompts that begin alike")
-    granularity: Literal["kv_head", "q_head"] = option(
-        "kv_head",
-        "select for each kv_head, or each q_head as some papers do, at a group times the KV cache",
-        metavar="NAME",
-    )
-    calibration: str | None = option(
-        None,
-        "file of carrel calibrate: outlier heads for the policies +outliers, InfiniGen's skew",
-        metavar="FILE",
-    )
-    outlier_share: float = option(
-        0.04, "of all KV heads, what the policies +outliers keep whole", metavar="SHARE", ge=0, le=1
-    )
-    pq_num_subvectors: int = option(
-        2, "PQ: parts that a key is split into", name="pq-subvectors", metavar="N", ge=1, le=64
-    )
-    pq_nbits: int = option(6, "PQ: bits of a code, one per part", name="pq-bits", metavar="N", ge=1, le=8)
-    pq_iterations: int = option(
-        0, "PQ: K-means iterations; 0: the store's adaptive bound", metavar="N", ge=0, le=1000
-    )
-    pq_metric: Literal["l2", "ip"] = option("l2", "PQ: l2 or ip, of its codebooks", metavar="NAME")
-    clusterkv_tokens_per_cluster: int = option(
-        80, "ClusterKV: mean cluster size", metavar="N", ge=2, le=2**16
-    )
-    clusterkv_metric: Literal["cosine", "l2", "ip"] = option(
-        "cosine", "ClusterKV: cosine, l2 or ip, of clustering", metavar="NAME"
-    )
     hang_timeout_s: float = option(
         60.0,
         "seconds without progress after which a worker that has hung is ended, and started again, as a gateway is, and "
@@ -283,45 +213,23 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
             raise ConfigError(
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
+        self.check_selection()
         try:
-            is_calibrated = self.calibration is not None
-            check_name(self.default_policy, is_calibrated)
-        except ValueError as exc:
-            raise ConfigError(f"--policy: {exc}") from exc
-        try:
-            check_allowed(self.allowed_policies, self.default_policy, is_calibrated)
-        except ValueError as exc:
-            raise ConfigError(f"--allowed-policies: {exc}") from exc
-        try:
-            check_warm(set(self.warmup_policies) - {ALL}, self.allowed_policies, is_calibrated)
+            check_warm(set(self.warmup_policies) - {ALL}, self.allowed_policies, self.is_calibrated)
         except ValueError as exc:
             raise ConfigError(f"--warmup-policies: {exc}") from exc
-        try:
-            read_options(self.policy_options, option_names())
-        except ValueError as exc:
-            raise ConfigError(f"--policy-options: {exc}") from exc
         if self.gpu_memory_limit_bytes is not None and self.gpu_memory_utilization is not None:
             raise ConfigError(
                 "--gpu-memory-limit and --gpu-memory-utilization both bound the device's memory: keep one"
             )
 
     @property
-    def default_policy(self) -> str:
-        """Of requests that name none; maybe `auto`."""
-        return self.policy or LONG
-
-    @property
     def warm_policies(self) -> tuple[str, ...]:
         """That the warm-up is told to add to its own."""
         allowed = self.allowed_policies
         if ALL in self.warmup_policies:
-            return allowed or names(self.calibration is not None)
+            return allowed or names(self.is_calibrated)
         return self.warmup_policies or (allowed if len(allowed) <= MOST_WARM_ALLOWED else ())
-
-    @property
-    def default_budget(self) -> Budget:
-        """Of requests that name none."""
-        return replace(self.budget, least=self.least_budget)
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:

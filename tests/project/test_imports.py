@@ -73,6 +73,7 @@ FLOORS = (
     "grammar",
     "policies",
     "neighbours",
+    "selection",
     "config",
     "state",
     "store",
