@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import quality_plot, soak_plot, tables
-from benchmarks.commands import COMMANDS, decode, module_of
+from benchmarks import decode_rows, quality_plot, soak_plot, tables
+from benchmarks.commands import COMMANDS, module_of
 from benchmarks.figures import revive
 from benchmarks.load.soak_row import SoakRow
 from benchmarks.tables import Column
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render(path))
         content = json.loads(path.read_text())
         if options.plots and content.get("benchmark") == "decode":
-            decode.draw([revive(decode.DecodeRow, row) for row in content["rows"]], options.plots)
+            decode_rows.draw([revive(decode_rows.DecodeRow, row) for row in content["rows"]], options.plots)
         if options.plots and content.get("benchmark") == "soak":
             for row in content["rows"]:
                 soak_plot.draw(revive(SoakRow, row), options.plots)

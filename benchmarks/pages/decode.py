@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks import tables, targets
-from benchmarks.commands.decode import DecodeRow
 from benchmarks.commands.gather import GatherRow
 from benchmarks.commands.prefill import PrefillRow
+from benchmarks.decode_rows import DecodeRow
 from benchmarks.figures import DecodeFigures
 from benchmarks.pages.sources import rows
 from benchmarks.rivals import BASELINE

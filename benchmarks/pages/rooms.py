@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import tables
-from benchmarks.commands.decode import DecodeRow
 from benchmarks.commands.prefill import PrefillRow
+from benchmarks.decode_rows import DecodeRow
 from benchmarks.pages.sources import rows
 from benchmarks.tables import Column
 

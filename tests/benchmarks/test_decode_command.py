@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import comparison
+from benchmarks import comparison, decode_rows
 from benchmarks.__main__ import main
 from benchmarks.commands import decode
 from benchmarks.comparison import Outcome
@@ -56,7 +56,7 @@ def test_a_slow_rival_gets_small_batches_and_few_steps() -> None:
 
 def test_ratios_are_to_the_dense_loop_of_the_same_case() -> None:
     other = replace(FULL, batch=1)
-    rows = decode.rows_of(
+    rows = decode_rows.rows_of(
         [
             Outcome("carrel", LONG, figures(10.0)),
             Outcome("carrel", replace(LONG, batch=2), figures(10.0)),
@@ -71,7 +71,7 @@ def test_ratios_are_to_the_dense_loop_of_the_same_case() -> None:
     # no dense loop had this batch
     assert ratios["carrel", str(replace(LONG, batch=2))] is None
     assert [row.case.batch for row in rows] == [1, 2, 6, 6, 6]
-    told = list(decode.notes(rows))
+    told = list(decode_rows.notes(rows))
     assert told[0].endswith("full: OutOfMemoryError")
     assert "3.00 times the throughput of the minimal dense loop (target: at least 3.50): MISSED" in told[1]
 
@@ -79,13 +79,13 @@ def test_ratios_are_to_the_dense_loop_of_the_same_case() -> None:
 def test_under_a_limit_the_smaller_dense_batch_counts() -> None:
     limited = replace(LONG, gpu_memory_limit=80 << 30, hit_rate=0.9)
     dense = replace(FULL, gpu_memory_limit=80 << 30, batch=4)
-    rows = decode.rows_of(
+    rows = decode_rows.rows_of(
         [Outcome(BASELINE, dense, figures(20.0)), Outcome("carrel", limited, figures(10.0))]
     )
     ours = next(row for row in rows if row.rival == "carrel")
     assert ours.throughput_ratio == pytest.approx(3.0)
     assert ours.baseline_batch == 4
-    assert next(iter(decode.notes(rows))).endswith("(target: at least 3.00): met")
+    assert next(iter(decode_rows.notes(rows))).endswith("(target: at least 3.00): met")
 
 
 def test_a_budget_is_a_share_of_each_context_or_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

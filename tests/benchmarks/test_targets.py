@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.commands import decode, prefill
+from benchmarks import decode_rows
+from benchmarks.commands import prefill
 from benchmarks.comparison import Outcome
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
 from benchmarks.rivals import BASELINE, PREFILL
@@ -38,7 +39,7 @@ def test_chelsea_is_held_against_what_it_published() -> None:
     case = replace(dense, policy="chelsea", budget_tokens=13107)
     # Some steps compress again, which the median does not have.
     again = replace(figures(9.0), mean_ms=10.0)
-    rows = decode.rows_of(
+    rows = decode_rows.rows_of(
         [
             Outcome(BASELINE, dense, figures(33.0)),
             Outcome("weights only", dense, figures(5.0)),
@@ -50,7 +51,7 @@ def test_chelsea_is_held_against_what_it_published() -> None:
     assert ours.throughput_ratio == pytest.approx(3.3)
     assert ours.full_ratio == pytest.approx(3.0)
     assert [row.full_ratio for row in rows if row.rival != "carrel"] == [None, None]
-    (_, told) = decode.notes(rows)
+    (_, told) = decode_rows.notes(rows)
     assert "3.00 times carrel full, 3.30 times the minimal dense loop (to beat: 3.19" in told
     assert "the weights alone allow 6.60 of the latter): MISSED" in told
     (told,) = decode_verdicts(case, Speedups(3.3, 3.2))
