@@ -10,7 +10,8 @@ from typing import Any
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 Scalar = str | int | float | bool | None
-TokenIds = tuple[int, ...]
+# never copied on its way to the worker: of a prompt there may be a million
+TokenIds = Sequence[int]
 
 # of a prompt's tokens, beside those of the answer
 AS_MANY_AS_FIT = -1

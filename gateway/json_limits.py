@@ -12,14 +12,17 @@ MAX_TEXTS = 2**16
 MAX_VALUES = 2**17
 
 
-def check_json(text: bytes, num_more_values: int = 0) -> None:
-    """Raises TooLarge. The counts are exact up to where it stops to be JSON, and what follows is not parsed."""
+def check_json(text: bytes, num_more_values: int = 0) -> int:
+    """The number of values, at least. Raises TooLarge. The counts are exact up to where it stops to be JSON, and what
+    follows is not parsed."""
     # what a backslash stands before ends no text
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     check_count(plain.count(b'"') // 2, "texts, names of fields among them", MAX_TEXTS)
     outside = b"".join(plain.split(b'"')[::2])
     check_count(outside.count(b"{") + outside.count(b"["), "objects and lists", MAX_NESTED)
-    check_count(outside.count(b",") + 1, "values", MAX_VALUES + num_more_values)
+    num_values = outside.count(b",") + 1
+    check_count(num_values, "values", MAX_VALUES + num_more_values)
+    return num_values
 
 
 def check_count(count: int, what: str, most: int) -> None:

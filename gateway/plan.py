@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # log probabilities that one answer tells of prompts: some megabytes of JSON
 MAX_PROMPT_SCORES = 1 << 18
+# of a prompt's tokens, that are copied in one turn of the event loop
+NUM_AT_ONCE = 2**14
 
 
 async def no_echo(at: int, prompt: TokenIds) -> None:
@@ -101,11 +104,11 @@ class Plan:
                 "logprobs",
             )
 
-    def request(
+    async def request(
         self, request: pb.GenerateRequest, seed_offset: int, prompt: TokenIds, max_model_len: int
     ) -> None:
-        """Fill in what is the request's own for a choice of this prompt; `request` has the defaults. Raises
-        InvalidRequest."""
+        """Fill in what is the request's own for a choice of this prompt; `request` has the defaults. Others have their
+        turns meanwhile. Raises InvalidRequest."""
         if not prompt:
             raise InvalidRequest("The prompt is empty: give at least one token.", self.prompt_param)
         request.MergeFrom(self.options.draft)
@@ -117,4 +120,6 @@ class Plan:
             sampling.max_tokens = self.default_max_tokens
         with invalid_requests():
             sampling.max_tokens = num_output_tokens(sampling, len(prompt), max_model_len, self.prompt_param)
-        request.prompt_token_ids.extend(prompt)
+        for begin in range(0, len(prompt), NUM_AT_ONCE):
+            request.prompt_token_ids.extend(prompt[begin : begin + NUM_AT_ONCE])
+            await asyncio.sleep(0)

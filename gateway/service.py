@@ -239,12 +239,10 @@ class ChatService:
             first = at * plan.options.n
             choices.append(
                 [
-                    self._choice(plan, info, first + index, index, prompt, echo, deadline, progress)
+                    await self._choice(plan, info, first + index, index, prompt, echo, deadline, progress)
                     for index in range(plan.options.n)
                 ]
             )
-            # each has its prompt's tokens, and others have a turn between two prompts
-            await asyncio.sleep(0)
         has_token, parts = False, plan.parts(prompts[0])
         running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
         with self._charged(plan, info, choices, num_prompt_tokens):
@@ -286,7 +284,7 @@ class ChatService:
         own = self.keys.limits(caller).max_concurrent
         return self._config.max_per_key(self.keys.num_keys) if own is None else own
 
-    def _choice(
+    async def _choice(
         self,
         plan: Plan,
         info: pb.GetInfoResponse,
@@ -305,7 +303,7 @@ class ChatService:
             edition=pb.Edition(version=edition.version, messages=edition.messages),
             weight=self.keys.weight(plan.caller),
         )
-        plan.request(request, seed_offset, prompt, info.max_model_len)
+        await plan.request(request, seed_offset, prompt, info.max_model_len)
         return Choice(
             number,
             request,

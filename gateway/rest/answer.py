@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
@@ -24,8 +25,9 @@ from gateway.exchange import (
     Usage,
 )
 from gateway.rest.errors import error_body, error_response, internal_error_body
+from gateway.rest.long_json import long_json
 from gateway.rest.schemas import StreamOptions
-from gateway.rest.sse import frame
+from gateway.rest.sse import data_frame, frame
 
 CARREL_FIELDS = (
     "policy",
@@ -39,6 +41,8 @@ CARREL_FIELDS = (
     "bytes_moved",
 )
 TIMING_FIELDS = ("queue_ms", "prefill_ms", "index_wait_ms", "decode_ms")
+# of an answer or an event, that take longer to write than an event loop should be held up
+MANY_VALUES = 4096
 
 
 @dataclass
@@ -82,6 +86,13 @@ class Answer:
     choices: list[ChoiceText]
     usage: Usage | None
     error: ServiceError | None = None
+
+
+def num_values(part: ChoiceText | TextDelta) -> int:
+    """That may be told beside its text."""
+    return sum(
+        map(len, (part.logprobs, part.prompt_logprobs, part.token_ids, part.prompt_token_ids)),
+    )
 
 
 async def collect(events: AsyncGenerator[Event, None]) -> Answer:
@@ -171,8 +182,14 @@ class AnswerWriter:
         """The error, with the answer as far as it came."""
         return error_response(error, self.whole(answer))
 
-    def frames(self, event: Event) -> bytes:
+    async def frames(self, event: Event) -> bytes:
+        match event:
+            case TextDelta() if num_values(event) > MANY_VALUES:
+                return await asyncio.to_thread(self._long_frames, event)
         return b"".join(frame(chunk) for chunk in self.chunks(event))
+
+    def _long_frames(self, event: Event) -> bytes:
+        return b"".join(data_frame(long_json(chunk)) for chunk in self.chunks(event))
 
     def failed(self, error: ServiceError | None) -> bytes:
         return frame(internal_error_body() if error is None else error_body(error))

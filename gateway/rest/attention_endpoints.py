@@ -55,7 +55,7 @@ class Frames:
 
     end = b"data: [DONE]\n\n"
 
-    def frames(self, event: dict[str, Any]) -> bytes:
+    async def frames(self, event: dict[str, Any]) -> bytes:
         return frame(event)
 
     def failed(self, error: ServiceError | None) -> bytes:

@@ -14,15 +14,19 @@ from starlette.requests import Request
 from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
-from gateway.json_limits import check_json
+from gateway.rest.parsing import parse
 from gateway.rest.schemas import AnswerBody, Body
 
 BODY_TIMEOUT_S = 60.0
-# its count takes turns with the event loop
-LARGE_BYTES = 4 * 2**20
 MAX_ERRORS = 10
 MANY_ERRORS = 1000
 MAX_ERROR_CHARS = 200
+# of an error, where pydantic's own words are Python's
+JSON_WORDS = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be a valid array",
+}
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=AnswerBody)
@@ -37,6 +41,7 @@ _BRANCHES = (
     "bool",
     "literal[",
     "constrained-",
+    "function-wrap[",
     "[key]",
     *ascii_uppercase,
 )
@@ -51,14 +56,12 @@ async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
     limit = await limits.now()
     raw = await _read(request, limit)
     async with limits.turn:
-        if len(raw) > LARGE_BYTES:
-            await asyncio.to_thread(check_json, raw, limit.max_token_ids)
-        else:
-            check_json(raw, limit.max_token_ids)
         try:
-            return kind.model_validate_json(raw)
+            return kind.model_validate(await parse(raw, limit.max_token_ids))
         except ValidationError as exc:
             raise _invalid(exc) from exc
+        except ValueError as exc:
+            raise InvalidRequest(f"Invalid JSON: {exc}") from exc
         finally:
             # what becomes of it, and the next body, have turns of their own
             await asyncio.sleep(0)
@@ -111,7 +114,8 @@ def _invalid(exc: ValidationError) -> InvalidRequest:
 
 
 def _line(error: ErrorDetails) -> str:
-    param, text = _param(error), error["msg"].removeprefix("Value error, ")
+    param = _param(error)
+    text = JSON_WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
     return (f"{param}: {text}" if param else text)[:MAX_ERROR_CHARS]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
@@ -119,21 +119,17 @@ def read_warming(
         messages = read_messages(body.messages)
         return ChatRequest(messages, options, body.chat_template_kwargs or {}, request_id)
     if body.prompt is not None:
-        prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt)
-        return CompletionRequest((prompt,), options, request_id)
+        return CompletionRequest((body.prompt,), options, request_id)
     return None
 
 
-def _read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | TokenIds, ...]:
+def _read_prompts(prompt: str | Sequence[int | str | TokenIds]) -> tuple[str | TokenIds, ...]:
     """One prompt or several; a list of numbers is one prompt of token ids."""
     if isinstance(prompt, str):
         return (prompt,)
-    token_ids = tuple(each for each in prompt if isinstance(each, int))
-    if token_ids:
-        return (token_ids,)
-    return tuple(
-        tuple(each) if isinstance(each, list) else each for each in prompt if not isinstance(each, int)
-    )
+    if prompt and isinstance(prompt[0], int):
+        return (cast(TokenIds, prompt),)
+    return tuple(each for each in prompt if not isinstance(each, int))
 
 
 def _read_message(message: MessageBody) -> Message:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -27,6 +25,7 @@ from gateway.rest.body import B, read_asked, read_body
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.documentation import Operation
 from gateway.rest.formats import ChatFormat, CompletionFormat
+from gateway.rest.long_json import LongJSONResponse
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
     ChatBody,
@@ -37,9 +36,6 @@ from gateway.rest.schemas import (
     TokenizeBody,
 )
 from gateway.service import ChatService
-
-# of a list that is told, in one call that holds Python's lock
-NUM_AT_ONCE = 4096
 
 
 class Endpoints:
@@ -102,20 +98,16 @@ class Endpoints:
         else:
             tokens = await self._service.tokenize_chat(read_tokenize_chat(body), caller)
         info = await self._service.status.info()
-        told = await asyncio.to_thread(_json_list, tokens)
-        rest = f'"count":{len(tokens)},"max_model_len":{info.max_model_len}'
+        told = {"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len}
         if body.return_token_strs:
-            names = await self._service.token_names(tokens, caller)
-            rest += f',"token_strs":{await asyncio.to_thread(_json_list, names)}'
-        return Response(f'{{"tokens":{told},{rest}}}', media_type=JSONResponse.media_type)
+            told["token_strs"] = await self._service.token_names(tokens, caller)
+        return await asyncio.to_thread(LongJSONResponse, told)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, without special tokens."""
         body = await self._body(request, DetokenizeBody)
         self._service.check_model(body.model)
-        return JSONResponse(
-            {"prompt": await self._service.detokenize(tuple(body.tokens), request.state.caller)}
-        )
+        return JSONResponse({"prompt": await self._service.detokenize(body.tokens, request.state.caller)})
 
     async def _body(self, request: Request, kind: type[B]) -> B:
         return await read_body(request, kind, self._service.bodies)
@@ -141,9 +133,3 @@ class Endpoints:
         options = body.stream_options or StreamOptions()
         writer = AnswerWriter(generation, choice_format, options, bool(body.return_token_ids))
         return await reply(request, generation, writer, bool(body.stream), self._config)
-
-
-def _json_list(values: Sequence[int] | Sequence[str]) -> str:
-    """For a thread, of millions: others have the lock between two pieces."""
-    pieces = (values[at : at + NUM_AT_ONCE] for at in range(0, len(values), NUM_AT_ONCE))
-    return f"[{','.join(json.dumps(piece, separators=(',', ':'))[1:-1] for piece in pieces)}]"

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from gateway import errors
 from gateway.errors import ServiceError
+from gateway.rest.long_json import LongJSONResponse
 
 STATUSES: dict[type[ServiceError], int] = {
     errors.InvalidRequest: 400,
@@ -66,7 +67,7 @@ def error_response(error: ServiceError, beside: Mapping[str, Any] = MappingProxy
         headers["Retry-After"] = str(error.retry_after_s)
     if status in NOT_RETRYABLE:
         headers["x-should-retry"] = "false"
-    return JSONResponse({**beside, **error_body(error)}, status, headers)
+    return LongJSONResponse({**beside, **error_body(error)}, status, headers)
 
 
 async def on_service_error(request: Request, error: Exception) -> JSONResponse:

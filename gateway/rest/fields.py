@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Any
@@ -26,8 +27,16 @@ PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
 # Of a long list one error is enough: pydantic makes one for each item, and for each kind of list that it might be.
 # Objects have no `fail_fast`: see `OneByOne`.
 Texts = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True)]
+
+
+def _read(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Token ids that were checked as they were parsed are left as they are."""
+    return value if type(value) is array else check(value)
+
+
+Read = WrapValidator(_read)
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), Read]
+PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True), Read]
 
 
 def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:

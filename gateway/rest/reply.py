@@ -6,19 +6,18 @@ import asyncio
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.exchange import Event, Generation
-from gateway.rest.answer import Answer, collect
+from gateway.rest.answer import MANY_VALUES, Answer, collect, num_values
 from gateway.rest.feed import Feed, while_connected
+from gateway.rest.long_json import LongJSONResponse
 from gateway.rest.sse import EventStream, StreamWriter
 
 # the service's own deadline comes first and can still be told
 STREAM_GRACE_S = 10.0
-# of an answer that takes longer to write than an event loop should be held up
-MANY_LOGPROBS = 4096
 
 
 class ReplyWriter(StreamWriter[Event], Protocol):
@@ -28,7 +27,7 @@ class ReplyWriter(StreamWriter[Event], Protocol):
         """Any thread may ask."""
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        """Of an answer that `error` cut off. May raise the error."""
+        """Of an answer that `error` cut off, in any thread. May raise the error."""
 
 
 async def reply(
@@ -37,12 +36,10 @@ async def reply(
     """Raises what the service raises, ClientGone too; once a stream has begun it says so itself."""
     if not is_stream:
         answer = await while_connected(request.receive, collect(generation.events))
-        if answer.error is not None:
-            return writer.unfinished(answer, answer.error)
-        if sum(len(each.logprobs) + len(each.prompt_logprobs) for each in answer.choices) > MANY_LOGPROBS:
+        if sum(map(num_values, answer.choices)) > MANY_VALUES:
             # others' streams go on meanwhile
-            return JSONResponse(await asyncio.to_thread(writer.whole, answer))
-        return JSONResponse(writer.whole(answer))
+            return await asyncio.to_thread(_whole, writer, answer)
+        return _whole(writer, answer)
     feed = Feed(generation.events)
     try:
         # an early failure still gets its own status; a long prefill gets its 200 and heartbeats
@@ -52,3 +49,9 @@ async def reply(
         await feed.close()
         raise
     return EventStream(feed, writer, config.heartbeat_s, config.request_timeout_s + STREAM_GRACE_S)
+
+
+def _whole(writer: ReplyWriter, answer: Answer) -> Response:
+    if answer.error is not None:
+        return writer.unfinished(answer, answer.error)
+    return LongJSONResponse(writer.whole(answer))

@@ -27,7 +27,7 @@ class StreamWriter(Protocol[T_contra]):
     # after the last frame, however it ended
     end: bytes
 
-    def frames(self, event: T_contra) -> bytes:
+    async def frames(self, event: T_contra) -> bytes:
         """None, one or several."""
 
     def failed(self, error: ServiceError | None) -> bytes:
@@ -77,13 +77,18 @@ class EventStream(Response, Generic[T]):
             event = await self._feed.take()
             if event is None:
                 return
-            if body := self._writer.frames(event):
+            if body := await self._writer.frames(event):
                 await _write(send, body)
 
 
 def frame(chunk: dict[str, Any]) -> bytes:
     """Of data alone."""
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return data_frame(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+
+
+def data_frame(text: str) -> bytes:
+    """Of what is JSON already."""
+    return f"data: {text}\n\n".encode()
 
 
 def named_frame(event: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MOST_MS = 100.0
 # A body may have four mebibytes; of those that are refused each has one.
 MAX_MODEL_LEN, BODY_BYTES, MANY = 131_072, 1 << 20, 40_000
+MILLION = 2**20
 # a little less than a body may have
 NUM_NESTED, NUM_TEXTS = MAX_NESTED - 20, MAX_TEXTS - 20
 NUMBERS = ("n", "best_of", "max_tokens", "logprobs", "top_k", "min_tokens", "seed", "prompt_logprobs", "stop")
@@ -123,6 +124,24 @@ def well_formed() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "a tool", CHAT, {"messages": [hello], "tools": [tool]}
 
 
+def a_million() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What it is, the route and the body: token ids for a context of so many."""
+    ids = [at % 200 for at in range(MILLION - 10)]
+    for fields in ({}, {"stream": True}, {"echo": True}, {"n": 4}, {"truncate_prompt_tokens": 100}):
+        yield "a prompt", COMPLETIONS, {"prompt": ids, "max_tokens": 4, **fields}
+    for fields in ({}, {"stream": True}):
+        told = {"return_token_ids": True, **fields}
+        yield "a prompt that is told", COMPLETIONS, {"prompt": ids, "max_tokens": 4, **told}
+        prompts = [ids[:16_000]] * 64
+        yield "64 prompts that are told", COMPLETIONS, {"prompt": prompts, "max_tokens": 4, **told}
+    yield "ids to tell", "/detokenize", {"tokens": ids}
+    yield "a session", "/v1/sessions/a", {"prompt": ids}
+    for wrong in (-1, 2**32, 1.5, None):
+        yield "with one that is none", COMPLETIONS, {"prompt": [*ids, wrong]}
+        yield "with one that is none", "/detokenize", {"tokens": [*ids, wrong]}
+    yield "stop_token_ids", COMPLETIONS, {"prompt": "x", "stop_token_ids": ids}
+
+
 def in_pieces(url: httpx.URL, size: int) -> int:
     """The status of a body in chunks of this size."""
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -133,12 +152,23 @@ def in_pieces(url: httpx.URL, size: int) -> int:
         return int(connection.recv(100).split()[1])
 
 
-@pytest.mark.parametrize(("what", "asked"), [("refused", refused), ("well-formed", well_formed)])
+@pytest.mark.parametrize(
+    ("what", "asked", "longest"),
+    [
+        ("refused", refused, MAX_MODEL_LEN),
+        ("well-formed", well_formed, MAX_MODEL_LEN),
+        ("million ids'", a_million, MILLION),
+    ],
+)
 def test_a_body_holds_up_nobody(
-    tmp_path: Path, model_dir: Path, what: str, asked: Callable[[], Iterator[tuple[str, str, dict[str, Any]]]]
+    tmp_path: Path,
+    model_dir: Path,
+    what: str,
+    asked: Callable[[], Iterator[tuple[str, str, dict[str, Any]]]],
+    longest: int,
 ) -> None:
     with (
-        running_stack(tmp_path, model_dir, max_model_len=MAX_MODEL_LEN) as stack,
+        running_stack(tmp_path, model_dir, max_model_len=longest) as stack,
         collected(),
         httpx.Client(base_url=stack.url, timeout=PATIENCE) as http,
     ):

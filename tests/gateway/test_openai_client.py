@@ -300,7 +300,7 @@ def test_what_an_echo_tells_is_bounded(
     client: openai.OpenAI, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.plan.MAX_PROMPT_SCORES", 12)
-    monkeypatch.setattr("gateway.rest.reply.MANY_LOGPROBS", 2)
+    monkeypatch.setattr("gateway.rest.reply.MANY_VALUES", 2)
     stack.say("dog")
     asked = {"model": "tiny", "prompt": [[10, 11], [12, 13]], "echo": True, "max_tokens": 1}
     assert len(client.completions.create(**asked, logprobs=2).choices[1].logprobs.tokens) == 3

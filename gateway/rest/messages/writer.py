@@ -54,7 +54,7 @@ class MessageWriter:
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         raise error
 
-    def frames(self, event: Event) -> bytes:
+    async def frames(self, event: Event) -> bytes:
         return b"".join(named_frame(each) for each in self._events(event))
 
     def failed(self, error: ServiceError | None) -> bytes:

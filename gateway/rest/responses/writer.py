@@ -61,7 +61,7 @@ class ResponseWriter:
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         raise error
 
-    def frames(self, event: Event) -> bytes:
+    async def frames(self, event: Event) -> bytes:
         return b"".join(map(self._frame, self._events(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
