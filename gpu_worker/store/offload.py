@@ -243,7 +243,7 @@ class Offloader:
 
     def reset_counts(self) -> None:
         """Count bytes, and what `meter` counts, from zero again."""
-        self.offloaded_bytes = self.reads.fetched_bytes = 0
+        self.offloaded_bytes = self.reads.fetched_bytes = self.copies.copied_bytes = 0
         self.meter.clear()
 
     def check(self) -> None:

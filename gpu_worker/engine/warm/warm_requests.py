@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 # A batch of a new shape decodes as it is, then is captured, then replayed.
 NUM_STEPS = 3
 PAUSE_SECONDS = 0.001
+MAX_PROMPT = 1 << 14
+# No key's digest.
+CALLER, SESSION = b"warm-up", "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,39 @@ class Requests:
         info = engine.info
         prompt = random.Random(0).choices(range(info.vocab_size), k=self.num_prompt)
         return warm_request(engine, request_id, self.policy, tuple(prompt), self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurn:
+    """A prompt of a session, and one that goes on from it: what the store knows of the first is read back, compared
+    with its checksums and computed upon. num_new: tokens behind a slab's, of the first prompt, and of the next more."""
+
+    policy: str
+    num_new: int
+
+    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+        """Leaves nothing behind but counts, also in the store. Raises StoreUnavailable."""
+        sessions = engine.offloader.sessions
+        length = sessions.slab_tokens + 2 * self.num_new
+        if length + 1 + NUM_STEPS > min(engine.info.max_model_len, MAX_PROMPT):
+            return
+        prompt = random.Random(0).choices(range(engine.info.vocab_size), k=length)
+        answers: list[_Answer] = []
+        try:
+            for turn in (prompt[: -self.num_new], prompt):
+                answers.append(_Answer(f"warm-up-{len(answers)}"))
+                asked = warm_request(engine, answers[-1].request_id, self.policy, tuple(turn), 1 + NUM_STEPS)
+                shared = replace(asked, shares_prefix=True, prefix_salt=CALLER, session_id=SESSION)
+                engine.submit(shared, answers[-1].take)
+                if not _decode(engine, answers, NUM_STEPS, is_over):
+                    return
+        except CapacityError as error:
+            logger.info("no room to warm up %s: %s", self, error)
+        finally:
+            for answer in answers:
+                engine.abort(answer.request_id)
+            sessions.drop(CALLER, SESSION)
+            engine.offloader.known.clear()
 
 
 def warm_request(

@@ -13,7 +13,7 @@ import torch
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.pace import NUM_SAMPLES
 from gpu_worker.engine.prompts.short_batch import buckets_within
-from gpu_worker.engine.warm.warm_requests import NUM_STEPS, PAUSE_SECONDS, Requests
+from gpu_worker.engine.warm.warm_requests import MAX_PROMPT, NUM_STEPS, PAUSE_SECONDS, Requests, SecondTurn
 from gpu_worker.engine.warm.warm_steps import policy_steps, step_stages
 from gpu_worker.errors import CapacityError, WorkerError
 from gpu_worker.policies.registry import AUTO, LONG
@@ -29,7 +29,6 @@ POLICY_SECONDS = 60.0
 WORDS, CHAT, UNITS = 16, 300, 1024
 # So far below the size of its buffers, a power of two, a prompt's last chunk has whole units and a rest.
 REST = 300
-MAX_PROMPT = 1 << 14
 # Sizes of a batch of requests.
 NUM_SIZES = 6
 # Of an answer at most, while others join its batch.
@@ -74,7 +73,8 @@ class OtherPolicy:
 
         try:
             found = policy_requests(self.policy, engine.info, self.prefill_chunk, engine.caches.buckets)
-            for stage in [*found, *policy_steps(engine, self.policy)]:
+            turn = SecondTurn(self.policy, CHAT)
+            for stage in [*found, turn, *policy_steps(engine, self.policy)]:
                 if not is_late():
                     stage.run(engine, is_late)
         except WorkerError as error:
@@ -84,9 +84,9 @@ class OtherPolicy:
 
 
 def stages(engine: Engine, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
-    """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, plans of attention for
-    prompts of any length, steps of batches of any size; of `others` too. On a CPU, which compiles nothing: one short
-    request."""
+    """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, and their second turns;
+    plans of attention for prompts of any length, steps of batches of any size; of `others` too. On a CPU, which
+    compiles nothing: one short request."""
     info = engine.info
     found = requests(info, prefill_chunk, engine.caches.buckets)
     if info.device == "cpu":
@@ -96,8 +96,9 @@ def stages(engine: Engine, prefill_chunk: int, others: Sequence[str] = ()) -> li
     long, short = (
         [one for one in rest if (one.max_tokens > MAX_TOKENS) is is_long] for is_long in (True, False)
     )
+    turns = [SecondTurn(policy, CHAT) for policy in dict.fromkeys((info.default_policy, DENSE))]
     more = [OtherPolicy(policy, prefill_chunk) for policy in others]
-    return [*first, *long, *more, Plans(), *step_stages(engine), *short]
+    return [*first, *long, *turns, *more, Plans(), *step_stages(engine), *short]
 
 
 def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:

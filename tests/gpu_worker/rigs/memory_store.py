@@ -13,6 +13,7 @@ from kv_store.client import (
     IndexSegment,
     KMeansParams,
     Layout,
+    NotInStore,
     PQParams,
     RowsWanted,
     StoreFull,
@@ -40,6 +41,8 @@ class MemoryStore:
         self.rows: dict[str, np.ndarray] = {}
         # Rows [L, H, tokens_per_slab, row_bytes] by the name of their prefix.
         self.prefixes: dict[bytes, np.ndarray] = {}
+        # Names of the prefixes that a session holds.
+        self.sessions: dict[str, tuple[bytes, ...]] = {}
         self.sealed: dict[str, int] = {}
         self.shared: dict[str, int] = {}
         # What has ended, and was not told yet.
@@ -120,6 +123,16 @@ class MemoryStore:
         for place, name in enumerate(prefix_hashes):
             slab = slice(place * self.tokens_per_slab, (place + 1) * self.tokens_per_slab)
             self.prefixes.setdefault(name, self.rows[sequence_id][:, :, slab].copy())
+        if session_id and prefix_hashes:
+            self.sessions[session_id] = tuple(prefix_hashes)
+
+    def drop_session(self, session_id: str) -> None:
+        self._check()
+        self._tell()
+        if session_id not in self.sessions:
+            raise NotInStore("no such session")
+        for name in self.sessions.pop(session_id):
+            self.prefixes.pop(name, None)
 
     def verify(self, sequence_id: str) -> Future[int]:
         self._check()
@@ -183,7 +196,8 @@ class MemoryStore:
 
     def _end(self, end: SequenceEnd) -> None:
         if end.num_tokens and end.sequence_id in self.rows:
-            self.seal(end.sequence_id, end.num_tokens, prefix_hashes=end.prefix_hashes)
+            session = end.session_id, end.session_label
+            self.seal(end.sequence_id, end.num_tokens, 0, None, end.prefix_hashes, *session)
         self.rows.pop(end.sequence_id, None)
         self.shared.pop(end.sequence_id, None)
 

@@ -90,7 +90,7 @@ class StrictStore(MemoryStore):
             raise InvalidStoreRequest(
                 f"{len(prefix_hashes)} hashes for {full} full slabs of layer {layer_end}"
             )
-        super().seal(sequence_id, num_tokens, prefix_hashes=prefix_hashes)
+        super().seal(sequence_id, num_tokens, 0, None, prefix_hashes, session_id, session_label)
         for layer in range(layer_begin, self.layout.num_layers if layer_end is None else layer_end):
             self.sealed_at[sequence_id][layer] = max(self.sealed_at[sequence_id][layer], num_tokens)
 

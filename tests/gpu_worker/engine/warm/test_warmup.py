@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rig import Rig, pool_of, request
+from engine_rig import LAYOUT, Rig, pool_of, random_prompt, request
+from torch.utils._python_dispatch import TorchDispatchMode
+from waiting import PATIENCE
 
 from gpu_worker.engine.prompts.short_batch import BUCKETS
 from gpu_worker.engine.steps.graphs import MAX_PREPARED
-from gpu_worker.engine.warm import warm_steps
+from gpu_worker.engine.warm import warm_steps, warmup
 from gpu_worker.engine.warm.warm_requests import Requests
 from gpu_worker.engine.warm.warm_steps import Kind, batches
 from gpu_worker.engine.warm.warmup import WarmUp, requests, stages
 from gpu_worker.records import Budget, GenerationRequest
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import Sequence
-from kv_store.client import StoreUnreachable
+from kv_store.client import StoreClient, StoreUnreachable
+from kv_store.local import LocalStore
 
+SLAB_BYTES = 64 * LAYOUT.token_bytes
 ON_GPU = Buckets(is_exact=False)
 
 
@@ -64,12 +68,28 @@ class Warm:
         self.warm_up = WarmUp(self.engine, 64, lambda *done: self.progress.append(done), **options)
 
 
+class Operations(TorchDispatchMode):
+    """Notes which operations run, on tensors of which types and dimensions: stand for kernels and plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        tensors = (each for each in args if isinstance(each, torch.Tensor))
+        self.seen.add((str(operation), *((each.dtype, each.dim()) for each in tensors)))
+        return operation(*args, **(kwargs or {}))
+
+
 def check_unused(rig: Rig) -> None:
     """The engine, its pool and its store are as at the start."""
     capacity = rig.engine.info.slot_capacity_tokens
     assert rig.engine.stats() == replace(Rig().engine.stats(), slot_capacity_tokens=capacity)
     assert rig.engine.pool.num_used_slots == 0
     assert not rig.store.prefixes
+    assert not rig.store.sessions
     assert rig.engine.offloader.num_sequences == 0
     assert len(rig.engine.prefills) == len(rig.engine.indexing) == 0
     rig.check_empty()
@@ -94,6 +114,31 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
     prompt = warm.submitted[-1].prompt_token_ids
     usage = rig.run(request("one", "bitkeys", 0.1, prompt=prompt, max_tokens=3))[0].usage
     assert usage.cached_tokens == 0
+
+
+def test_first_second_turns_need_nothing_new_and_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a policy that only copies its prompts to the store, one that recalls, and one that retains."""
+    monkeypatch.setattr(warmup, "CHAT", 30)
+    policies, first, later = ("full", "bitkeys", "snapkv"), random_prompt(200), random_prompt(50, 1)
+    with LocalStore(64 * SLAB_BYTES, slab_bytes=SLAB_BYTES) as store:
+        client = StoreClient.connect(store.target, LAYOUT, worker_id="w", timeout_seconds=PATIENCE)
+        rig = Rig(max_num_seqs=2, reuses_prefixes=True, client=client, max_model_len=480)
+        empty, operations = client.stats().reserved_bytes, Operations()
+        with operations:
+            Warm(rig, monkeypatch, policies=("snapkv",)).warm_up.run()
+        stats = client.stats()
+        assert (stats.reserved_bytes, stats.num_sequences, stats.num_sessions) == (empty, 0, 0)
+        capacity = rig.engine.info.slot_capacity_tokens
+        assert rig.engine.stats() == replace(Rig().engine.stats(), slot_capacity_tokens=capacity)
+        warm = set(operations.seen)
+        with operations:
+            for policy in policies:
+                one = replace(request(policy, policy, 0.1, prompt=first), cache_salt=policy)
+                rig.run(one)
+                two = replace(one, request_id="second", prompt_token_ids=first + later)
+                assert rig.run(two)[0].usage.cached_tokens == 192
+        assert operations.seen == warm
+        rig.engine.close()
 
 
 def test_steps_of_shorter_sequences_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
