@@ -13,7 +13,7 @@ class CarrelError(Exception):
 
 class PortInUseError(OptionError):
     def __init__(self, host: str, port: int, flag: str, reason: str) -> None:
-        super().__init__(f"cannot listen on {host}:{port}: {reason}; choose another port with {flag}")
+        super().__init__(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}")
 
 
 class ModelNotFoundError(OptionError):

@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--policy", nargs="+", default=["bitkeys"], help="one or several (default: bitkeys)")
     parser.add_argument(
-        "--budget", type=float, default=0.1, help="share of the context, or tokens (default: 0.1)"
+        "--budget", type=float, default=0.1, help="share of the prompt, or tokens (default: 0.1)"
     )
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()

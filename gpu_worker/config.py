@@ -28,7 +28,12 @@ MOST_WARM_ALLOWED = 4
 
 def read_hot_cache(text: str) -> HotCacheSize:
     """From `auto`, a share in (0, 1] of the context, or a number of tokens. Raises ValueError."""
-    return HotCacheSize() if text.strip().lower() == "auto" else HotCacheSize(*share_or_tokens(text))
+    if text.strip().lower() == "auto":
+        return HotCacheSize()
+    try:
+        return HotCacheSize(*share_or_tokens(text))
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or auto") from exc
 
 
 def device_name(text: str) -> str:

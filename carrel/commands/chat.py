@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=budget,
         default=None,
         metavar="SHARE|N",
-        help="tokens attended: a share of the context or a number",
+        help="tokens attended: a share of the prompt or a number",
     )
     parser.add_argument("--system", default=None, metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=int, default=None, metavar="N", help="longest answer, in tokens")

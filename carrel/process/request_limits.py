@@ -113,7 +113,7 @@ def check_request(request: Any, model: ModelLimits) -> None:
     match request.budget.WhichOneof("value"):
         case "share" if request.budget.share not in RANGES["budget_share"]:
             raise LimitError(
-                f"The budget is {request.budget.share:g}: a share of the context is in {RANGES['budget_share']}.",
+                f"The budget is {request.budget.share:g}: a share of the prompt is in {RANGES['budget_share']}.",
                 "carrel.budget",
             )
         case "tokens" if request.budget.tokens < MIN_BUDGET_TOKENS:

@@ -40,8 +40,13 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
         raise ModelNotFoundError(
             f"{fetched} is not here; in a checkout `make serve MODEL={model}` fetches it"
         )
-    # a Hub id is at most owner/name; anything else was meant as a path
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+    # a Hub id is at most owner/name, and no file; anything else was meant as a path
+    if (
+        path.is_absolute()
+        or model.startswith((".", "~"))
+        or model.count("/") > 1
+        or path.suffix.lower() == ".gguf"
+    ):
         raise ModelNotFoundError(f"no model directory or GGUF file at {path}")
     return model
 
@@ -71,6 +76,7 @@ def check_hub_model(model: str, revision: str | None, download_dir: str | None) 
         HfApi().model_info(model, revision=revision, timeout=ASK_TIMEOUT_S)
     except Exception as exc:
         # the errors of the library's HTTP client have no base of its own
+        why = " ".join(str(exc).split())
         raise ModelNotFoundError(
-            f"no model directory {model}, and the Hugging Face hub does not give it: {' '.join(str(exc).split())}"
+            f"no model directory or GGUF file {model}, and the Hugging Face hub does not give it: {why}"
         ) from exc

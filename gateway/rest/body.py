@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ JSON_WORDS = {
     "dict_type": "Input should be an object",
     "list_type": "Input should be a valid array",
 }
+# longer values are not told
+MAX_TOLD_CHARS = 40
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=AnswerBody)
@@ -103,11 +106,11 @@ async def _read(request: Request, limit: BodyLimit) -> bytes:
 
 
 def _invalid(exc: ValidationError) -> InvalidRequest:
-    """A bounded text without what the client sent: it could be megabytes."""
+    """A bounded text: what the client sent could be megabytes, so only short values are told."""
     if (count := exc.error_count()) > MANY_ERRORS:
         # pydantic tells all or none, and to tell them would hold up everybody
         return InvalidRequest(f"{count} fields are not as they must be; most are unknown names in `carrel`.")
-    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    errors = exc.errors(include_url=False, include_context=False)
     lines = list(dict.fromkeys(_line(error) for error in errors))
     more = f"; and {len(lines) - MAX_ERRORS} more" if len(lines) > MAX_ERRORS else ""
     return InvalidRequest("; ".join(lines[:MAX_ERRORS]) + more, _param(errors[0]) or None)
@@ -116,7 +119,24 @@ def _invalid(exc: ValidationError) -> InvalidRequest:
 def _line(error: ErrorDetails) -> str:
     param = _param(error)
     text = JSON_WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
+    match error["type"]:
+        case "extra_forbidden":
+            text = "there is no such field"
+        case kind if kind != "missing":
+            text += _told(error["input"])
     return (f"{param}: {text}" if param else text)[:MAX_ERROR_CHARS]
+
+
+def _told(value: Any) -> str:
+    """What was given, if it is a number, a truth value or a short text."""
+    match value:
+        case str() if len(value) > MAX_TOLD_CHARS:
+            return ""
+        case int() if abs(value) > 10**MAX_TOLD_CHARS:
+            return ""
+        case bool() | int() | float() | str():
+            return f", not {json.dumps(value)}"
+    return ""
 
 
 def _param(error: ErrorDetails) -> str:

@@ -140,7 +140,9 @@ def _read_message(message: MessageBody) -> Message:
         case None if calls:
             content = ""
         case None:
-            raise InvalidRequest("A message has no content.", "messages")
+            raise InvalidRequest(
+                f"A message of the role {message.role[:64]!r} has no content: give a text.", "messages"
+            )
         case parts:
             if any(part.type != "text" or part.text is None for part in parts):
                 raise InvalidRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +51,7 @@ TYPES = {
 }
 # another try would fail the same way, or would cost as much again
 NOT_RETRYABLE = (500, 504)
+MAX_PATH_CHARS = 64
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
@@ -78,8 +80,17 @@ async def on_service_error(request: Request, error: Exception) -> JSONResponse:
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Routes that do not exist, and methods that they do not have."""
     assert isinstance(error, HTTPException)
-    texts = {404: "There is no such route.", 405: "This route does not take this method."}
-    text = texts.get(error.status_code, "The request cannot be served.")
+    path = request.scope["path"][:MAX_PATH_CHARS]
+    match error.status_code:
+        case 404:
+            known = [route.path for route in request.app.routes]
+            # as where /v1 was left out, or a letter
+            near = get_close_matches(path, known, 1, 0.75)
+            text = f"There is no route {path!r}" + (f"; did you mean {near[0]}?" if near else ".")
+        case 405:
+            text = f"{path} does not take {request.method[:16]}: use {(error.headers or {}).get('Allow')}."
+        case _:
+            text = "The request cannot be served."
     return JSONResponse(_body(error.status_code, text, None, None), error.status_code, error.headers)
 
 

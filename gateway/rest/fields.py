@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Any
@@ -65,11 +66,14 @@ def within(name: str) -> Any:
     return Field(**asdict(RANGES[name]))
 
 
-def _check_budget(value: float) -> float:
-    if value in RANGES["budget_share"] or (value >= MIN_BUDGET_TOKENS and value == int(value)):
-        return value
+def _check_budget(value: Any, check: ValidatorFunctionWrapHandler) -> float:
+    """One error for whatever is none of both kinds."""
+    with suppress(ValidationError):
+        budget: float = check(value)
+        if budget in RANGES["budget_share"] or (budget >= MIN_BUDGET_TOKENS and budget == int(budget)):
+            return budget
     raise ValueError(
-        f"give a share of the context in {RANGES['budget_share']}, or a whole number of tokens from "
+        f"give a share of the prompt in {RANGES['budget_share']}, or a whole number of tokens from "
         f"{MIN_BUDGET_TOKENS} up"
     )
 
@@ -92,7 +96,7 @@ OptionWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,64}$"
 
 
 BUDGET = {
-    "description": "tokens attended: a share of the context up to 1, else a number of tokens",
+    "description": "tokens attended: a share of the prompt up to 1, else a number of tokens",
     "anyOf": [
         {
             "type": "number",
@@ -102,7 +106,7 @@ BUDGET = {
         {"type": "integer", "minimum": MIN_BUDGET_TOKENS},
     ],
 }
-Budget = Annotated[int | float, AfterValidator(_check_budget), WithJsonSchema(BUDGET)]
+Budget = Annotated[int | float, WrapValidator(_check_budget), WithJsonSchema(BUDGET)]
 
 # of a request, that goes into headers and logs
 RequestId = Annotated[str, StringConstraints(pattern=f"^{PLAIN_ID}$")]

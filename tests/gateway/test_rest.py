@@ -388,9 +388,42 @@ def test_tokenize_takes_a_prompt_or_messages(http: httpx.Client) -> None:
         assert error_of(http.post("/tokenize", json=body))["param"] == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"temperature": 3}, "temperature: Input should be less than or equal to 2, not 3"),
+        ({"temperature": "hot"}, ', not "hot"'),
+        ({"seed": -(10**30)}, f", not -{10**30}"),
+        (
+            {"carrel": {"budget": 2.5}},
+            "carrel.budget: give a share of the prompt in (0, 1], or a whole number",
+        ),
+        ({"carrel": {"budget": "abc"}}, 'from 2 up, not "abc"'),
+        ({"carrel": {"budget": [1]}}, "from 2 up"),
+        ({"carrel": {"bugdet": 1}}, "carrel.bugdet: there is no such field"),
+    ],
+    ids=str,
+)
+def test_an_error_tells_what_was_given(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
+    assert told in error_of(http.post(CHAT, json={"messages": HELLO, **fields}))["message"]
+
+
+def test_an_error_tells_no_long_value(http: httpx.Client) -> None:
+    for value in ("x" * 10**6, "x" * 1000, [{"text": "x"}]):
+        error = error_of(http.post(CHAT, json={"messages": HELLO, "temperature": value}))
+        assert error["param"] == "temperature"
+        assert "x" not in error["message"]
+    many = {name: "x" for name in ("temperature", "top_p", "min_p", "seed", "n", "top_k", "presence_penalty")}
+    assert len(error_of(http.post(CHAT, json={"messages": HELLO, **many}))["message"]) < 2100
+
+
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert error_of(http.get("/nothing"))["code"] == 404
-    assert error_of(http.get(CHAT))["code"] == 405
+    assert "POST" in error_of(http.get(CHAT))["message"]
+    # a base URL without /v1
+    assert (
+        "did you mean /v1/chat/completions?" in error_of(http.post("/chat/completions", json={}))["message"]
+    )
     assert http.get("/v1/models/").json() == http.get("/v1/models").json()
     assert error_of(http.post(CHAT + "/", json={}))["code"] == 404
 

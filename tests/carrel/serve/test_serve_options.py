@@ -134,7 +134,7 @@ def test_a_model_that_the_hub_does_not_give_is_told_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check_hub_model(str(tmp_path), None, None)
-    with pytest.raises(ModelNotFoundError, match="no model directory owner/name"):
+    with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/name"):
         check_hub_model("owner/name", None, str(tmp_path))
-    with pytest.raises(ModelNotFoundError, match="no model directory owner/na me"):
+    with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/na me"):
         check_hub_model("owner/na me", None, str(tmp_path))

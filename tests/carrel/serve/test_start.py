@@ -66,6 +66,8 @@ def test_models(tmp_path: Path) -> None:
         find_model(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="no model directory"):
         find_model("/no/such/folder")
+    with pytest.raises(ModelNotFoundError, match=r"GGUF file at no/such\.gguf"):
+        find_model("no/such.gguf")
     bundled = tmp_path / "nano"
     with pytest.raises(ModelNotFoundError, match="make serve MODEL=smollm2"):
         find_model("smollm2", bundled)
