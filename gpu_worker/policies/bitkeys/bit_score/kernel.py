@@ -111,6 +111,7 @@ def weigh(
 
 
 def _peers(group: int) -> int:
+    """Adjacent tokens of a row of products: eight columns, or more of a large group."""
     return max(1, 8 // triton.next_power_of_2(group))
 
 

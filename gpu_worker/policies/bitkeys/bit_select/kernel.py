@@ -20,16 +20,20 @@ from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.kernels.top_k.kernel import top_k
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score, weigh
 from gpu_worker.policies.bitkeys.bit_score.reference import levels
-from gpu_worker.policies.bitkeys.bit_select.programs import take_levels
+from gpu_worker.policies.bitkeys.bit_select.programs import LANES, take_levels
 
-# Of four tokens each: what the registers of an SM hold of a head.
+# Tokens of a word.
+WORD_TOKENS: int = LANES.value
+# What the registers of an SM hold of a head.
 MAX_WORDS = 32768
 # Whole tiles of `weigh`.
 LEAST_WORDS = 2048
 # Of a thread: words of a head up to which two programs share the registers of an SM; and words that it takes from at a
 # time.
 FEW_WORDS, STEP_WORDS = 32, 4
-MOST_WARPS = 16
+# Registers of a thread: where two programs share an SM's, and where one has them.
+SHARED_REGISTERS, ALL_REGISTERS = 64, 128
+WARP_THREADS, MOST_WARPS = 32, 16
 # SMs of an H200; more than enough for smaller devices.
 PROGRAMS = 132
 
@@ -53,20 +57,21 @@ def bit_select(
     rows = batch * num_kv_heads
     if rows * width * num_positions == 0:
         return torch.full((batch, num_kv_heads, width), -1, device=query.device)
-    num_words = max(LEAST_WORDS, triton.next_power_of_2(num_positions) // 4)
+    num_words = max(LEAST_WORDS, triton.next_power_of_2(num_positions) // WORD_TOKENS)
     if num_words > MAX_WORDS:
         weights = bit_score(query, rotation, codes, scales, sinks, seats, begin, end, scale, num_positions)
         return top_k(levels(weights, counts, query.shape[1] // num_kv_heads), counts, width)
-    found = torch.empty(rows, 4 * num_words, dtype=torch.int8, device=query.device)
+    found = torch.empty(rows, WORD_TOKENS * num_words, dtype=torch.int8, device=query.device)
     spans = (begin.contiguous(), end.contiguous(), counts.contiguous())
     weigh(query, rotation, codes, scales, sinks, (seats, *spans), scale, num_positions, found)
     taken = torch.empty(batch, num_kv_heads, width, dtype=torch.int64, device=query.device)
-    num_warps = min(MOST_WARPS, num_words // (32 * FEW_WORDS))
-    step = 32 * num_warps * STEP_WORDS
-    chunks = min(triton.cdiv(num_positions, 4 * step), max(1, PROGRAMS // rows))
+    num_warps = min(MOST_WARPS, num_words // (WARP_THREADS * FEW_WORDS))
+    num_threads = WARP_THREADS * num_warps
+    step = num_threads * STEP_WORDS
+    chunks = min(triton.cdiv(num_positions, WORD_TOKENS * step), max(1, PROGRAMS // rows))
     take_levels[(rows, chunks)](
         *spans, found.view(torch.int32), taken, num_kv_heads, num_positions, width,
         WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(),
-        num_warps=num_warps, maxnreg=64 if num_words <= 32 * num_warps * FEW_WORDS else 128,
+        num_warps=num_warps, maxnreg=SHARED_REGISTERS if num_words <= num_threads * FEW_WORDS else ALL_REGISTERS,
     )  # fmt: skip
     return taken

@@ -11,8 +11,9 @@ from gpu_worker.kernels.spans import span_of_row
 # Four bytes of 1, and their highest bits.
 ONES = tl.constexpr(0x01010101)
 FLAGS = tl.constexpr(0x80808080)
-# Of a level, and positions of a word.
+# Of a level; the next bit of its byte is free for a flag.
 LEVEL_BITS = tl.constexpr(7)
+# Positions of a word, a byte each.
 LANES = tl.constexpr(4)
 # Words: a part of every tile whose levels are written as one.
 TILE = tl.constexpr(64)
@@ -43,7 +44,7 @@ def _number(parts, IS_PLAIN: tl.constexpr):
     total = _sum_of_bytes(parts[0], tl.zeros(parts[0].shape, tl.int32), IS_PLAIN)
     total = _sum_of_bytes(parts[1], total, IS_PLAIN)
     total = _sum_of_bytes(parts[2], total, IS_PLAIN)
-    return tl.sum(_sum_of_bytes(parts[3], total, IS_PLAIN), axis=0) >> 7
+    return tl.sum(_sum_of_bytes(parts[3], total, IS_PLAIN), axis=0) >> LEVEL_BITS
 
 
 @triton.jit
@@ -129,12 +130,13 @@ def take_levels(
     taken += row * width
     step = tl.arange(0, STEP)
     # Whole tiles, so that vectors of words are read.
-    first_word, last_word = first // (4 * TILE) * TILE, tl.cdiv(last, 4 * TILE) * TILE
+    first_word, last_word = first // (LANES * TILE) * TILE, tl.cdiv(last, LANES * TILE) * TILE
     chunk_words = tl.cdiv(tl.cdiv(last_word - first_word, STEP), programs) * STEP
     chunk_first = first_word + program * chunk_words
     chunk_last = tl.minimum(chunk_first + chunk_words, last_word)
     if (asked > 0) & (chunk_first < chunk_last):
         words += row * WORDS
+        # In four parts, whose bytes are added up in the same registers.
         size: tl.constexpr = WORDS // 4
         levels = (
             _load(words, first_word, last_word, 0, size),
@@ -160,7 +162,9 @@ def take_levels(
             above, reaching = _reaching(found, threshold + 1), _reaching(found, threshold)
             # A byte of 1 for what is above, of 16 for ties; then their numbers, the second in the high half.
             sums = _sum_of_bytes(
-                (above >> 7) | ((reaching ^ above) >> 3), tl.zeros([STEP], tl.int32), IS_PLAIN
+                (above >> LEVEL_BITS) | ((reaching ^ above) >> (LEVEL_BITS - 4)),
+                tl.zeros([STEP], tl.int32),
+                IS_PLAIN,
             )
             number = (sums & 15) | ((sums >> 4) << 16)
             before = tl.cumsum(number, axis=0) - number
@@ -174,7 +178,7 @@ def take_levels(
             rank = above_here + tl.maximum(tie - skip, 0)
             position = word.to(tl.uint32) * LANES
             for lane in tl.static_range(LANES):
-                is_taken = (chosen >> (8 * lane + 7)) & 1
+                is_taken = (chosen >> (8 * lane + LEVEL_BITS)) & 1
                 _store(taken + rank, position + lane, is_taken, IS_PLAIN)
                 rank += is_taken.to(tl.int32)
             total = tl.sum(number, axis=0)
