@@ -11,7 +11,7 @@ import argparse
 import os
 from dataclasses import replace
 
-from benchmarks.in_turn import add_arguments, as_json, decoding, engine_for, in_turn, num_steps, write
+from benchmarks.in_turn import add_arguments, as_json, decoding, engine_for, in_turn, num_steps, show, write
 from gpu_worker.engine.steps.attention_views import AttentionViews
 from gpu_worker.records import AttentionEvent, Event
 from gpu_worker.state.batch import Batch
@@ -57,11 +57,7 @@ def main() -> None:
         found = in_turn(engine, kinds, options.blocks, options.steps)
         num_asked = (options.blocks + 1) * options.steps
         share = views.spent_seconds / (found["asked"].ms.median / 1e3 * num_asked)
-        for kind, steps in found.items():
-            print(
-                f"{kind}: {steps.ms.median:.3f} ms a step, {steps.cpu_ms.median:.3f} of a processor", end="; "
-            )
-            print(f"to the first {steps.ratio.median:.4f}, of a processor {steps.cpu_ratio.median:.4f}")
+        show(found)
         print(f"{len(looks)} looks in {num_asked} steps take {100 * share:.2f} % of the host's time")
         if options.json is not None:
             counts = {"num_looks": len(looks), "num_asked_steps": num_asked, "share_of_host": share}

@@ -1,4 +1,4 @@
-"""A rival in a process of its own: its memory is its own, and free when it ends."""
+"""Work in a process of its own: its memory is its own, and free when it ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import BenchmarkError
+from carrel.process.version import CHECKOUT
 
-ROOT = Path(__file__).resolve().parents[1]
 LAST_WORDS = 2000
+
+
+def wait_or_kill(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Until a process that was told to end has ended; it is killed if it has not by then."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def answers_of(module: str, arguments: list[str], task: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -30,7 +38,7 @@ def answers_of(module: str, arguments: list[str], task: dict[str, Any]) -> Itera
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,
-            cwd=ROOT,
+            cwd=CHECKOUT,
             env=environment,
         )
         assert process.stdin is not None

@@ -22,9 +22,9 @@ from benchmarks.rivals import RIVALS
 from benchmarks.runs import Run, Task, agreement, summarize
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
+from carrel.process.version import CHECKOUT
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "cpu_vs_transformers.json"
+RESULT = CHECKOUT / "benchmarks" / "results" / "cpu_vs_transformers.json"
 BASELINE = "transformers generate"
 PROCESS_TIMEOUT_S = 1200
 BUSY_LOAD = 0.5
@@ -63,7 +63,7 @@ def run_rival(name: str, task: Task, timeout_s: float = PROCESS_TIMEOUT_S) -> Ru
         input=task.to_json(),
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=CHECKOUT,
         env=environment,
         timeout=timeout_s,
     )
@@ -113,7 +113,7 @@ def report(runs: dict[tuple[str, int], list[Run]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_vs_transformers", description=__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "carrel-nano", metavar="DIR")
+    parser.add_argument("--model", type=Path, default=CHECKOUT / "models" / "carrel-nano", metavar="DIR")
     parser.add_argument(
         "--books", type=Path, default=None, metavar="DIR", help="without: random tokens as prompts"
     )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.figures import Spread
-from benchmarks.in_turn import add_arguments, as_json, decoding, engine_for, in_turn, num_steps, write
+from benchmarks.in_turn import add_arguments, as_json, decoding, engine_for, in_turn, num_steps, show, write
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import Constraint, Grammar, GrammarKind, SamplingParams
 from gpu_worker.sampling import Sampler, SamplerState
@@ -114,11 +114,7 @@ def main() -> None:
             "token_us": asdict(Spread.of(held.tokens).scaled(1e6)),
             "keeping_us": keeping,
         }
-        for kind, steps in found.items():
-            print(
-                f"{kind}: {steps.ms.median:.3f} ms a step, {steps.cpu_ms.median:.3f} of a processor", end="; "
-            )
-            print(f"to the first {steps.ratio.median:.4f}, of a processor {steps.cpu_ratio.median:.4f}")
+        show(found)
         print(f"{len(held.masks)} masks of {engine.info.vocab_size} tokens: {micros}")
         if options.json is not None:
             content = {"steps": as_json(found), "num_masks": len(held.masks), **micros}

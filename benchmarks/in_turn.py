@@ -144,6 +144,15 @@ def in_turn(
     return found
 
 
+def show(found: Mapping[str, Steps]) -> None:
+    """A line a kind, on stdout."""
+    for kind, steps in found.items():
+        print(
+            f"{kind}: {steps.ms.median:.3f} ms a step, {steps.cpu_ms.median:.3f} of a processor; to the first "
+            f"{steps.ratio.median:.4f}, of a processor {steps.cpu_ratio.median:.4f}"
+        )
+
+
 def write(
     module: str, options: argparse.Namespace, load: float, engine: Engine, found: dict[str, Any]
 ) -> None:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from benchmarks.children import wait_or_kill
+from carrel.process.version import CHECKOUT
 from kv_store.local import LocalStore
 
-ROOT = Path(__file__).resolve().parents[1]
 STOP_SECONDS = 60
 
 
@@ -21,17 +21,14 @@ STOP_SECONDS = 60
 def running_store(arena_bytes: int, num_trainers: int) -> Iterator[str]:
     """The address of a store that runs inside."""
     command = [sys.executable, "-m", "benchmarks.store_child", str(arena_bytes), str(num_trainers)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
     assert child.stdin is not None
     assert child.stdout is not None
     try:
         yield child.stdout.readline().strip()
     finally:
         child.stdin.close()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
+        wait_or_kill(child, STOP_SECONDS)
 
 
 def main(arena_bytes: int, num_trainers: int) -> None:

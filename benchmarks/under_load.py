@@ -16,15 +16,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.children import LAST_WORDS, wait_or_kill
 from benchmarks.errors import BenchmarkError
 from benchmarks.random_model import write_random_model
 from benchmarks.shapes import SHAPES
 from carrel.process.command_line import at_least
+from carrel.process.version import CHECKOUT
 
-ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.5
 STOP_S = 30
-LAST_WORDS = 2000
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _ask(options: argparse.Namespace, load: Load) -> bool:
     command += ["--commit", options.commit] if options.commit else []
     print(f"{load.name}: {' '.join(load.arguments)}", file=sys.stderr)
     try:
-        if subprocess.run(command, cwd=ROOT, timeout=options.timeout, check=False).returncode == 0:
+        if subprocess.run(command, cwd=CHECKOUT, timeout=options.timeout, check=False).returncode == 0:
             return True
     except subprocess.TimeoutExpired:
         print(f"{load.name}: not done after {options.timeout:.0f} s", file=sys.stderr)
@@ -184,17 +184,13 @@ def _child(module: str, arguments: Sequence[str], log: Path) -> Iterator[subproc
             stdout=words,
             stderr=words,
             stdin=subprocess.DEVNULL,
-            cwd=ROOT,
+            cwd=CHECKOUT,
         )
         try:
             yield process
         finally:
             process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, STOP_S)
 
 
 def _await_ready(

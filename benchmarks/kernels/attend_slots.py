@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
 
 # sinks and window, of the budget
 FIXED_SLOTS = 96
@@ -18,8 +18,7 @@ SPREAD = 8
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    attend = setting.implementation("kernels.attention", "attend_slots")
-    reference = load("kernels.attention", "attend_slots")
+    attend, reference = setting.both("kernels.attention", "attend_slots")
     shape = setting.shape
     for workload in setting.workloads:
         batch, attended = workload.batch, min(setting.budget_tokens, workload.context)

@@ -12,7 +12,6 @@ from benchmarks.kernels.base import (
     Operands,
     Setting,
     contexts,
-    load,
     num_bytes_of,
     relative_error,
 )
@@ -25,8 +24,7 @@ MAX_SCORES = 1 << 30
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    observe = setting.implementation("kernels.observed_weight", "observed_weight")
-    reference = load("kernels.observed_weight", "observed_weight")
+    observe, reference = setting.both("kernels.observed_weight", "observed_weight")
     shape, device = setting.shape, setting.device
     for context in contexts(setting):
         for kind, width in (("last", min(NUM_LAST, context)), ("scattered", -(-context // SCATTERED_SHARE))):

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, load, num_bytes_of, relative_error
+from benchmarks.kernels.base import KernelCase, Operands, Setting, num_bytes_of, relative_error
 
 # Quest's own
 PAGE_TOKENS = 16
 
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
-    page_bound = setting.implementation("policies.quest.page_bound", "page_bound")
-    reference = load("policies.quest.page_bound", "page_bound")
+    page_bound, reference = setting.both("policies.quest.page_bound", "page_bound")
     shape = setting.shape
     for workload in setting.workloads:
         batch, num_pages = workload.batch, max(1, workload.context // PAGE_TOKENS)

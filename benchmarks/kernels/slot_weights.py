@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
+from benchmarks.kernels.attend_blocks import filled_blocks
 from benchmarks.kernels.base import KernelCase, Operands, Setting, relative_error
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 
 # of the context, one in so many
 KEPT_SHARE = 5
@@ -20,14 +18,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
         batch, length = workload.batch, max(1, workload.context // KEPT_SHARE)
 
         def make(batch: int = batch, length: int = length) -> Operands:
-            size = (batch, shape.num_kv_heads, -(-length // BLOCK_SIZE))
-            num_blocks = size[0] * size[1] * size[2]
-            query = setting.normal(batch, shape.num_heads, shape.head_dim)
-            pool = setting.normal(num_blocks * BLOCK_SIZE, shape.row_elements)
-            tables = torch.randperm(num_blocks, device=setting.device).view(size)
-            seats = torch.arange(batch, device=setting.device)
-            lengths = torch.full(size[:2], length, device=setting.device)
-            wanted = (query, pool, tables, seats, lengths, shape.head_dim**-0.5, length)
+            wanted = filled_blocks(setting, batch, length)
             return Operands(
                 lambda: weigh(*wanted),
                 lambda: reference(*wanted),

@@ -16,8 +16,9 @@ from random import Random
 import httpx
 import psutil
 
-from benchmarks.children import ROOT
+from benchmarks.children import wait_or_kill
 from benchmarks.errors import BenchmarkError
+from carrel.process.version import CHECKOUT
 from carrel.serve.ports import held_port
 
 START_S = 60.0
@@ -110,11 +111,7 @@ def running_gateway(model: Path, step_ms: float) -> Iterator[Gateway]:
         finally:
             for process in filter(None, (gateway, worker)):
                 process.terminate()
-                try:
-                    process.wait(STOP_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                wait_or_kill(process, STOP_S)
 
 
 def measure(
@@ -181,7 +178,7 @@ def _start(module: str, *arguments: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
+        cwd=CHECKOUT,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,10 +14,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.children import wait_or_kill
 from benchmarks.errors import BenchmarkError
 from carrel.process.version import CHECKOUT
 
 WAIT_SECONDS = 240.0
+STOP_SECONDS = 60.0
 
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S")
 
@@ -119,11 +120,7 @@ def ray_nodes(number: int, cpus: int = 2) -> Iterator[Nodes]:
             yield nodes
         finally:
             process.stdin.close()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+            wait_or_kill(process, STOP_SECONDS)
             if "nodes" in locals():
                 for left in nodes.processes():
                     left.kill()

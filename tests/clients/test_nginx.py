@@ -21,7 +21,7 @@ import httpx
 import pytest
 from certificates import sign_oneself
 from ports import free_port
-from serving import ROOT, Serving, serving
+from serving import ROOT, Serving, is_healthy, serving
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2, chat_pb2_grpc
@@ -112,18 +112,11 @@ def running(folder: Path, server: Serving, read_timeout: str = "1800s") -> Itera
     try:
         proxy = Proxy(port, certificate)
         with proxy.client() as client:
-            wait_until(lambda: answers(client), lambda: (folder / "error.log").read_text())
+            wait_until(lambda: is_healthy(client), lambda: (folder / "error.log").read_text())
         yield proxy
     finally:
         process.terminate()
         process.wait(PATIENCE)
-
-
-def answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture(scope="module")

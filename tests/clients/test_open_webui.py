@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from ports import free_port
-from serving import ROOT, Serving, serving
+from serving import ROOT, Serving, is_healthy, serving
 from waiting import PATIENCE, wait_until
 
 USER = {"name": "a", "email": "a@localhost.test", "password": "Only-for-a-test-1"}
@@ -53,20 +53,13 @@ def webui(server: Serving, folder: Path) -> Iterator[httpx.Client]:
         process = subprocess.Popen(command, env=own | given, cwd=folder, stdout=log, stderr=log)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client:
-            wait_until(lambda: answers(client), lambda: (folder / "log").read_text()[-3000:], poll=0.5)
+            wait_until(lambda: is_healthy(client), lambda: (folder / "log").read_text()[-3000:], poll=0.5)
             token = client.post("/api/v1/auths/signup", json=USER).raise_for_status().json()["token"]
             client.headers["Authorization"] = f"Bearer {token}"
             yield client
     finally:
         process.terminate()
         process.wait(PATIENCE)
-
-
-def answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
 
 
 def test_it_finds_the_model_and_chats(tmp_path: Path) -> None:

@@ -119,3 +119,11 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             return False
 
     wait_until(is_ready, lambda: log.read_text()[-4000:], poll=0.2)
+
+
+def is_healthy(client: httpx.Client) -> bool:
+    """Whether what the client's requests go to, or through, answers them."""
+    try:
+        return client.get("/health").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False

@@ -33,17 +33,22 @@ TOKEN = "of sixteen or more"
 ARENA_BYTES = 64 * SLAB_BYTES
 
 
-@pytest.fixture
-def target() -> Iterator[str]:
-    server = StoreServer(
+def serve(**options: Path) -> StoreServer:
+    return StoreServer(
         StoreConfig(
             listen="127.0.0.1:0",
             arena_bytes=ARENA_BYTES,
             slab_bytes=SLAB_BYTES,
             runtime="process",
             store_token=TOKEN,
+            **options,  # type: ignore[arg-type]
         )
     )
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    server = serve()
     yield f"127.0.0.1:{server.port}"
     server.close()
 
@@ -158,17 +163,7 @@ def test_over_tls_the_store_is_known_by_its_certificate(tmp_path: Path) -> None:
     key, certificate = sign_oneself(tmp_path)
     (tmp_path / "other").mkdir()
     _, other = sign_oneself(tmp_path / "other")
-    server = StoreServer(
-        StoreConfig(
-            listen="127.0.0.1:0",
-            arena_bytes=ARENA_BYTES,
-            slab_bytes=SLAB_BYTES,
-            runtime="process",
-            store_token=TOKEN,
-            store_ssl_keyfile=key,
-            store_ssl_certfile=certificate,
-        )
-    )
+    server = serve(store_ssl_keyfile=key, store_ssl_certfile=certificate)
     target = f"localhost:{server.port}"
     try:
         check_edition(target, PATIENCE, TOKEN, certificate.read_bytes())

@@ -132,11 +132,10 @@ def test_a_known_prefix_is_read_where_the_arena_has_no_room_for_more() -> None:
     rig.check_empty()
 
 
-def test_copies_give_way_to_who_needs_the_room() -> None:
-    rig = rig_for("full", capacity_tokens=320, prefill_chunk=16)
+def check_giving_way(rig: Rig, needs: GenerationRequest) -> None:
+    """Who needs the store's room takes that of a prompt which is only copied there."""
     rig.run(request("known", prompt=DOCUMENT[:65], max_tokens=1))
-    copied = request("copied", prompt=DOCUMENT[:310], max_tokens=20)
-    needs = request("needs", "pqcache", 0.3, prompt=random_prompt(120, seed=9), max_tokens=20)
+    copied = request("copied", prompt=DOCUMENT, max_tokens=20)
     rig.submit(copied)
     rig.step_to("copied", Status.PREFILL)
     rig.submit(needs)
@@ -145,6 +144,11 @@ def test_copies_give_way_to_who_needs_the_room() -> None:
     # It was reading a prefix meanwhile, and read on.
     assert rig.records["copied"].usage.cached_tokens == 64
     assert rig.records["copied"].tokens == cold(copied)
+
+
+def test_copies_give_way_to_who_needs_the_room() -> None:
+    rig = rig_for("full", capacity_tokens=320, prefill_chunk=16)
+    check_giving_way(rig, request("needs", "pqcache", 0.3, prompt=random_prompt(120, seed=9), max_tokens=20))
     assert len(rig.store.prefixes) == 2
     rig.check_empty()
 
@@ -260,15 +264,8 @@ def test_the_real_store_takes_the_room_of_copies_and_leaves_them_their_prefix() 
     with LocalStore(num_slabs * 64 * LAYOUT.token_bytes, slab_bytes=64 * LAYOUT.token_bytes) as store:
         client = StoreClient.connect(store.target, LAYOUT, worker_id="w", timeout_seconds=5.0)
         rig = rig_for("full", client=client, prefill_chunk=16)
-        rig.run(request("known", prompt=DOCUMENT[:65], max_tokens=1))
-        copied = request("copied", prompt=DOCUMENT, max_tokens=20)
-        needs = request("needs", "oracle", 0.3, prompt=random_prompt(250, seed=9), max_tokens=20)
-        rig.submit(copied)
-        rig.step_to("copied", Status.PREFILL)
-        rig.submit(needs)
-        rig.drain()
-        assert rig.records["needs"].tokens == tokens_alone(needs)
-        assert rig.records["copied"].usage.cached_tokens == 64
-        assert rig.records["copied"].tokens == cold(copied)
+        check_giving_way(
+            rig, request("needs", "oracle", 0.3, prompt=random_prompt(250, seed=9), max_tokens=20)
+        )
         assert client.stats().num_sequences == 0
         rig.engine.close()
