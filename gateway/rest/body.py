@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
+from gateway.rest.fields import NOT_DONE
 from gateway.rest.parsing import parse
 from gateway.rest.schemas import AnswerBody, Body
 
@@ -81,14 +81,6 @@ async def read_asked(request: Request, kind: type[A], limits: BodyLimits) -> A:
     return body
 
 
-def refuse_unsupported(body: Body, unsupported: Mapping[str, Any]) -> None:
-    """unsupported: fields that would change the answer, with the value that changes nothing beside null. Raises
-    InvalidRequest for one that has another."""
-    for name, value in (body.model_extra or {}).items():
-        if name in unsupported and value is not None and value != unsupported[name]:
-            raise InvalidRequest(f"{name} is not supported: leave it out.", name)
-
-
 async def _read(request: Request, limit: BodyLimit) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit.max_bytes):
@@ -122,7 +114,7 @@ def _line(error: ErrorDetails) -> str:
     match error["type"]:
         case "extra_forbidden":
             text = "there is no such field"
-        case kind if kind != "missing":
+        case kind if kind not in ("missing", NOT_DONE):
             text += _told(error["input"])
     return (f"{param}: {text}" if param else text)[:MAX_ERROR_CHARS]
 

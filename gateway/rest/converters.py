@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
-from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.schemas import (
     ChatBody,
@@ -19,24 +18,11 @@ from gateway.rest.schemas import (
 from gateway.rest.session_schemas import SessionBody
 from gateway.rest.structure import read_grammar
 from gateway.rest.tools import read_calls, read_tools
+from gateway.rest.unsupported import refuse_unsupported
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # the worker's fields that a body has by the same names
 SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
-
-# what other servers take; see `refuse_unsupported`
-UNSUPPORTED: Mapping[str, Any] = {
-    "allowed_token_ids": None,
-    "audio": None,
-    "bad_words": [],
-    "chat_template": None,
-    "documents": [],
-    "guided_whitespace_pattern": None,
-    "length_penalty": 1,
-    "logits_processors": [],
-    "use_beam_search": False,
-    "web_search_options": None,
-}
 
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
@@ -150,12 +136,17 @@ def _read_message(message: MessageBody) -> Message:
                 )
             content = "".join(part.text or "" for part in parts)
     return Message(
-        message.role, content, calls, message.tool_call_id, message.name, message.reasoning_content
+        message.role,
+        content,
+        calls,
+        message.tool_call_id,
+        message.name,
+        message.reasoning_content or message.reasoning,
     )
 
 
 def _check_fields(body: GenerationBody) -> None:
-    refuse_unsupported(body, UNSUPPORTED)
+    refuse_unsupported(body)
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs are told in no stream: leave stream out.", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:

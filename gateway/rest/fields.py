@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     StringConstraints,
     ValidationError,
@@ -17,6 +18,8 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
 
 from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
 from gateway.service import PLAIN_ID
@@ -59,6 +62,30 @@ def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 # of an object: entries that are checked together, where all of them are right
 NUM_AT_ONCE = 256
 OneByOne = WrapValidator(_one_by_one)
+
+
+# the type of such an error
+NOT_DONE = "not_done"
+
+
+def changes_nothing(value: Any, *neutral: Any) -> bool:
+    """Whether a field of this value might as well be left out: null, false, empty or `neutral`."""
+    return value is None or value is False or value in ("", [], {}, *neutral)
+
+
+def refused(*neutral: Any) -> Any:
+    """pydantic's validator of a field that would change the answer and is not done."""
+
+    def check(value: Any) -> None:
+        if not changes_nothing(value, *neutral):
+            raise PydanticCustomError(NOT_DONE, "this is not supported: leave it out")
+
+    return BeforeValidator(check)
+
+
+# no document tells of it
+Hidden = SkipJsonSchema[Any]
+Refused = Annotated[Hidden, refused()]
 
 
 def within(name: str) -> Any:

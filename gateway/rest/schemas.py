@@ -21,6 +21,7 @@ from gateway.rest.fields import (
     OptionName,
     OptionWord,
     PromptTokenIds,
+    Refused,
     RequestId,
     Texts,
     Timeout,
@@ -101,6 +102,9 @@ class MessageBody(Body):
     )
     tool_call_id: Annotated[str | None, Field(description="a tool's: the call that this answers")] = None
     reasoning_content: Annotated[str | None, Field(description="an assistant's, before its content")] = None
+    reasoning: Annotated[str | None, Field(description="the same, as vLLM calls it")] = None
+    audio: Refused = None
+    function_call: Refused = None
 
 
 Messages = Annotated[list[MessageBody], Field(fail_fast=True)]
@@ -188,11 +192,13 @@ class FunctionBody(Body):
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, Field(description="a JSON schema, of an object")] = None
     strict: bool | None = None
+    defer_loading: Refused = None
 
 
 class ToolBody(Body):
     type: Literal["function"] = "function"
     function: FunctionBody
+    defer_loading: Refused = None
 
 
 class NamedFunction(Body):
@@ -257,6 +263,9 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: Refused = None
+    chat_template_kwargs: Refused = None
+    tools: Refused = None
     return_token_strs: Annotated[
         bool | None, Field(description="tell what the vocabulary calls each token, too")
     ] = None

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from carrel.process.request_limits import MAX_PIN_SECONDS
 from gateway.exchange import Scalar
-from gateway.rest.fields import OneByOne, PromptTokenIds
+from gateway.rest.fields import OneByOne, PromptTokenIds, Refused
 from gateway.rest.schemas import Body, Messages, WorkBody
 
 
@@ -20,6 +20,7 @@ class SessionBody(WorkBody):
     prompt: Annotated[str | PromptTokenIds | None, Field(description="as of a completion")] = None
     messages: Annotated[Messages | None, Field(description="as of a chat")] = None
     chat_template_kwargs: Annotated[dict[str, Scalar], OneByOne] | None = None
+    tools: Refused = None
     pinned: Annotated[bool | None, Field(description="evict it after all that are not pinned")] = None
     ttl_seconds: Annotated[
         int | None,

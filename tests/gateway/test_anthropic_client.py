@@ -92,7 +92,7 @@ def test_a_message_parses_into_a_model(claude: anthropic.Anthropic, stack: Stack
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, "messages"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ({"messages": []}, "messages"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
 from gateway.grammars import json_grammar
-from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.messages.schemas import CountBody, MessagesBody, OutputConfig, ToolChoiceBody
 from gateway.rest.messages.turns import read_turns
+from gateway.rest.unsupported import refuse_unsupported
 from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
-
-# see `refuse_unsupported`
-UNSUPPORTED: Mapping[str, Any] = {
-    "container": None,
-    "context_management": None,
-    "mcp_servers": [],
-    "output_format": None,
-}
 
 
 def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | None = None) -> ChatRequest:
     """A last turn of the assistant is gone on with. Raises InvalidRequest."""
-    _check_fields(body)
+    refuse_unsupported(body)
     continues = bool(body.messages) and body.messages[-1].role == "assistant"
     return ChatRequest(
         read_turns(body),
@@ -60,19 +49,6 @@ def _read_format(asked: OutputConfig | None) -> pb.Grammar | None:
     if asked is None or asked.format is None:
         return None
     return json_grammar(asked.format.json_schema, "output_config.format")
-
-
-def _check_fields(body: CountBody) -> None:
-    refuse_unsupported(body, UNSUPPORTED)
-    if body.output_config is not None and body.output_config.effort is not None:
-        raise InvalidRequest("output_config.effort is not supported: leave it out.", "output_config.effort")
-    match (body.model_extra or {}).get("thinking"):
-        case None | {"type": "disabled" | "adaptive"}:
-            pass
-        case _:
-            raise InvalidRequest(
-                "thinking is only 'disabled' or 'adaptive': no budget of it can be held.", "thinking"
-            )
 
 
 def _read_tools(body: CountBody) -> Tools | None:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32
 from gateway.grammars import JsonSchema
-from gateway.rest.fields import FunctionName, Texts, within
+from gateway.rest.fields import FunctionName, Hidden, Refused, Texts, refused, within
 from gateway.rest.schemas import AnswerBody, Body
 from gateway.tool_calls.checks import MAX_TOOLS
 
@@ -35,6 +35,9 @@ class ToolDefinition(Body):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    allowed_callers: Annotated[Hidden, refused(["direct"])] = None
+    defer_loading: Refused = None
+    input_examples: Refused = None
 
 
 class ToolChoiceBody(Body):
@@ -50,7 +53,15 @@ class OutputFormat(Body):
 
 class OutputConfig(Body):
     format: Annotated[OutputFormat | None, Field(description="what the answer's text must be")] = None
-    effort: Annotated[str | None, Field(description="refused")] = None
+    effort: Refused = None
+
+
+class Thinking(Body):
+    """Either way the model thinks as its chat template lets it: no budget of it can be held."""
+
+    type: Literal["disabled", "adaptive"]
+    budget_tokens: Refused = None
+    display: Refused = None
 
 
 class Turn(Body):
@@ -69,6 +80,7 @@ class CountBody(Body):
     tools: Annotated[list[ToolDefinition] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoiceBody | None = None
     output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
 
 
 class MessagesBody(CountBody, AnswerBody):

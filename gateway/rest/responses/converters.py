@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Message, Tool, ToolChoice, Tools
 from gateway.grammars import ANY_OBJECT, json_grammar
-from gateway.rest.body import refuse_unsupported
 from gateway.rest.drafts import draft_of
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import AllowedFunctions, NamedFunction, ResponsesBody, TextFormat
+from gateway.rest.unsupported import refuse_unsupported
 from gateway.tool_calls.checks import checked, only
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 LOGPROBS = "message.output_text.logprobs"
-# see `refuse_unsupported`
-UNSUPPORTED: Mapping[str, Any] = {
-    "background": False,
-    "context_management": None,
-    "conversation": None,
-    "prompt": None,
-}
 
 
 def read_response_request(
@@ -53,9 +45,7 @@ def read_response_request(
 
 
 def _check_fields(body: ResponsesBody) -> None:
-    refuse_unsupported(body, UNSUPPORTED)
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        raise InvalidRequest("reasoning.effort is not supported: leave it out.", "reasoning.effort")
+    refuse_unsupported(body)
     if body.truncation == "auto":
         raise InvalidRequest("truncation 'auto' is not supported: send a shorter input.", "truncation")
     for name in body.include or ():

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.grammars import JsonSchema
-from gateway.rest.fields import FunctionName, OneByOne, Texts, within
+from gateway.rest.fields import FunctionName, Hidden, OneByOne, Refused, Texts, refused, within
 from gateway.rest.schemas import AnswerBody, Body
 from gateway.tool_calls.checks import MAX_TOOLS
 
@@ -27,6 +27,8 @@ class InputItem(Body):
     name: FunctionName | None = None
     arguments: str | None = None
     output: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    is_async: Annotated[Hidden, refused(), Field(alias="async")] = None
+    namespace: Refused = None
 
 
 class TextFormat(Body):
@@ -41,6 +43,10 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    allowed_callers: Annotated[Hidden, refused(["direct"])] = None
+    defer_loading: Refused = None
+    is_async: Annotated[Hidden, refused(), Field(alias="async")] = None
+    output_schema: Refused = None
 
 
 class NamedFunction(Body):
@@ -56,10 +62,23 @@ class AllowedFunctions(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
+    verbosity: Annotated[Hidden, refused("medium")] = None
 
 
 class Reasoning(Body):
-    effort: str | None = None
+    """The model thinks as its chat template lets it."""
+
+    context: Annotated[Hidden, refused("auto")] = None
+    effort: Refused = None
+    generate_summary: Refused = None
+    mode: Annotated[Hidden, refused("standard")] = None
+    summary: Refused = None
+
+
+class CacheOptions(Body):
+    """Every prompt is cached."""
+
+    prewarm: Refused = None
 
 
 class ResponsesBody(AnswerBody):
@@ -94,6 +113,7 @@ class ResponsesBody(AnswerBody):
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
+    prompt_cache_options: CacheOptions | None = None
 
 
 class OutputText(Body):
