@@ -90,11 +90,13 @@ class EngineThread:
         # all below are guarded by the condition
         self._live: dict[str, EventSink] = {}
         self._inbox: list[Callable[[], None]] = []
+        self._calls: list[Future[None]] = []
         self._num_inbox_submits = 0
         self._num_inbox_tokens = 0
         self._is_draining = False
         self._is_stopping = False
         self._is_dead = False
+        self._has_ended = False
         self._stats = replace(engine.stats())
         # Until then they are new enough; the engine's thread alone knows it.
         self._stats_until = 0.0
@@ -145,20 +147,27 @@ class EngineThread:
                 self._condition.notify_all()
 
     def call(self, work: Callable[[], None]) -> Future[None]:
-        """Do `work` on the engine's thread, between two steps. The future has what it raised; the engine goes on."""
+        """Do `work` on the engine's thread, between two steps. The future has what it raised; the engine goes on. It has
+        EngineStopped where the engine ends before."""
         done: Future[None] = Future()
 
         def do() -> None:
+            with self._condition:
+                self._calls.remove(done)
             try:
                 work()
-            except Exception as error:
+            except BaseException as error:
                 done.set_exception(error)
             else:
                 done.set_result(None)
 
         with self._condition:
-            self._inbox.append(do)
-            self._condition.notify_all()
+            if self._has_ended:
+                done.set_exception(EngineStopped("The engine has stopped."))
+            else:
+                self._calls.append(done)
+                self._inbox.append(do)
+                self._condition.notify_all()
         return done
 
     def stats(self) -> EngineStats:
@@ -196,6 +205,7 @@ class EngineThread:
             logger.exception("the engine failed")
             self._die()
         finally:
+            self._refuse_calls()
             self._engine.close()
 
     def _take_turn(self) -> bool:
@@ -240,6 +250,14 @@ class EngineThread:
             self._engine.submit(request, sink)
         except WorkerError as error:
             sink(ErrorEvent(error))
+
+    def _refuse_calls(self) -> None:
+        """Those that the engine's thread, which is at its end, does not come to any more."""
+        with self._condition:
+            self._has_ended = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call.set_exception(EngineStopped("The engine has stopped."))
 
     def _deliver(self, request_id: str, event: Event) -> None:
         self._on_progress()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from carrel.process.certificates import Identity
 from carrel.process.events import ProcessEvents
 from carrel.process.noted_errors import NotedErrors
+from gpu_worker.errors import EngineStopped
 from gpu_worker.grammar import Grammars
 from gpu_worker.records import EngineStats
 from gpu_worker.service.engine_thread import Engine, EngineThread
@@ -82,7 +84,9 @@ class Lifecycle:
         """
         try:
             if (prepare := self._prepare) is not None:
-                await asyncio.wrap_future(self._engine.call(lambda: prepare(self._ended.is_set)))
+                # An engine that ends before has told so: see `_ended`.
+                with contextlib.suppress(EngineStopped):
+                    await asyncio.wrap_future(self._engine.call(lambda: prepare(self._ended.is_set)))
             if not self._ended.is_set():
                 await self._serve()
         finally:

@@ -193,6 +193,51 @@ def test_a_call_runs_between_steps_and_its_error_is_the_callers(engine, port):
     assert isinstance(sink.last(), CompleteEvent)
 
 
+def is_refusing(port):
+    try:
+        port.submit(request("probe"), Sink())
+    except EngineStopped:
+        return True
+    except RequestError:
+        # The one before it is there still.
+        return False
+    return False
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError("inner"), Panic("inner")])
+def test_no_call_waits_for_an_engine_that_has_ended(engine, died, error):
+    tends, goes_on = threading.Event(), threading.Event()
+
+    def tend():
+        tends.set()
+        assert goes_on.wait(PATIENCE)
+        if error is not None:
+            raise error
+
+    engine.tend = tend
+    port = EngineThread(engine, max_queue=1, on_death=died.set)
+    assert tends.wait(PATIENCE)
+    # The engine is at its turn, so this waits for the next one, which does not come.
+    before = port.call(lambda: None)
+    if error is None:
+        threading.Thread(target=port.close).start()
+        wait_until(lambda: is_refusing(port))
+    goes_on.set()
+    for call in (before, port.call(lambda: None)):
+        with pytest.raises(EngineStopped):
+            call.result(PATIENCE)
+    port.close()
+
+
+def test_a_panic_of_a_call_is_the_callers(port):
+    def panic():
+        raise Panic("inner")
+
+    with pytest.raises(Panic):
+        port.call(panic).result(PATIENCE)
+    assert not port.is_dead
+
+
 def test_whether_the_store_is_there_is_told_while_a_step_takes_long(engine, port):
     begun, go_on = threading.Event(), threading.Event()
 

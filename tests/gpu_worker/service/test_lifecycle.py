@@ -145,6 +145,21 @@ async def test_it_serves_once_the_engine_is_prepared_on_its_own_thread(tmp_path)
     await process.__aexit__()
 
 
+class Broken(FakeEngine):
+    """Fails at its first step, before anybody asks for anything."""
+
+    has_work = True
+
+
+async def test_an_engine_that_dies_before_its_preparation_ends_the_process(tmp_path):
+    process = Process(tmp_path, prepare=lambda is_stopped: None)
+    process.engine = Broken()
+    process.engine.error = ZeroDivisionError("inner")
+    async with process:
+        assert await process.exit_status() == 1
+    assert "ready" not in process.out.getvalue()
+
+
 async def test_a_stop_ends_the_preparation_and_nothing_is_served(tmp_path):
     begun = threading.Event()
 
