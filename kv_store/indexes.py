@@ -76,6 +76,7 @@ class IndexBuilder:
             first = request.token_begin >> shift
             source = sequence.table[request.layer, first : ((request.token_end - 1) >> shift) + 1].copy()
             specs = index.specs(state.geometry.layout, request.token_end - request.token_begin)
+            options = self._options(index, request)
             segment, arrays = self._allocate(specs, sequence.owner)
             task = TrainTask(
                 layout=state.geometry.layout,
@@ -85,7 +86,7 @@ class IndexBuilder:
                 num_tokens=request.token_end - request.token_begin,
                 heads=(0, state.geometry.layout.num_kv_heads),
                 params=request.params,
-                options=self._options(index, request),
+                options=options,
                 arrays=arrays,
             )
             state.allocator.retain(source)

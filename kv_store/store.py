@@ -101,6 +101,10 @@ class Store:
                     state.drop_sequence(sequence)
                 if not takes_less:
                     raise
+            except Exception:
+                if known is None:
+                    state.drop_sequence(sequence)
+                raise
             return sequence.num_prefix_tokens, sequence.table
 
     def reserve(self, epoch: int, worker_id: str, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:

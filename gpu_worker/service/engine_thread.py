@@ -147,8 +147,8 @@ class EngineThread:
                 self._condition.notify_all()
 
     def call(self, work: Callable[[], None]) -> Future[None]:
-        """Do `work` on the engine's thread, between two steps. The future has what it raised; the engine goes on. It has
-        EngineStopped where the engine ends before."""
+        """Do `work` on the engine's thread, between two steps. The future has what it raised, and the engine goes on;
+        EngineStopped where that ends before."""
         done: Future[None] = Future()
 
         def do() -> None:

@@ -156,6 +156,24 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     assert (store.stats().reserved_bytes, store.stats().expired_leases) == (0, 2)
 
 
+def test_a_sequence_that_cannot_begin_leaves_nothing(
+    store: Store, state: StoreState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason: nobody would end it."""
+    store.attach("w", LAYOUT, 0)
+    hashes = cache(store, state.epoch, "a", 2)
+    held = store.stats().leased_bytes
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.allocator, "allocate", fail)
+        with pytest.raises(MemoryError):
+            store.begin(state.epoch, "w", "b", 4 * TOKENS, hashes)
+    assert (store.stats().num_sequences, store.stats().leased_bytes) == (0, held)
+
+
 def test_what_cannot_be_listed_is_freed_all_the_same(
     store: Store, state: StoreState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,23 @@ def test_an_index_is_trained_where_no_more_threads_can_be_started(
     assert built.arrays["codes"].shape == (LAYOUT.num_kv_heads, 2 * TOKENS, 2)
 
 
+class NoBound(IterationBound):
+    """Fails once room for the index is there."""
+
+    def effort(self, *arguments: Any) -> Any:
+        raise MemoryError
+
+
+def test_an_index_that_cannot_be_begun_leaves_no_room_taken(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    written(store, state, "a", 4 * TOKENS)
+    used = state.allocator.num_used
+    builder = IndexBuilder(state, HalfTrainers(), NoBound(4, 1), 0)
+    with pytest.raises(MemoryError):
+        builder.build(state.epoch, "w", BuildRequest("a", 0, 0, 4 * TOKENS, PQParams(2, 4), 0, 0.0))
+    assert state.allocator.num_used == used
+
+
 def test_room_in_one_piece_that_cannot_be_had_costs_nobody_anything(store: Store, state: StoreState) -> None:
     store.attach("w", LAYOUT, 0)
     names = [f"p{number}" for number in range(8)]
