@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import torch
 
@@ -215,9 +216,7 @@ class Engine:
     def _run_quantum(self, prefill: AnyPass, wait: bool = True) -> bool:
         """False where it waits for a silent store. wait: see `PromptPass.advance`."""
         failed, silent = prefill.advance(wait), set()
-        if (computed := prefill.take_logits()) is not None:
-            prompts, logits = computed
-            self._first_tokens.draw((prompt.sequence for prompt in prompts), logits, self._stats)
+        failed += self._first_tokens.draw_after(prefill, self._stats)
         self._stats.prompt_tokens_total += prefill.count_computed()
         taken = self.indexing.take_early(prefill.prompts)
         for sequence, error in (*failed, *taken.failed):
@@ -273,8 +272,12 @@ class Engine:
         begun = self._pace.mark()
         try:
             result = self.decode.run(sequences)
-        except (StoreUnavailable, torch.OutOfMemoryError) as error:
-            self._fail_step(sequences, error)
+        except StoreUnavailable as error:
+            # Who recalls, or whose new token has a slot already, cannot repeat the step.
+            self._fail_step((one for one in sequences if one.offloads or one.is_compressed), error)
+            return Decoding(begun, self._pace.mark())
+        except torch.OutOfMemoryError as error:
+            self._fail_step(sequences, no_room("the step", error))
             return Decoding(begun, self._pace.mark())
         finally:
             self.caches.recall.fetch_counts.copy(sequences)
@@ -285,21 +288,17 @@ class Engine:
         for sequence, trained in result.indexing:
             self.indexing.add(sequence, trained)
         self._patience.note(result.silent, result.sequences)
-        self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
+        try:
+            self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
+        except torch.OutOfMemoryError as error:
+            self._fail_step(result.sequences, no_room("the step", error))
         return self._decoding
 
-    def _fail_step(self, sequences: list[Sequence], error: StoreUnavailable | torch.OutOfMemoryError) -> None:
-        """Rows could not be recalled: who recalls, or whose new token has a slot already, cannot repeat the step. Or
-        memory ran out."""
-        # Half of the step may be queued.
+    def _fail_step(self, sequences: Iterable[Sequence], error: WorkerError) -> None:
+        """Rows could not be recalled, or memory ran out; half of the step may be queued."""
         self._pace.mark().wait()
         for sequence in sequences:
-            match error:
-                case StoreUnavailable():
-                    if sequence.offloads or sequence.is_compressed:
-                        self._fail(sequence, error)
-                case _:
-                    self._fail(sequence, no_room("the step", error))
+            self._fail(sequence, error)
 
     def _end_decode(self, decoding: Decoding | None) -> None:
         if decoding is None or decoding.is_over:

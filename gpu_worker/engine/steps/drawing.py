@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpu_worker.device import to_device
+from gpu_worker.engine.prompts.prefills import AnyPass
+from gpu_worker.errors import WorkerError, no_room
 from gpu_worker.records import EngineStats, TokenEvent
 from gpu_worker.sampling import Choice, Sampler
 from gpu_worker.state.sequence import Sequence, Status
@@ -57,6 +60,18 @@ class FirstTokens:
 
     def __len__(self) -> int:
         return len(self._choices)
+
+    def draw_after(self, prefill: AnyPass, stats: EngineStats) -> list[tuple[Sequence, WorkerError]]:
+        """Begin those of the prompts that are computed by now; returns the prompts that end because memory ran out."""
+        try:
+            if (computed := prefill.take_logits()) is not None:
+                prompts, logits = computed
+                self.draw((prompt.sequence for prompt in prompts), logits, stats)
+        except torch.OutOfMemoryError as error:
+            return [
+                (prompt.sequence, no_room("the token after a prompt", error)) for prompt in prefill.prompts
+            ]
+        return []
 
     def draw(self, sequences: Iterable[Sequence], logits: Tensor, stats: EngineStats) -> None:
         """Begin those of sequences whose prompts are computed, of logits [P, vocab]; see `draw`."""

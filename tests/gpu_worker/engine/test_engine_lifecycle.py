@@ -47,6 +47,7 @@ from gpu_worker.records import (
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.sampling import Sampler
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
@@ -613,6 +614,32 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
         assert "does not fit beside what is there" in str(rig.records[name].error)
     rig.check_empty()
     assert rig.tokens(request("next", "pqcache", 0.3)) == tokens_alone(request("next", "pqcache", 0.3))
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 5])
+def test_tokens_that_cannot_be_drawn_for_want_of_memory_end_their_requests_and_the_engine_goes_on(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After prompts, and after a step."""
+    rig, names = Rig(), ("a", "b")
+    waits = request("waits", prompt=300)
+    rig.submit(*(request(name, "pqcache", 0.3, max_tokens=60) for name in names))
+    if num_tokens:
+        rig.step_until(lambda: all(len(rig.records[name].tokens) >= num_tokens for name in names))
+    rig.submit(waits)
+    with monkeypatch.context() as patch:
+
+        def failing(*arguments: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        patch.setattr(Sampler, "begin", failing)
+        rig.step_until(lambda: all(rig.records[name].is_over for name in names))
+    for name in names:
+        assert isinstance(rig.records[name].error, CapacityError)
+        assert "does not fit beside what is there" in str(rig.records[name].error)
+    rig.drain()
+    assert rig.records["waits"].tokens == tokens_alone(waits)
     rig.check_empty()
 
 
