@@ -21,7 +21,7 @@ from benchmarks.report import cpu_tables
 from benchmarks.rivals import RIVALS
 from benchmarks.runs import Run, Task, agreement, summarize
 from carrel.evaluation.about import describe, hash_files, model_files
-from carrel.evaluation.suite import ANSWER_TOKENS, load_suite
+from carrel.evaluation.suite import ANSWER_TOKENS, Library, Suite
 from carrel.process.version import CHECKOUT
 
 RESULT = CHECKOUT / "benchmarks" / "results" / "cpu_vs_transformers.json"
@@ -39,7 +39,7 @@ def make_prompts(
     if books is None:
         rng = Random(f"{seed}:{length}")
         return [tuple(rng.randrange(16, 4096) for _ in range(length)) for _ in range(count)]
-    suite = load_suite(model, books, seed)
+    suite = Suite(model, Library(books), seed)
     prompts = []
     for index in range(count):
         question = suite.question("mixed", length + 2 * ANSWER_TOKENS, index)

@@ -9,15 +9,14 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from carrel.evaluation.about import write_whole
+
 R = TypeVar("R")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replaces what is there only once all is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
-    unfinished.replace(path)
+    """By `write_whole`."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from carrel.process.certificates import Identity
 from carrel.process.request_context import trace_metadata
+from carrel.process.request_limits import CODE_KEY, PARAM_KEY
 from carrel.process.version import Edition, edition_of
 from gateway.errors import (
     STORE_UNAVAILABLE,
@@ -30,8 +31,6 @@ from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
 # of a worker that lives
 CONTROL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
-PARAM_KEY = "carrel-param"
-CODE_KEY = "carrel-code"
 
 T = TypeVar("T")
 

@@ -21,7 +21,6 @@ from benchmarks.load.questions import Answer, Question
 PAUSE_S = 0.2
 # All that the siege took is free so long after it.
 FREE_S = 90.0
-AFTER_S = 5.0
 
 
 @dataclass

@@ -48,7 +48,6 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     policy: str = ""
-    budget_tokens: int = 0
     context_tokens: int = 0
     cached_tokens: int = 0
     offloaded_tokens: int = 0

@@ -17,7 +17,6 @@ from carrel.cluster.fleet import Fleet
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.routing import Routing
 from carrel.process.tracing import make_tracer
-from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.rest.app import create_app
 from gateway.rpc.server import ChatServer
@@ -48,7 +47,7 @@ class Gateway:
         self._chat: ChatServer | None = None
         self._tasks = [asyncio.create_task(census.keep_taking())]
         if self._config.grpc_port:
-            self._tasks.append(asyncio.create_task(self._serve_chat(self._config)))
+            self._tasks.append(asyncio.create_task(self._serve_chat()))
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._config, self._service)
@@ -65,11 +64,11 @@ class Gateway:
             await self._chat.stop(CLOSE_TIMEOUT_S)
         await asyncio.to_thread(self._tracer.close)
 
-    async def _serve_chat(self, config: GatewayConfig) -> None:
+    async def _serve_chat(self) -> None:
         """Listen as soon as the port is free: in an update the gateway before this one may still drain."""
         while self._chat is None:
             try:
-                chat = ChatServer(config, self._service)
+                chat = ChatServer(self._config, self._service)
             except ConfigError as exc:
                 log.warning("%s", exc)
                 await asyncio.sleep(PORT_RETRY_S)

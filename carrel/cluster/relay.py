@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 import grpc
 
 from carrel.cluster.messages import Failure, Frame
-from gateway.worker_client import CODE_KEY, PARAM_KEY
+from carrel.process.request_limits import CODE_KEY, PARAM_KEY
 
 BEAT_S = 1.0
 # events that wait to be taken; the worker waits when there are more

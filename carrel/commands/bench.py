@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carrel.errors import CarrelError
+from carrel.process.version import CHECKOUT
 
 BENCHMARKS = {
     "decode": "decode step, throughput, memory and bytes moved, beside the minimal dense loop",
@@ -37,7 +38,6 @@ LIBRARIES = {
     "nodes": ("ray", "httpx", "psutil"),
 }
 OTHER_LIBRARIES = ("torch",)
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class MissingBenchmarkError(CarrelError):

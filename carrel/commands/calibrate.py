@@ -33,7 +33,7 @@ class MissingLibraryError(CarrelError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "docs/cli.md says which policies read the file: `carrel serve` takes it in CARREL_CALIBRATION."
+        "`carrel serve --calibration FILE` takes the file; docs/cli.md says which policies read it."
     )
     parser.add_argument(
         "model",

@@ -1,4 +1,4 @@
-"""The provenance of a measurement: versions, machine, and hashes of what was measured."""
+"""The provenance of a measurement: versions, machine, and hashes of what was measured; and its file."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ def machine(device: str) -> dict[str, Any]:
     if device.startswith("cuda"):
         found["gpu"] = _gpu_name()
     return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """In one step: an interrupted write leaves the old file. Folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def hash_files(paths: Iterable[Path]) -> str:

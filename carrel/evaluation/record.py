@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both
+from carrel.evaluation.about import of_both, write_whole
 from carrel.evaluation.cells import UNBUDGETED, Cell
 from carrel.evaluation.scoring import Mean, Rate, bootstrap, paired
 
@@ -196,7 +195,7 @@ class Report:
                 self.add(cell, outcome)
 
     def write(self, path: Path) -> None:
-        """As JSON, in one step: an interrupted write leaves the old file."""
+        """As JSON, by `write_whole`."""
         cells = []
         for result in self.results():
             rows = [_row(outcome) for outcome in self.outcomes(result.cell)]
@@ -212,10 +211,7 @@ class Report:
             "document_fields": names,
             "cells": cells,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(_dump(content))
-        os.replace(partial, path)
+        write_whole(path, _dump(content))
 
 
 def read_report(path: Path) -> Report:

@@ -20,7 +20,7 @@ from gateway.errors import ConfigError
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
 
-__all__ = ["ANSWER_TOKENS", "Library", "Question", "Suite", "load_suite"]
+__all__ = ["ANSWER_TOKENS", "Library", "Question", "Suite"]
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,3 @@ class Suite:
     @cached_property
     def _texts(self) -> TextSuite:
         return TextSuite(self.tokenizer, Filler(read_texts(self._library.files())), self._seed, self._is_chat)
-
-
-def load_suite(model: Path, books: Path, seed: int) -> Suite:
-    """With carrel-nano's tasks read at once. Raises EvaluationError when the tokenizer or the books cannot be used."""
-    suite = Suite(model, Library(books), seed)
-    suite.facts  # noqa: B018
-    return suite

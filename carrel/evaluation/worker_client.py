@@ -11,6 +11,7 @@ import grpc
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell, is_tokens
 from carrel.evaluation.questions import Question
+from carrel.process.request_limits import PARAM_KEY
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 INFO_TIMEOUT_S = 10.0
@@ -19,8 +20,7 @@ BUSY_TRIES = 8
 BUSY_PAUSE_S = 2.0
 # No other question would be answered either.
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
-# Trailing metadata of a refused request, and what it says when the policy cannot keep to the budget.
-PARAM_KEY = "carrel-param"
+# What a refusal is about when the policy cannot keep to the budget.
 BUDGET_PARAM = "carrel.budget"
 
 

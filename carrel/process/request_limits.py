@@ -25,7 +25,14 @@ JSON_WHITE_SPACE = r" |\n( {0,20}|\t{0,5})"
 # 30 days
 MAX_PIN_SECONDS = 30 * 86400
 MIN_BUDGET_TOKENS = 2
+# of a policy, and characters of the name or value of one
+MAX_OPTIONS, MAX_OPTION_TEXT = 16, 64
 MAX_UINT32 = 2**32 - 1
+
+
+# In the trailing metadata of a refusal by gRPC, what a LimitError says beside its text.
+PARAM_KEY = "carrel-param"
+CODE_KEY = "carrel-code"
 
 
 class LimitError(ValueError):
@@ -92,9 +99,6 @@ class ModelLimits(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def policies(self) -> Collection[str]: ...
-
-
-MAX_OPTIONS, MAX_OPTION_TEXT = 16, 64
 
 
 def check_request(request: Any, model: ModelLimits) -> None:

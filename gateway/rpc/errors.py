@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import grpc
 
+from carrel.process.request_limits import CODE_KEY, PARAM_KEY
 from gateway import errors
 from gateway.errors import ServiceError
 from gateway.rest.errors import STATUSES, TYPES
 from gateway.v1 import chat_pb2
 
-PARAM_KEY = "carrel-param"
-CODE_KEY = "carrel-code"
 RETRY_KEY = "carrel-retry-after"
 INTERNAL = "Internal error; the server's log has the cause."
 

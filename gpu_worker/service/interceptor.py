@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from carrel.process.request_limits import CODE_KEY, PARAM_KEY
 from gpu_worker.errors import (
     CapacityError,
     EngineStopped,
@@ -22,8 +23,6 @@ from gpu_worker.errors import (
 
 logger = logging.getLogger(__name__)
 
-PARAM_KEY = "carrel-param"
-CODE_KEY = "carrel-code"
 STORE_UNAVAILABLE = "store_unavailable"
 
 _CODES: dict[type[WorkerError], grpc.StatusCode] = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both
+from carrel.evaluation.about import of_both, write_whole
 from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
 from carrel.evaluation.scoring import Mean, bootstrap, paired
 
@@ -129,7 +128,7 @@ class FidelityReport:
         return [each for each in self.passages if (each.length, each.policy, each.budget) == wanted]
 
     def write(self, path: Path) -> None:
-        """As JSON, in one step: an interrupted write leaves the old file."""
+        """As JSON, by `write_whole`."""
         names = [field.name for field in fields(Passage)]
         content = {
             "format": FORMAT,
@@ -139,10 +138,7 @@ class FidelityReport:
         }
         lines = ",\n  ".join(json.dumps([getattr(each, name) for name in names]) for each in self.passages)
         text = json.dumps(content, indent=1)[:-2] + f',\n "passages": [\n  {lines}\n ]\n}}\n'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text)
-        os.replace(partial, path)
+        write_whole(path, text)
 
 
 def read_fidelity(path: Path) -> FidelityReport:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from answering_worker import LENGTH, MODEL, NUM_DOCUMENTS, FakeRun, FakeWorker, serve
 
-from carrel.evaluation.suite import Suite, load_suite
+from carrel.evaluation.suite import Library, Suite
 
 SEED = 7
 
@@ -32,7 +32,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def suite(books: Path) -> Suite:
-    return load_suite(MODEL, books, SEED)
+    return Suite(MODEL, Library(books), SEED)
 
 
 @pytest.fixture

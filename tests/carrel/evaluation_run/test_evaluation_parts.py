@@ -13,7 +13,7 @@ from carrel.errors import ChildError, EvaluationError
 from carrel.evaluation.cells import Cell, Order, budget_name, name_policies, plan_cells
 from carrel.evaluation.local import local_worker
 from carrel.evaluation.record import Outcome, read_report, summarize
-from carrel.evaluation.suite import ANSWER_TOKENS, Suite, load_suite
+from carrel.evaluation.suite import ANSWER_TOKENS, Library, Suite
 from carrel.evaluation.table import markdown_table, verdicts
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
@@ -67,8 +67,8 @@ def test_rounds_ask_every_cell_a_few_documents_the_measured_ones_first() -> None
 
 def test_questions_depend_on_seed_and_index_only(suite: Suite, books: Path) -> None:
     question = suite.question("mixed", LENGTH, 3)
-    assert question == load_suite(MODEL, books, 7).question("mixed", LENGTH, 3)
-    assert question != load_suite(MODEL, books, 8).question("mixed", LENGTH, 3)
+    assert question == Suite(MODEL, Library(books), 7).question("mixed", LENGTH, 3)
+    assert question != Suite(MODEL, Library(books), 8).question("mixed", LENGTH, 3)
     num_tokens = len(question.context_ids) + len(question.question_ids)
     assert LENGTH - 64 < num_tokens + ANSWER_TOKENS <= LENGTH
     text = suite.facts.codec.decode(question.context_ids)
