@@ -22,7 +22,8 @@ PAUSE_SECONDS = 60.0
 
 class WriteQueue:
     """Sessions come before prefixes of no session, and a session's later turn replaces an earlier one; files are
-    removed before anything is written. Owners of prefixes take turns. Nobody waits for the disk: where it is behind,
+    removed before anything is written, and tried again where that failed: what was dropped must not be there for the
+    next store. Owners of prefixes take turns. Nobody waits for the disk: where it is behind,
     prefixes of the owner with the most are left out, and sessions that waited longest; where it has failed, all.
 
     write, remove: do one thing, and may raise OSError. skipped: is told how many were left out; failed: of an error.
@@ -46,8 +47,8 @@ class WriteQueue:
         self._prefixes = Turns[Chain]()
         self._unneeded: deque[Unneeded] = deque()
         self._is_busy = self._is_closing = False
-        # Nothing is written before.
-        self._resumes_at = 0.0
+        # Nothing is written before; nor removed, where that failed.
+        self._resumes_at = self._removes_at = 0.0
         self._thread = threading.Thread(target=self._run, name="disk-write", daemon=True)
         self._thread.start()
 
@@ -86,6 +87,9 @@ class WriteQueue:
 
     def close(self, seconds: float) -> None:
         """What is not done within the time never is."""
+        with self._changed:
+            self._removes_at = 0.0
+            self._changed.notify_all()
         self.settle(seconds)
         with self._changed:
             self._is_closing = True
@@ -95,7 +99,12 @@ class WriteQueue:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._unneeded or self._sessions or self._prefixes)
+        """That may be done now."""
+        return self._may_remove or bool(self._sessions or self._prefixes)
+
+    @property
+    def _may_remove(self) -> bool:
+        return bool(self._unneeded) and self._clock() >= self._removes_at
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
@@ -112,15 +121,24 @@ class WriteQueue:
             self._is_busy = False
             self._changed.notify_all()
             while not self._has_work and not self._is_closing:
-                self._changed.wait()
+                self._changed.wait(self._removes_at - self._clock() if self._unneeded else None)
             if self._is_closing:
                 return None
             self._is_busy = True
-            if self._unneeded:
+            if self._may_remove:
                 unneeded = self._unneeded.popleft()
-                return lambda: self._remove(unneeded)
+                return lambda: self._take_away(unneeded)
             chain = self._sessions.popitem(last=False)[1] if self._sessions else self._prefixes.next()
             return lambda: self._write(chain)
+
+    def _take_away(self, unneeded: Unneeded) -> None:
+        try:
+            self._remove(unneeded)
+        except OSError:
+            with self._changed:
+                self._unneeded.appendleft(unneeded)
+                self._removes_at = self._clock() + PAUSE_SECONDS
+            raise
 
     def _pause(self, error: OSError) -> None:
         with self._changed:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
-from store_samples import chain
+from store_samples import Clock, chain
 from waiting import PATIENCE
 
-from kv_store.disk.catalog import Chain
-from kv_store.disk.write_queue import MAX_WAITING, MAX_WAITING_SESSIONS, WriteQueue
+from kv_store.disk.catalog import Chain, Unneeded
+from kv_store.disk.write_queue import MAX_WAITING, MAX_WAITING_SESSIONS, PAUSE_SECONDS, WriteQueue
 
 
 def test_owners_take_turns_and_who_has_the_most_is_left_out() -> None:
@@ -57,3 +58,42 @@ def test_of_a_disk_that_hangs_the_sessions_that_waited_longest_are_left_out() ->
     finally:
         goes_on.set()
         queue.close(PATIENCE)
+
+
+def test_what_could_not_be_removed_is_tried_again_and_nothing_is_written_before() -> None:
+    done, failed, clock = list[str](), list[OSError](), Clock()
+    errors = [OSError(errno.EIO, "it fails"), OSError(errno.EIO, "it fails again")]
+
+    def remove(unneeded: Unneeded) -> None:
+        if errors:
+            raise errors.pop()
+        done.extend(unneeded.sessions)
+
+    skipped: list[int] = []
+    queue = WriteQueue(lambda one: done.append(one.session), remove, skipped.append, failed.append, clock)
+    queue.remove(Unneeded(sessions=["dropped"]))
+    for _ in range(2):
+        queue.settle()
+        queue.put(Chain((), "a", "held anew"))
+        clock.now += PAUSE_SECONDS
+        queue.remove(Unneeded(sessions=["dropped too"]))
+    queue.put(Chain((), "a", "held anew"))
+    queue.settle()
+    assert done == ["dropped", "dropped too", "dropped too", "held anew"]
+    assert len(failed) == 2
+
+
+def test_what_could_not_be_removed_is_tried_once_more_at_the_end() -> None:
+    done, errors = list[str](), [OSError(errno.EIO, "it fails")]
+
+    def remove(unneeded: Unneeded) -> None:
+        if errors:
+            raise errors.pop()
+        done.extend(unneeded.sessions)
+
+    queue = WriteQueue(lambda one: None, remove, lambda count: None, lambda error: None)
+    queue.remove(Unneeded(sessions=["dropped"]))
+    queue.settle()
+    assert not done
+    queue.close(PATIENCE)
+    assert done == ["dropped"]
