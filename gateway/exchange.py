@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import re
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,13 @@ TokenIds = Sequence[int]
 
 # of a prompt's tokens, beside those of the answer
 AS_MANY_AS_FIT = -1
+
+PLAIN_ID = r"[A-Za-z0-9._-]{1,64}"
+
+
+def public_id(asked: str | None) -> str:
+    """The client's own request id if it is short and plain, else a new one: an id goes into headers and logs."""
+    return asked if asked and re.fullmatch(PLAIN_ID, asked) else uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)

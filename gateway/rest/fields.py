@@ -22,7 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
-from gateway.service import PLAIN_ID
+from gateway.exchange import PLAIN_ID
 from gateway.tool_calls.checks import FUNCTION_NAME
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_UINT32)]

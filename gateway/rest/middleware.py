@@ -11,11 +11,11 @@ from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import TRACEPARENT, read_traceparent
 from gateway.auth import KeyRing
 from gateway.errors import Unauthorized
+from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.errors import error_response, internal_error_response
 from gateway.rest.page import PATH as PAGE_PATH
-from gateway.service import public_id
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.

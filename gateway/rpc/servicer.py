@@ -13,9 +13,10 @@ from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import trace_of_call
 from gateway.auth import KeyRing
 from gateway.errors import ServiceError
+from gateway.exchange import public_id
 from gateway.rpc.converters import ChatEvents, read_chat
 from gateway.rpc.errors import INTERNAL, abort, error_event
-from gateway.service import ChatService, public_id
+from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
 UNREAD = "The answer was not read in time; see --write-timeout."

@@ -602,7 +602,7 @@ def test_unexpected_error_is_sanitised(
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(stack.service, "check_model", broken)
+    monkeypatch.setattr(stack.service.rate_limits, "take_request", broken)
     for body in ({"messages": HELLO}, {"messages": HELLO, "stream": True}):
         response = http.post(CHAT, json=body)
         assert response.status_code == 500

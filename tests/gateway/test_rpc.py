@@ -246,7 +246,7 @@ def test_unexpected_error_is_sanitised(
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(stack.service, "check_model", broken)
+    monkeypatch.setattr(stack.service.rate_limits, "take_request", broken)
     with pytest.raises(grpc.RpcError) as caught:
         list(chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE))
     assert caught.value.code() == grpc.StatusCode.INTERNAL

@@ -14,7 +14,7 @@ TELLS = {
     "carrel/process/log_lines.py",
     "gateway/rest/endpoints.py",
     "gateway/rest/responses/endpoints.py",
-    "gateway/service.py",
+    "gateway/plan_runner.py",
     "gpu_worker/store/traces.py",
     "kv_store/disk/tier.py",
     "kv_store/sessions.py",

@@ -1,0 +1,202 @@
+"""Requests on their way: each has its place, is counted and charged, and its choices run at the worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+from carrel.process.tracing import Tracer
+from gateway.admission import Admission, Place
+from gateway.answer_text import StopMatcher
+from gateway.auth import KeyRing
+from gateway.choice import Choice
+from gateway.choices import Choices, total_usage
+from gateway.config import GatewayConfig
+from gateway.errors import RequestTimeout, UnknownModel, WorkerUnavailable
+from gateway.exchange import ChoiceFinished, Completed, Echo, Event, Generation, TokenIds
+from gateway.metrics import Metrics
+from gateway.plan import Plan
+from gateway.prefill_progress import PrefillProgress
+from gateway.rate_limits import RateLimits
+from gateway.read_ahead import read_ahead
+from gateway.tokenizer import Tokenizer
+from gateway.traced import traced
+from gateway.worker_client import TokenSource, own_edition
+from gateway.worker_status import WorkerStatus
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+# of the worker's seats, that one request may have at once
+SEAT_SHARE = 0.5
+# of a request, that wait for a reader before its worker does: tokens, or pieces of text
+READ_AHEAD_EVENTS = 256
+
+log = logging.getLogger(__name__)
+
+
+class PlanRunner:
+    """Runs plans. A request is logged at `log_level` when it ends; `tracer` takes a span of each."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        worker: TokenSource,
+        status: WorkerStatus,
+        tokenizer: Tokenizer,
+        defaults: pb.SamplingParams,
+        admission: Admission,
+        keys: KeyRing,
+        rate_limits: RateLimits,
+        metrics: Metrics,
+        tracer: Tracer,
+        log_level: int,
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._status = status
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._admission = admission
+        self._keys = keys
+        self._rate_limits = rate_limits
+        self._metrics = metrics
+        self._tracer = tracer
+        self._log_level = log_level
+
+    def start(self, plan: Plan) -> Generation:
+        """Nothing happens until the events are iterated; errors come with the first of them."""
+        # the place is the worker's time, not the reader's
+        events = traced(self._tracer, plan, self._config.model_names[0], self._counted(plan))
+        ahead = read_ahead(events, READ_AHEAD_EVENTS)
+        return Generation(plan.request_id, self._config.model_names[0], int(time.time()), ahead)
+
+    def check_model(self, model: str | None) -> None:
+        """Raises UnknownModel; no name at all means the one that is served."""
+        if model and model not in (*self._config.model_names, self._config.model):
+            raise UnknownModel(model, self._config.model_names[0])
+
+    async def _counted(self, plan: Plan) -> AsyncGenerator[Event, None]:
+        """The request's events, with its place held, its metrics kept and one log line at its end."""
+        started_at = time.monotonic()
+        outcome, has_begun = "cancelled", False
+        try:
+            with self._admission.place(plan.caller) as place, self._metrics.running.track_inprogress():
+                self._rate_limits.take_request(plan.caller)
+                async with aclosing(self._run(plan, started_at, place)) as events:
+                    async for event in events:
+                        match event:
+                            case ChoiceFinished(finish_reason=reason):
+                                outcome = reason
+                        has_begun = True
+                        yield event
+        except Exception as error:
+            outcome = type(error).__name__
+            if not has_begun:
+                self._metrics.count_rejected(error)
+            match error:
+                case WorkerUnavailable():
+                    self._status.forget()
+                case RequestTimeout():
+                    # a choice knows only what was left of the time
+                    raise RequestTimeout(self._timeout_s(plan)) from error
+            raise
+        finally:
+            took_s = time.monotonic() - started_at
+            self._metrics.e2e.observe(took_s)
+            self._metrics.count_request(plan.endpoint, outcome, self._keys.name(plan.caller))
+            log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
+
+    async def _run(self, plan: Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
+        self.check_model(plan.options.model)
+        info = await self._status.info()
+        plan.check(info)
+        prompts = await plan.prompts(info.max_model_len)
+        deadline = started_at + self._timeout_s(plan)
+        num_prompt_tokens = [len(prompt) for prompt in prompts]
+        progress = PrefillProgress(num_prompt_tokens, plan.options.n)
+        choices = []
+        for at, prompt in enumerate(prompts):
+            echo = await plan.echo(at, prompt)
+            first = at * plan.options.n
+            choices.append(
+                [
+                    await self._choice(plan, info, first + index, index, prompt, echo, deadline, progress)
+                    for index in range(plan.options.n)
+                ]
+            )
+        has_token, parts = False, plan.parts(prompts[0])
+        running = Choices(choices, max(1, int(info.max_num_seqs * SEAT_SHARE)), place)
+        with self._charged(plan, info, choices, num_prompt_tokens):
+            async with aclosing(running.events()) as events:
+                async for event in events:
+                    if not has_token and any(
+                        each.first_token_at for of_prompt in choices for each in of_prompt
+                    ):
+                        has_token = True
+                        self._metrics.ttft.observe(time.monotonic() - started_at)
+                    for part in [event] if parts is None else parts.events(event):
+                        yield part
+        yield Completed(total_usage(choices, num_prompt_tokens, started_at))
+
+    @contextmanager
+    def _charged(
+        self,
+        plan: Plan,
+        info: pb.GetInfoResponse,
+        choices: list[list[Choice]],
+        num_prompt_tokens: Sequence[int],
+    ) -> Iterator[None]:
+        """Count what a request uses, and against its key's limits. Raises TooManyRequests."""
+        caller, name, num_prompt = plan.caller, self._keys.name(plan.caller), sum(num_prompt_tokens)
+        every = [choice for of_prompt in choices for choice in of_prompt]
+        # `n` choices of a prompt share its rows, and each has its answer
+        num_rows = num_prompt + sum(choice.max_tokens for choice in every)
+        with self._rate_limits.arena(caller, num_rows * info.arena_token_bytes):
+            self._rate_limits.take_prompt(caller, num_prompt)
+            self._metrics.count_prompt(num_prompt, name)
+            try:
+                yield
+            finally:
+                num_generated = sum(choice.num_tokens for choice in every)
+                self._rate_limits.add_answer(caller, num_generated)
+                self._metrics.count_answer(num_generated, name)
+
+    async def _choice(
+        self,
+        plan: Plan,
+        info: pb.GetInfoResponse,
+        number: int,
+        seed_offset: int,
+        prompt: TokenIds,
+        echo: Echo | None,
+        deadline: float,
+        progress: PrefillProgress,
+    ) -> Choice:
+        edition = own_edition()
+        request = pb.GenerateRequest(
+            # no client can guess another's
+            request_id=f"{plan.request_id}-{number}-{uuid.uuid4().hex[:16]}",
+            sampling=self._defaults,
+            edition=pb.Edition(version=edition.version, messages=edition.messages),
+            weight=self._keys.weight(plan.caller),
+        )
+        await plan.request(request, seed_offset, prompt, info.max_model_len)
+        return Choice(
+            number,
+            request,
+            deadline,
+            StopMatcher(plan.options.stop, plan.options.keeps_stop),
+            plan.lead,
+            self._tokenizer,
+            self._worker,
+            self._metrics,
+            progress,
+            echo,
+            self._tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
+        )
+
+    def _timeout_s(self, plan: Plan) -> float:
+        asked = plan.options.timeout_s
+        return self._config.request_timeout_s if asked is None else min(asked, self._config.request_timeout_s)
