@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 # Registering one holds up the launches of other threads for some milliseconds once its pages are there.
 GRANULE_BYTES = 128 << 20
@@ -49,8 +52,13 @@ class HostRegistration:
     def start(self) -> None:
         """Register all of it on a thread of its own, from the front, where the store begins: a request that comes first
         to a granule waits for its pages, some 60 ms."""
-        self._ahead = threading.Thread(target=self._register_all, name="register arena", daemon=True)
-        self._ahead.start()
+        ahead = threading.Thread(target=self._register_all, name="register arena", daemon=True)
+        try:
+            ahead.start()
+        except RuntimeError as error:
+            logger.warning("the arena is not registered ahead, but as it is needed: %s", error)
+        else:
+            self._ahead = ahead
 
     @property
     def is_settled(self) -> bool:

@@ -57,15 +57,15 @@ def receive_arena(path: str, expected: ArenaHandle, timeout_seconds: float) -> n
     The mapping lives as long as an array that views it. Raises StoreUnreachable without an answer, and
     HandoffRefused when the owner, header, descriptor, size or seals are not what `expected` says.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_seconds)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_seconds)
             connection.connect(path)
             if peer_uid(connection) != os.getuid():
                 raise HandoffRefused(f"the arena socket {path} belongs to another user")
             header, descriptors, flags, _ = socket.recv_fds(connection, HEADER.size, 1)
-        except OSError as exc:
-            raise StoreUnreachable(f"the arena socket {path} does not answer: {exc}") from exc
+    except OSError as exc:
+        raise StoreUnreachable(f"the arena socket {path} does not answer: {exc}") from exc
     try:
         if flags & socket.MSG_CTRUNC or len(descriptors) != 1:
             raise HandoffRefused(

@@ -152,6 +152,17 @@ def test_a_silent_or_missing_giver_is_unreachable(tmp_path: Path) -> None:
         done.set()
 
 
+def test_where_no_descriptor_is_left_the_giver_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    monkeypatch.setattr(socket, "socket", fail)
+    with pytest.raises(StoreUnreachable, match="no descriptor is left"):
+        receive_arena(str(tmp_path / "a.sock"), HANDLE, 0.2)
+
+
 def test_a_second_store_does_not_take_a_live_socket(tmp_path: Path) -> None:
     arena = Arena(SIZE)
     path = str(tmp_path / "a.sock")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -128,6 +130,27 @@ def test_a_granule_is_registered_when_a_slab_of_it_comes_into_use() -> None:
     view.adopt(1, np.array([[0, 9]], np.int32))
     assert ledger.sizes == {0: 256, 2: 192}
     assert view.granule_bytes == 256
+    view.close()
+    assert not ledger.sizes
+
+
+def test_without_a_thread_granules_are_registered_as_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mapping = np.zeros(12 * 64, np.uint8)
+    ledger = Ledger(mapping, 256)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        ledger.registration.start()
+    assert "can't start new thread" in caplog.text
+    assert ledger.registration.is_settled
+    view = small_view(ledger.registration, mapping)
+    view.adopt(0, np.array([[3], [9]], np.int32))
+    assert set(ledger.sizes) == {0, 2}
     view.close()
     assert not ledger.sizes
 
