@@ -69,6 +69,14 @@ CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
 )
 
 
+def traffic_class(text: str) -> TrafficClass:
+    """As `TrafficClass.parse`; raises argparse.ArgumentTypeError."""
+    try:
+        return TrafficClass.parse(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Start the server with `carrel serve`; it must take prompts as token ids, as OpenAI's API has it."
@@ -124,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     traffic.add_argument(
         "--traffic",
         nargs="+",
-        type=TrafficClass.parse,
+        type=traffic_class,
         default=[],
         metavar="CLASS",
         help="NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "

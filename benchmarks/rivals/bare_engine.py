@@ -68,7 +68,7 @@ def policies_for(case: DecodeCase | PrefillCase, *given: Policy) -> dict[str, Po
     except ValueError as error:
         raise NotMeasurable(str(error)) from error
     if name not in policies:
-        raise NotMeasurable(f"no policy {name}")
+        raise NotMeasurable(f"no policy {name}; `carrel methods --all` has those there are")
     return policies
 
 

@@ -50,6 +50,12 @@ def test_another_word_is_refused_by_name(text: str) -> None:
         TrafficClass.parse(text)
 
 
+def test_the_command_says_what_a_class_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--traffic", "chats"])
+    assert "'chats' is no class of requests; write NAME=" in capsys.readouterr().err
+
+
 def test_arrivals_are_as_many_as_the_rate_says_and_the_same_for_the_same_seed() -> None:
     chats = TrafficClass("chats", 10, 1, rate=3.0)
     times = chats.arrivals(1000.0, Random("1"))
