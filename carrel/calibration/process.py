@@ -22,7 +22,7 @@ def calibrate(
     environment: Mapping[str, str],
     notes: Console,
 ) -> list[str]:
-    """The process's message about the file it wrote. Main thread only.
+    """What the process says that it found. Main thread only.
 
     flags: of `python -m gpu_worker.calibration`; those that are None are left out. SIGTERM ends it as Ctrl-C does.
     Raises ChildError with the process's own words.

@@ -102,12 +102,7 @@ def store_spec(texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: f
 
 
 def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
-    wired = {
-        "model": model,
-        "listen": f"unix:{endpoints.worker_socket}",
-        "store": f"unix:{endpoints.store_socket}",
-    }
-    config, argv = _command("gpu_worker", WorkerConfig, {**texts, **wired})
+    config, argv = _command("gpu_worker", WorkerConfig, {**texts, **_worker_wiring(model, endpoints)})
     return ChildSpec(
         WORKER,
         argv,
@@ -119,16 +114,19 @@ def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> C
     )
 
 
-def measuring_spec(
-    module: str, model: str, texts: Mapping[str, str], endpoints: Endpoints, own: Sequence[str]
-) -> ChildSpec:
-    """A process with a worker's options that serves nobody, measures and ends. own: its own words beside them."""
-    wired = {
+def _worker_wiring(model: str, endpoints: Endpoints) -> dict[str, str]:
+    return {
         "model": model,
         "listen": f"unix:{endpoints.worker_socket}",
         "store": f"unix:{endpoints.store_socket}",
     }
-    _, argv = _command(module, WorkerConfig, {**texts, **wired})
+
+
+def measuring_spec(
+    module: str, model: str, texts: Mapping[str, str], endpoints: Endpoints, own: Sequence[str]
+) -> ChildSpec:
+    """A process with a worker's options that serves nobody, measures and ends. own: its own words beside them."""
+    _, argv = _command(module, WorkerConfig, {**texts, **_worker_wiring(model, endpoints)})
     return ChildSpec(module.rpartition(".")[2], (*argv, *own), lambda: True, 0, 0)
 
 
@@ -201,25 +199,21 @@ def grpc_serving(socket: Path) -> Callable[[], bool]:
 
 def http_ready(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
     """A probe of the gateway's `/ready`; `connect` makes a client with so many seconds' patience."""
-
-    def probe() -> bool:
-        try:
-            with connect(PROBE_TIMEOUT_S) as client:
-                return client.get("/ready").status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
-
-    return at_most_every(PROBE_INTERVAL_S, probe)
+    return _http_probe(connect, "/ready", lambda answer: answer.status_code == httpx.codes.OK)
 
 
 def http_answers(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
     """A probe of whether the gateway answers `/health`, whatever it says of the worker."""
+    return _http_probe(connect, "/health", lambda answer: True)
 
+
+def _http_probe(
+    connect: Callable[[float], httpx.Client], path: str, accepts: Callable[[httpx.Response], bool]
+) -> Callable[[], bool]:
     def probe() -> bool:
         try:
             with connect(PROBE_TIMEOUT_S) as client:
-                client.get("/health")
-                return True
+                return accepts(client.get(path))
         except httpx.HTTPError:
             return False
 

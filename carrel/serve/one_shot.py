@@ -19,7 +19,7 @@ ERROR_PREFIX = "gpu_worker: "
 
 
 def run_to_end(spec: ChildSpec, environment: Mapping[str, str], notes: Console) -> list[str]:
-    """The process's messages of what it did. Main thread only. Raises ChildError with the process's own words."""
+    """The texts of its `Status` events. Main thread only. Raises ChildError with the process's own words."""
     inbox: SimpleQueue[Message] = SimpleQueue()
     child = Child(spec, environment, inbox)
     try:

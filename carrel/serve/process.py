@@ -71,10 +71,10 @@ Message = Line | Signalled
 class Child:
     """A running process in a session of its own, ended by the kernel when the supervisor dies.
 
-    Must be made on the main thread: the kernel's parent-death signal belongs to the thread that started the child.
-    A launcher asks for it and not a `preexec_fn`, with which Python would fork: gRPC, which the supervisor uses,
-    aborts in a forked child. `spec.argv[0]` is an absolute path.
-    Its lines go to `inbox`; the caller ends it with `terminate` or `kill`.
+    Must be made on a thread that lives as long, such as the main one: the kernel's parent-death signal comes when the
+    thread that started the child ends. A launcher asks for it and not a `preexec_fn`, with which Python would fork:
+    gRPC, which the supervisor uses, aborts in a forked child. `spec.argv[0]` is an absolute path.
+    Its lines go to `inbox`; the caller ends it with `stop`, or with `terminate` and `kill`.
     """
 
     def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: SimpleQueue[Message]) -> None:

@@ -12,7 +12,8 @@ DEFAULT_LIMIT = 5
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """At most `limit` restarts of one process within `window_s`; the pause before each is twice the last one's."""
+    """At most `limit` restarts of one process within `window_s`; the pause before each is twice the last one's, and
+    `max_delay_s` at most."""
 
     limit: int = DEFAULT_LIMIT
     window_s: float = 600.0

@@ -1,4 +1,4 @@
-"""The private folder of one `carrel serve`: its sockets, and what its processes leave."""
+"""The private folder of one run of `carrel serve`, or of what measures: sockets, and what its processes leave."""
 
 from __future__ import annotations
 
