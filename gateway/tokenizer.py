@@ -49,10 +49,6 @@ class Tokenizer:
         return max((len(token) for token in self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
-    def vocab_size(self) -> int:
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
-
-    @cached_property
     def answer_lead(self) -> str:
         """White space that the template writes between its generation prompt and an assistant's message.
 

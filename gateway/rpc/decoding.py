@@ -17,8 +17,8 @@ from gateway.rpc.fields import check_fields
 
 
 class DecodeInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls of a service's methods that take one message with INVALID_ARGUMENT if it is none, and with
-    RESOURCE_EXHAUSTED if it has too many fields."""
+    """Ends calls of a service's methods that take one message with INVALID_ARGUMENT if it is none or has unknown
+    fields, and with RESOURCE_EXHAUSTED if it has too many."""
 
     def __init__(self, service: ServiceDescriptor) -> None:
         self._methods = {f"/{service.full_name}/{each.name}": each.input_type for each in service.methods}
@@ -42,7 +42,7 @@ def _checked(handler: Any, kind: Descriptor) -> grpc.RpcMethodHandler:
             # others have a turn
             await asyncio.sleep(0)
             request = decode(data)
-        except TooLarge as error:
+        except (TooLarge, InvalidRequest) as error:
             await abort(context, error)
         except DecodeError:
             await abort(context, InvalidRequest("The message cannot be decoded: see chat.proto."))

@@ -1,9 +1,11 @@
-"""The fields of a message, counted before it is decoded: that is one call, and makes hundreds of bytes of two."""
+"""The fields of a message, looked at before it is decoded: that is one call, makes hundreds of bytes of two, and says
+nothing of those that it does not know."""
 
 from __future__ import annotations
 
 from google.protobuf.descriptor import Descriptor
 
+from gateway.errors import InvalidRequest
 from gateway.json_limits import check_count
 
 # a message of a chat is three at least
@@ -11,8 +13,8 @@ MAX_FIELDS = 2**15
 
 
 def check_fields(data: bytes, kind: Descriptor) -> None:
-    """Raises TooLarge where it has too many, those of messages within it among them. What is no message at all is left
-    to who decodes it."""
+    """Raises TooLarge where it has too many, those of messages within it among them, and InvalidRequest for one that
+    its kind does not have. What is no message at all is left to who decodes it."""
     left, count = [(0, len(data), kind)], 0
     try:
         while left:
@@ -21,6 +23,11 @@ def check_fields(data: bytes, kind: Descriptor) -> None:
                 count += 1
                 check_count(count, "fields or more", MAX_FIELDS)
                 tag, at = _varint(data, at)
+                field = kind.fields_by_number.get(tag >> 3)
+                if field is None:
+                    raise InvalidRequest(
+                        f"{kind.name} has no field {tag >> 3} here: use the chat.proto of this server's version."
+                    )
                 # the format's wire types: a number, 8 bytes, so many bytes, 4 bytes
                 match tag & 7:
                     case 0:
@@ -29,8 +36,7 @@ def check_fields(data: bytes, kind: Descriptor) -> None:
                         at += 8
                     case 2:
                         size, at = _varint(data, at)
-                        field = kind.fields_by_number.get(tag >> 3)
-                        if field is not None and field.message_type is not None:
+                        if field.message_type is not None:
                             left.append((at, at + size, field.message_type))
                         at += size
                     case 5:

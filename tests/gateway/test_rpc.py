@@ -216,6 +216,24 @@ def test_what_cannot_be_decoded_is_the_clients_error(channel: grpc.Channel, meth
     assert "cannot be decoded" in caught.value.details()
 
 
+def test_a_field_of_another_chat_proto_is_refused_and_not_dropped(
+    channel: grpc.Channel, stack: Stack
+) -> None:
+    # a number under 1000, as one byte behind the tag of two
+    unknown = b"\xc0\x3e\x05"
+    message = pb.Message.FromString(MESSAGES[0].SerializeToString() + unknown)
+    inner = pb.ChatRequest(messages=[message]).SerializeToString()
+    call = channel.unary_stream("/carrel.gateway.v1.Chat/Complete")
+    for data, kind in (
+        (pb.ChatRequest(messages=MESSAGES).SerializeToString() + unknown, "ChatRequest"),
+        (inner, "Message"),
+    ):
+        with pytest.raises(grpc.RpcError, match=f"{kind} has no field 1000") as caught:
+            list(call(data, timeout=PATIENCE))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert stack.script.requests == []
+
+
 def test_cancelled_call_frees_the_worker(chat: chat_pb2_grpc.ChatStub, stack: Stack) -> None:
     script = stack.say("the quick fox", hang_at=2)
     call = chat.Complete(pb.ChatRequest(messages=MESSAGES), timeout=PATIENCE)
