@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import time
+
+from carrel.process.noted_errors import NotedErrors
+
+logger = logging.getLogger(__name__)
 
 # Arming starts a thread: not at every step.
 ARM_SECONDS = 1.0
@@ -22,6 +27,7 @@ class HangAlarm:
         self._pause = min(ARM_SECONDS, seconds / 4)
         self._armed_at = float("-inf")
         self._is_on = False
+        self._errors = NotedErrors(logger, "arming the alarm for an engine that hangs")
 
     def start(self) -> None:
         """Progress is expected from now on."""
@@ -33,8 +39,10 @@ class HangAlarm:
         now = time.monotonic()
         if self._is_on and now - self._armed_at >= self._pause:
             self._armed_at = now
-            # Never early, though the latest resets did not arm it.
-            faulthandler.dump_traceback_later(self._seconds + self._pause, exit=True)
+            # Where no thread can be started there is no alarm until a later one arms it.
+            with self._errors.noting():
+                # Never early, though the latest resets did not arm it.
+                faulthandler.dump_traceback_later(self._seconds + self._pause, exit=True)
 
     def close(self) -> None:
         """No progress is expected any more."""

@@ -1,10 +1,13 @@
 """The end of a process whose engine hangs: how, and when not."""
 
+import faulthandler
 import subprocess
 import sys
 from pathlib import Path
 
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
+
+from gpu_worker.service.hang_alarm import HangAlarm
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -48,3 +51,19 @@ def test_an_alarm_that_was_closed_or_is_off_ends_nothing():
     for seconds, then in ((0.2, "alarm.close()"), (0, "")):
         ended = run(seconds, f"{then}\ntime.sleep(0.5); raise SystemExit(7)")
         assert (ended.returncode, ended.stderr) == (7, "")
+
+
+def test_an_alarm_that_finds_no_thread_ends_nothing_and_is_armed_later(monkeypatch, caplog):
+    armed, errors = [], [RuntimeError("unable to start watchdog thread")]
+
+    def arm(seconds, exit):
+        if errors:
+            raise errors.pop()
+        armed.append(seconds)
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", arm)
+    alarm = HangAlarm(0.04)
+    alarm.start()
+    assert "unable to start watchdog thread" in caplog.text
+    wait_until(lambda: alarm.reset() or armed)
+    alarm.close()
