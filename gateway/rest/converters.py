@@ -13,6 +13,7 @@ from gateway.rest.schemas import (
     CompletionBody,
     GenerationBody,
     MessageBody,
+    TextPart,
     TokenizeBody,
 )
 from gateway.rest.session_schemas import SessionBody
@@ -130,11 +131,7 @@ def _read_message(message: MessageBody) -> Message:
                 f"A message of the role {message.role[:64]!r} has no content: give a text.", "messages"
             )
         case parts:
-            if any(part.type != "text" or part.text is None for part in parts):
-                raise InvalidRequest(
-                    "Only parts of type 'text' are supported: this model reads text.", "messages"
-                )
-            content = "".join(part.text or "" for part in parts)
+            content = "".join(_read_part(part) for part in parts)
     return Message(
         message.role,
         content,
@@ -143,6 +140,17 @@ def _read_message(message: MessageBody) -> Message:
         message.name,
         message.reasoning_content or message.reasoning,
     )
+
+
+def _read_part(part: TextPart) -> str:
+    if part.type != "text":
+        raise InvalidRequest(
+            f"A part of type {part.type[:64]!r} is not supported: this model reads parts of type 'text'.",
+            "messages",
+        )
+    if part.text is None:
+        raise InvalidRequest("A part of type 'text' has no text.", "messages")
+    return part.text
 
 
 def _check_fields(body: GenerationBody) -> None:

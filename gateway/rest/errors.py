@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from gateway import errors
 from gateway.errors import ServiceError
@@ -80,7 +81,7 @@ async def on_service_error(request: Request, error: Exception) -> JSONResponse:
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Routes that do not exist, and methods that they do not have."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"][:MAX_PATH_CHARS]
+    path, headers = request.scope["path"][:MAX_PATH_CHARS], error.headers
     match error.status_code:
         case 404:
             known = [route.path for route in request.app.routes]
@@ -88,10 +89,15 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
             near = get_close_matches(path, known, 1, 0.75)
             text = f"There is no route {path!r}" + (f"; did you mean {near[0]}?" if near else ".")
         case 405:
-            text = f"{path} does not take {request.method[:16]}: use {(error.headers or {}).get('Allow')}."
+            matching = [
+                route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE
+            ]
+            allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
+            headers = {"Allow": allowed}
+            text = f"{path} does not take {request.method[:16]}: use {allowed}."
         case _:
             text = "The request cannot be served."
-    return JSONResponse(_body(error.status_code, text, None, None), error.status_code, error.headers)
+    return JSONResponse(_body(error.status_code, text, None, None), error.status_code, headers)
 
 
 def internal_error_response() -> JSONResponse:

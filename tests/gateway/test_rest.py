@@ -401,6 +401,12 @@ def test_tokenize_takes_a_prompt_or_messages(http: httpx.Client) -> None:
         ({"carrel": {"budget": "abc"}}, 'from 2 up, not "abc"'),
         ({"carrel": {"budget": [1]}}, "from 2 up"),
         ({"carrel": {"bugdet": 1}}, "carrel.bugdet: there is no such field"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "A part of type 'image_url'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "A part of type 'text' has no text.",
+        ),
+        ({"messages": [{"role": "user"}]}, "A message of the role 'user' has no content"),
     ],
     ids=str,
 )
@@ -420,6 +426,9 @@ def test_an_error_tells_no_long_value(http: httpx.Client) -> None:
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert error_of(http.get("/nothing"))["code"] == 404
     assert "POST" in error_of(http.get(CHAT))["message"]
+    refused = http.put("/v1/sessions/x")
+    assert "does not take PUT: use DELETE, GET, HEAD, POST." in error_of(refused)["message"]
+    assert refused.headers["allow"] == "DELETE, GET, HEAD, POST"
     # a base URL without /v1
     assert (
         "did you mean /v1/chat/completions?" in error_of(http.post("/chat/completions", json={}))["message"]
