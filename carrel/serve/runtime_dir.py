@@ -48,9 +48,12 @@ def runtime_dir(base: Path | None = None) -> Iterator[Path]:
     if free < MIN_FREE_BYTES:
         path.rmdir()
         raise OptionError(f"{base} cannot hold sockets and logs: {free:,} bytes are free; {REMEDY}")
-    lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # held before it has the name by which a start beside this one looks for folders without an owner
+    unnamed = path / f"{LOCK}.new"
+    lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        unnamed.rename(path / LOCK)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

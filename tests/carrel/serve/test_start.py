@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -106,6 +107,22 @@ def test_the_runtime_folder_is_private_and_goes(tmp_path: Path) -> None:
         # what another run finds while we live stays
         assert remove_stale(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_its_owners_from_the_moment_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock = fcntl.flock
+
+    def lock_as_another_start_looks(file: int, kind: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(fcntl, "flock", lock)
+            remove_stale(tmp_path)
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_as_another_start_looks)
+    with runtime_dir(tmp_path) as path:
+        assert path.exists()
 
 
 def test_a_killed_owners_folder_is_removed_by_the_next_run(tmp_path: Path) -> None:
