@@ -32,7 +32,7 @@ class Choices:
         self._followers = {choices[0]: choices[1:] for choices in prompts}
         self._running: dict[Choice, asyncio.Task[None]] = {}
         self._has_begun = False
-        self._queue: asyncio.Queue[tuple[Choice, Event | Exception | None]] = asyncio.Queue(
+        self._queue: asyncio.Queue[tuple[Choice, Event | BaseException | None]] = asyncio.Queue(
             MAX_PENDING_EVENTS
         )
 
@@ -63,10 +63,10 @@ class Choices:
             choice = self._ready.popleft()
             self._running[choice] = asyncio.create_task(self._pump(choice))
 
-    def _take(self, choice: Choice, item: Event | Exception | None) -> Event | None:
+    def _take(self, choice: Choice, item: Event | BaseException | None) -> Event | None:
         """Note what a choice says, None at its end, and start what may run now. Raises its error."""
         match item:
-            case Exception():
+            case BaseException():
                 raise item
             case Prefilling():
                 return item
@@ -85,8 +85,10 @@ class Choices:
             async with aclosing(self._tries(choice)) as events:
                 async for event in events:
                     await self._queue.put((choice, event))
-        except Exception as error:
-            # raised again by the reader
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            # raised again by the reader; also a panic of a library in Rust, which is no Exception
             await self._queue.put((choice, error))
         else:
             await self._queue.put((choice, None))

@@ -24,9 +24,15 @@ async def read_ahead(events: AsyncGenerator[T, None], limit: int) -> AsyncGenera
             async with aclosing(events):
                 async for event in events:
                     await waiting.put((event, None))
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
         except Exception as failure:
             # raised again by the reader
             error = failure
+        except BaseException as failure:
+            # a panic of a library in Rust: nobody who serves a request expects one
+            error = RuntimeError(f"a panic: {failure}")
+            error.__cause__ = failure
         await waiting.put((None, error))
 
     task = asyncio.create_task(fill())

@@ -25,6 +25,10 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 KEY, OTHER = b"key", b"other"
 
 
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
 class Worker:
     """Answers with one token and the end; each only when a test says so, by the choice's number."""
 
@@ -35,6 +39,7 @@ class Worker:
         self.ended: set[int] = set()
         self.refused: set[int] = set()
         self.failed: set[int] = set()
+        self.panicked: set[int] = set()
 
     async def generate(
         self, request: pb.GenerateRequest, timeout_s: float
@@ -48,6 +53,8 @@ class Worker:
             yield pb.GenerateResponse(progress=pb.Progress(computed_tokens=1))
             while number not in self.computed:
                 await asyncio.sleep(0)
+            if number in self.panicked:
+                raise Panic
             if number in self.failed:
                 raise GenerationFailed()
             yield pb.GenerateResponse(token=pb.Token(token_id=20))
@@ -251,6 +258,18 @@ def test_an_answer_that_has_begun_waits_for_room_for_the_rest_of_it(worker: Work
             worker.refused.add(2)
             with pytest.raises(Overloaded):
                 await Client(worker, Choices([make(2, 3)], 8, place)).end()
+
+    run(main())
+
+
+def test_a_panic_of_one_choice_ends_the_request(worker: Worker, make: Make) -> None:
+    async def main() -> None:
+        worker.computed |= {0, 1}
+        worker.ended.add(0)
+        worker.panicked.add(1)
+        with Admission(10).place(KEY) as place, pytest.raises(Panic):
+            await Client(worker, Choices([make(0, 1)], 8, place)).end()
+        assert not worker.running
 
     run(main())
 
