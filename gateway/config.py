@@ -216,6 +216,9 @@ class GatewayConfig(ListenOptions, GatewayOptions):
         self._check_worker(is_proven)
         if self.api_keys_file is not None:
             read_keys(self.api_keys_file)
+        if self.chat_template is not None and not self.chat_template.is_file():
+            # told before a model is loaded
+            raise ConfigError(f"--chat-template {self.chat_template}: there is no such file")
         if not self.has_keys and not self.allow_open and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from outside and no key is set: set CARREL_API_KEY, --api-key "

@@ -117,6 +117,8 @@ def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
         (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),
         (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
         (["--budget", "7.5"], "--budget '7.5'"),
+        (["--hot-cache", "0"], "from 2 up, or auto"),
+        (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja: there is no such file"),
     ],
 )
 def test_what_a_process_would_refuse_is_told_before_anything_starts(
