@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TextIO
 
@@ -21,12 +21,23 @@ from kv_store.runtimes import load_runtime
 _WATCH_SECONDS = 0.3
 
 
-def _stop_on_signals(stop: threading.Event) -> None:
+def _stop_on_signals(stop: SimpleQueue[int]) -> None:
+    """SimpleQueue.put may be called from a handler that interrupts `get`; Event.set waits there for ever."""
+
     def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        stop.put(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
+
+
+def _is_told(stop: SimpleQueue[int]) -> bool:
+    """Whether there was a signal, or is one within a moment."""
+    try:
+        stop.get(timeout=_WATCH_SECONDS)
+    except Empty:
+        return False
+    return True
 
 
 def _take_stdout() -> TextIO:
@@ -40,7 +51,7 @@ def run(config: StoreConfig, events: ProcessEvents) -> None:
     """Serve until a signal or the parent's end. Raises ConfigError at start, KVStoreError when the store dies."""
     parent = os.getppid()
     runtime_class = load_runtime(config.runtime)
-    stop = threading.Event()
+    stop: SimpleQueue[int] = SimpleQueue()
     _stop_on_signals(stop)
     try:
         runtime = runtime_class(config, events)
@@ -51,7 +62,7 @@ def run(config: StoreConfig, events: ProcessEvents) -> None:
         _stop_on_signals(stop)
         events.ready(config.listen)
         # Compared, not signalled: PR_SET_PDEATHSIG fires when the thread that started us ends, not the process.
-        while os.getppid() == parent and not stop.wait(_WATCH_SECONDS):
+        while os.getppid() == parent and not _is_told(stop):
             runtime.watch()
     finally:
         if os.getppid() == parent:

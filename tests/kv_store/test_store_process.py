@@ -226,6 +226,36 @@ def test_the_store_ends_with_its_parent(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+# the store's process; a signal comes wherever its main thread waits on a lock that it holds
+SIGNALLED = """
+import os, signal, sys, threading
+from kv_store import __main__ as store
+
+wait = threading.Condition.wait
+
+def signalled(self, timeout=None):
+    if sys._getframe(2).f_globals is vars(store):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return wait(self, timeout)
+
+threading.Condition.wait = signalled
+sys.exit(store.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_ends_the_store_whatever_its_main_thread_holds(folder: Path) -> None:
+    line = [sys.executable, "-c", SIGNALLED, *command(folder, "process")[3:]]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert any(json.loads(told)["event"] == "ready" for told in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("flag", "named"),
     [
