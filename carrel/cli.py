@@ -6,13 +6,12 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 from carrel.commands import COMMANDS
 from carrel.errors import CarrelError
 from carrel.process.command_line import Parser
-from carrel.process.options import OptionError
+from carrel.process.options import OptionError, did_you_mean
 from carrel.process.version import version
 from carrel.serve.elsewhere import remedies
 
@@ -35,8 +34,8 @@ def build_parser(arguments: Sequence[str]) -> tuple[Parser, dict[str, argparse.A
 def _meant(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     flags = re.findall(r"^  (--[a-z-]+)", parser.format_help(), re.MULTILINE)
     for word in unknown:
-        if near := get_close_matches(word.partition("=")[0], flags, n=1):
-            return f"; did you mean {near[0]}?"
+        if meant := did_you_mean(word.partition("=")[0], flags):
+            return meant
     return f"; carrel {parser.prog.split()[-1]} --help lists what there is"
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from carrel.process.command_line import add_options
 from carrel.process.log_lines import is_json
-from carrel.process.settings import read
+from carrel.process.settings import ignored_variables, read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
 from carrel.serve.children import Endpoints, child_environment, child_specs
@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     as_json = is_json(options.log_format, sys.stdout)
     display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True), as_json)
 
+    for line in ignored_variables(ServeOptions, os.environ):
+        display.message(f"warning: {line}")
     with ExitStack() as stack:
         port = grpc_port = 0
         if options.uds is None:

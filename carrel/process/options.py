@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 REQUIRED: Any = MISSING
@@ -113,6 +114,12 @@ def options_of(kind: type) -> tuple[Option, ...]:
 def spellings(kind: type) -> Mapping[str, Option]:
     """Every name that an option has, with underscores."""
     return {name.replace("-", "_"): each for each in options_of(kind) for name in each.spellings}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The known word that is nearest, as the end of a sentence; empty where none is near."""
+    near = get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def variable(name: str) -> str:

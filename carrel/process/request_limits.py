@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from carrel.process.options import did_you_mean
+
 # of one request, all prompts together
 MAX_CHOICES = 64
 MAX_STOP_STRINGS = 16
@@ -104,8 +106,10 @@ class ModelLimits(Protocol):
 def check_request(request: Any, model: ModelLimits) -> None:
     """Check all of a GenerateRequest but its prompt. Raises LimitError."""
     if request.policy and request.policy not in model.policies:
+        asked = request.policy[:64]
         raise LimitError(
-            f"This server has no policy {request.policy[:64]!r}: choose one of {', '.join(model.policies)}.",
+            f"This server has no policy {asked!r}: choose one of {', '.join(model.policies)}"
+            f"{did_you_mean(asked, model.policies) or '.'}",
             "carrel.policy",
         )
     texts = (text for pair in request.policy_options.items() for text in pair)

@@ -15,7 +15,15 @@ from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, YamlConfigSettingsSource
 
 from carrel.process.command_line import CONFIG, Parser, add_options
-from carrel.process.options import ENV_PREFIX, Option, OptionError, options_of, spellings, variable
+from carrel.process.options import (
+    ENV_PREFIX,
+    Option,
+    OptionError,
+    did_you_mean,
+    options_of,
+    spellings,
+    variable,
+)
 
 T = TypeVar("T")
 
@@ -96,7 +104,8 @@ def resolve(kind: type[T], layers: Mapping[str, Mapping[str, Any]]) -> Resolved[
             name = spelling.removeprefix("--").removeprefix(ENV_PREFIX).replace("-", "_").lower()
             if name not in known:
                 listed = ", ".join(sorted(each.replace("_", "-") for each in known))
-                raise OptionError(f"{spelling} ({layer}): unknown option; known ones: {listed}")
+                meant = did_you_mean(name, known).replace("_", "-")
+                raise OptionError(f"{spelling} ({layer}): unknown option; known ones: {listed}{meant}")
             option = known[name]
             before = given.get(option.field)
             if before is not None and before.layer == layer:
@@ -121,6 +130,15 @@ def read_variables(kind: type) -> dict[str, Any]:
     names = create_model(kind.__name__, __base__=BaseSettings, **fields)
     found = EnvSettingsSource(names, env_prefix=ENV_PREFIX, env_ignore_empty=True)()
     return {variable(name): text for name, text in found.items()}
+
+
+def ignored_variables(kind: type, environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is named like one of an option and is none of this kind."""
+    known = [variable(name) for name in (*spellings(kind), CONFIG)]
+    ignored = sorted(
+        name for name in environment if name.startswith(ENV_PREFIX) and name.upper() not in known
+    )
+    return [f"{name} is no option and is ignored{did_you_mean(name, known)}" for name in ignored]
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from carrel.process.options import did_you_mean
 from gpu_worker.policies.hyper_parameters import with_options
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def check_name(name: str, calibrated: bool = False) -> None:
     """Raises ValueError, with the names that there are, for one that no policy has. calibrated: with a calibration."""
     known = (AUTO, *names(calibrated))
     if name not in known:
-        raise ValueError(f"unknown policy {name!r}; choose one of {', '.join(sorted(known))}")
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"unknown policy {name!r}; choose one of {listed}{did_you_mean(name, known)}")
 
 
 def check_allowed(allowed: Collection[str], default: str, calibrated: bool = False) -> None:

@@ -25,7 +25,7 @@ from carrel.process.options import (
     share_or_tokens,
     variable,
 )
-from carrel.process.settings import Resolved, parse, read, validate
+from carrel.process.settings import Resolved, ignored_variables, parse, read, validate
 from carrel.serve.options import ServeOptions
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
@@ -95,6 +95,19 @@ def test_command_line_over_environment_over_file_over_default(config: Path) -> N
         "color": "blue (file)",
         "place": "here (command line)",
     }
+
+
+def test_variables_that_are_no_options_are_told() -> None:
+    environment = {
+        "CARREL_SEAT": "1",
+        "CARREL_SEATS": "2",
+        "carrel_wait": "3",
+        "CARREL_CONFIG": "",
+        "HOME": "/",
+    }
+    assert ignored_variables(Toy, environment) == [
+        "CARREL_SEAT is no option and is ignored; did you mean CARREL_SEATS?"
+    ]
 
 
 def test_the_file_may_come_from_the_environment(config: Path) -> None:

@@ -113,6 +113,7 @@ def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--allow-open"),
         (["--arena-bytes", "5000"], "--slab-bytes"),
         (["--gpu-memory-limit", "1G", "--gpu-memory-utilization", "0.5"], "keep one"),
+        (["--policy", "bitkey"], "did you mean bitkeys?"),
         (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, bitkeys, cam"),
         (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),
         (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
