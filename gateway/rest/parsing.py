@@ -45,17 +45,17 @@ async def parse(raw: bytes, max_token_ids: int) -> Any:
         num_values, places = await asyncio.to_thread(_look, raw, max_token_ids)
     else:
         num_values, places = _look(raw, max_token_ids)
-    # by names that a client cannot guess
-    lists: dict[str, array[int]] = {}
+    # by numbers that a client cannot guess; a text might be the name of a field, where JSON has no list
+    lists: dict[int, array[int]] = {}
     rest, at, others = [], 0, []
     for place in places:
         token_ids = await _token_ids(raw[place.begin + 1 : place.end])
         if token_ids is None:
             others.append(place.field)
             continue
-        name = secrets.token_hex(16)
-        lists[name] = token_ids
-        rest += [raw[at : place.begin], f'"{name}"'.encode()]
+        number = 2**128 + secrets.randbits(128)
+        lists[number] = token_ids
+        rest += [raw[at : place.begin], b" %d " % number]
         at = place.end + 1
     num_others = num_values - sum(map(len, lists.values()))
     if num_others > MAX_VALUES and others:
@@ -78,7 +78,7 @@ def _long_lists(raw: bytes) -> Iterator[Place]:
     # what a backslash stands before ends no text: whatever is in quotes is a whole one
     plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     at = depth = 0
-    for name in re.finditer(f'"({"|".join(FIELDS)})"'.encode(), plain):
+    for name in re.finditer(rf'"({"|".join(FIELDS)})"\s*:'.encode(), plain):
         begin, end = name.end(), plain.find(b'"', name.end())
         value = plain[begin : end if end >= 0 else None]
         if len(value) <= LONG_BYTES:
@@ -124,9 +124,9 @@ async def _token_ids(text: bytes) -> array[int] | None:
     return token_ids
 
 
-def _put_back(parsed: Any, lists: dict[str, array[int]]) -> Any:
+def _put_back(parsed: Any, lists: dict[int, array[int]]) -> Any:
     match parsed:
-        case str():
+        case int():
             return lists.get(parsed, parsed)
         case [*_]:
             return [_put_back(each, lists) for each in parsed]

@@ -59,7 +59,8 @@ def test_long_lists_of_ids_are_arrays_and_no_others() -> None:
     kinds = [type(each) for each in (*found["prompt"], found["tokens"], found["stop"])]
     assert kinds == [array, list, array, list]
     inner = {"prompt": IDS[:5000], "tokens": [IDS[:5000]]}
-    for body in ({"messages": [inner]}, {"metadata": inner}, [inner], {"prompt": inner}):
+    in_a_list = ["prompt", IDS[:5000]]
+    for body in ({"messages": [inner]}, {"metadata": inner}, [inner], {"prompt": inner}, in_a_list):
         assert parsed(json.dumps(body)) == body
     assert type(parsed(json.dumps({"prompt": IDS[:5]}))["prompt"]) is list
 
@@ -89,6 +90,9 @@ def test_what_is_no_json_stays_none(broken: str) -> None:
         f'{{"prompt": [{text}]',
         f'{{prompt": [{text}]}}',
         f'"prompt": [{text}]',
+        f'{{"stop": "prompt", [{text}]: 5}}',
+        f'{{"prompt": null, [{text}]: 5}}',
+        f'{{"prompt": -[{text}]}}',
     ):
         with pytest.raises(ValueError, match="at line 1 column"):
             parsed(body)
