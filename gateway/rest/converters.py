@@ -32,10 +32,9 @@ def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequ
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     _check_fields(body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatRequest(
         read_messages(body.messages),
-        _read_options(body, max_tokens, logprobs, caller),
+        _read_options(body, _max_tokens(body), logprobs, caller),
         body.chat_template_kwargs or {},
         request_id,
         *_read_end(body),
@@ -58,6 +57,10 @@ def read_tokenize_chat(body: TokenizeBody) -> ChatRequest:
     )
 
 
+def _max_tokens(body: GenerationBody) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 def _read_end(body: ChatBody | TokenizeBody) -> tuple[bool, bool]:
     """Whether the prompt ends with what begins an answer, and whether it ends within its last message."""
     continues = bool(body.continue_final_message)
@@ -76,16 +79,17 @@ def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 def read_completion(body: CompletionBody, request_id: str | None, caller: bytes) -> CompletionRequest:
     """Raises InvalidRequest for what this server does not do."""
-    if body.max_tokens == 0 and not body.echo:
+    max_tokens = _max_tokens(body)
+    if max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens is 0: without echo there is nothing to answer.", "max_tokens")
     if body.suffix:
         raise InvalidRequest("suffix is not supported.", "suffix")
     if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
         raise InvalidRequest("best_of is not supported: leave it out, or set it to n.", "best_of")
     _check_fields(body)
-    only_echoes = body.max_tokens == 0
+    only_echoes = max_tokens == 0
     # the worker makes one at least
-    options = _read_options(body, 1 if only_echoes else body.max_tokens, body.logprobs, caller)
+    options = _read_options(body, 1 if only_echoes else max_tokens, body.logprobs, caller)
     if body.echo and body.logprobs is not None:
         # the worker tells as many as either wants
         options.draft.sampling.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)

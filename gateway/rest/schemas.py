@@ -143,6 +143,7 @@ class GenerationBody(AnswerBody):
 
     model: str | None = None
     max_tokens: Annotated[int, within("max_tokens")] | None = None
+    max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     temperature: Annotated[float, within("temperature")] | None = None
     top_p: Annotated[float, within("top_p")] | None = None
     n: Annotated[int, within("n")] | None = None
@@ -222,7 +223,6 @@ class AllowedChoice(Body):
 
 class ChatBody(GenerationBody):
     messages: Messages
-    max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     tools: Annotated[list[ToolBody] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None

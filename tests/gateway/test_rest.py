@@ -196,6 +196,18 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"), [(CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "the"})]
+)
+def test_the_newer_name_of_max_tokens_goes_before_the_older(
+    http: httpx.Client, stack: Stack, path: str, asked: dict[str, Any]
+) -> None:
+    script = stack.say("the fox")
+    for fields in ({"max_completion_tokens": 7}, {"max_completion_tokens": 7, "max_tokens": 5}):
+        assert http.post(path, json={**asked, **fields}).status_code == 200
+    assert [request.sampling.max_tokens for request in script.requests] == [7, 7]
+
+
 @pytest.mark.parametrize(("fields", "param"), BAD_FIELDS, ids=lambda value: str(value)[:50])
 def test_bad_fields_are_named(http: httpx.Client, stack: Stack, fields: dict[str, Any], param: str) -> None:
     response = http.post(CHAT, json={"messages": HELLO, **fields})

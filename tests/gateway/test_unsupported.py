@@ -171,7 +171,7 @@ def test_what_is_not_done_is_refused_by_its_name_unless_it_changes_nothing(
         (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
         (CHAT, {"messages": [{**HELLO[0], "function_call": {"name": "f"}}]}, "messages.0.function_call"),
         (CHAT, {"tools": [{"function": {"name": "f"}, "defer_loading": True}]}, "tools.0.defer_loading"),
-        (COMPLETION, {"max_completion_tokens": 5}, "max_completion_tokens"),
+        (COMPLETION, {"max_completion_tokens": 0}, "max_completion_tokens"),
         (MESSAGE, {"seed": 5}, "seed"),
         (MESSAGE, {"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         (MESSAGE, {"thinking": {"type": "between_tools"}}, "thinking.type"),
