@@ -154,6 +154,8 @@ class EngineThread:
         def do() -> None:
             with self._condition:
                 self._calls.remove(done)
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 work()
             except BaseException as error:
@@ -257,7 +259,8 @@ class EngineThread:
             self._has_ended = True
             calls, self._calls = self._calls, []
         for call in calls:
-            call.set_exception(EngineStopped("The engine has stopped."))
+            if call.set_running_or_notify_cancel():
+                call.set_exception(EngineStopped("The engine has stopped."))
 
     def _deliver(self, request_id: str, event: Event) -> None:
         self._on_progress()

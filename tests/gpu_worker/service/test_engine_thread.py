@@ -182,6 +182,17 @@ def test_an_engine_is_tended_also_while_nobody_asks_for_anything(engine, port):
     assert engine.num_steps == 0
 
 
+def test_a_call_that_its_caller_gave_up_is_not_made_and_harms_nobody(port):
+    goes_on, made = threading.Event(), []
+    port.call(lambda: goes_on.wait(PATIENCE))
+    given_up = port.call(lambda: made.append("given up"))
+    assert given_up.cancel()
+    goes_on.set()
+    port.call(lambda: made.append("next")).result(PATIENCE)
+    assert made == ["next"]
+    assert not port.is_dead
+
+
 def test_a_call_runs_between_steps_and_its_error_is_the_callers(engine, port):
     names = []
     port.call(lambda: names.append(threading.current_thread().name)).result(PATIENCE)
