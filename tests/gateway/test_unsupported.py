@@ -157,7 +157,7 @@ def test_what_is_not_done_is_refused_by_its_name_unless_it_changes_nothing(
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (RESPONSE, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        (RESPONSE, {"reasoning": {"summary": "concise"}}, "reasoning.summary"),
         (RESPONSE, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
         (RESPONSE, {"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         (RESPONSE, {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
@@ -188,13 +188,14 @@ def test_so_is_what_is_inside_an_object_and_of_another_route(
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (RESPONSE, {"reasoning": {"summary": None, "context": "auto", "mode": "standard"}}),
+        (RESPONSE, {"reasoning": {"summary": "auto", "effort": "medium", "context": "auto", "mode": "standard"}}),
         (RESPONSE, {"text": {"verbosity": "medium"}, "stream_options": {"include_obfuscation": True}}),
         (RESPONSE, {"tools": [{"type": "function", "name": "f", "async": False, "allowed_callers": ["direct"]}],
                     "tool_choice": "none"}),
         (CHAT, {"modalities": ["text"], "verbosity": "medium", "function_call": "none", "metadata": {"a": "b"}}),
         (CHAT, {"store": True, "user": "x", "prediction": {"type": "content", "content": "a"}, "any name": 5}),
         (MESSAGE, {"thinking": {"type": "adaptive", "display": None}, "metadata": {"user_id": "x"}}),
+        (MESSAGE, {"output_config": {"effort": "high"}}),
     ],
 )  # fmt: skip
 def test_what_changes_nothing_is_taken(

@@ -53,7 +53,7 @@ class OutputFormat(Body):
 
 class OutputConfig(Body):
     format: Annotated[OutputFormat | None, Field(description="what the answer's text must be")] = None
-    effort: Refused = None
+    effort: Annotated[Hidden, refused("high")] = None
 
 
 class Thinking(Body):

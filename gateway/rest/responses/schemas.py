@@ -69,10 +69,11 @@ class Reasoning(Body):
     """The model thinks as its chat template lets it."""
 
     context: Annotated[Hidden, refused("auto")] = None
-    effort: Refused = None
+    effort: Annotated[Hidden, refused("medium")] = None
     generate_summary: Refused = None
     mode: Annotated[Hidden, refused("standard")] = None
-    summary: Refused = None
+    # as the server likes: none
+    summary: Annotated[Hidden, refused("auto")] = None
 
 
 class CacheOptions(Body):
