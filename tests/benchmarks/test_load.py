@@ -169,5 +169,5 @@ def test_a_server_that_refuses_is_told(stack: Stack) -> None:
         async with LoadClient(f"{stack.url}/nowhere", None, PATIENCE) as client:
             await client.model()
 
-    with pytest.raises(BenchmarkError, match="no such route"):
+    with pytest.raises(BenchmarkError, match="There is no route"):
         asyncio.run(ask())
