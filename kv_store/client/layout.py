@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 ITEM_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MAX_LAYERS = 1024
 MAX_KV_HEADS = 1024
