@@ -74,7 +74,8 @@ class StoreServer:
                 config.slab_bytes,
                 config.lease_seconds,
                 time.monotonic,
-                idle_cores(),
+                # Half of them are bound by memory already; a first token waits for other threads too.
+                max(1, idle_cores() // 2),
                 config.verify_reads,
             )
             stack.callback(state.close)
