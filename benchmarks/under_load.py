@@ -57,7 +57,7 @@ def servers(shrink: int) -> tuple[Server, ...]:
 
     return (
         Server(
-            ("--itl-target-ms", "45"),
+            ("--itl-target-ms", "40"),
             (Load("chats", ("--traffic", chats, "--seed", "5")), Load("mixed", (*beside, "--seed", "3"))),
         ),
         Server(

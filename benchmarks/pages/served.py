@@ -28,7 +28,7 @@ def under_load() -> str:
     columns = (
         Column[Load]("load", lambda load: load.name, False),
         Column[Load]("figure", lambda load: load.what, False),
-        Column[Load]("Carrel, `--itl-target-ms 45`", lambda load: load.carrel),
+        Column[Load]("Carrel, `--itl-target-ms 40`", lambda load: load.carrel),
         Column[Load]("Carrel, default", lambda load: load.default),
         Column[Load]("vLLM 0.24, no HTTP", lambda load: load.vllm),
     )
