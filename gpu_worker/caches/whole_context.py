@@ -30,10 +30,10 @@ class WholeContext:
         word = torch.int64 if rows.shape[3] * rows.itemsize % 8 == 0 else torch.int32
         self._pool.rows.view(word)[slots[..., :num_tokens]] = rows.view(word)
 
-    def rows_of(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
-        """Pool rows of a prefilled layer's positions int64 [T], in every head: int64 [H_kv, T]."""
-        tables = self._tables[sequence.seat, layer]
-        return physical_slots(tables, positions.expand(tables.shape[0], -1))
+    def rows_of(self, sequence: Sequence, layers: range, positions: Tensor) -> Tensor:
+        """Pool rows of the layers' positions int64 [T], in every head: int64 [layers, H_kv, T]."""
+        tables = self._tables[sequence.seat, layers.start : layers.stop]
+        return physical_slots(tables, positions.expand(*tables.shape[:2], -1))
 
     def place(self, rows: LaneInputs, layers: range) -> Tensor:
         """Pool rows of the new tokens: int32 [B, layers, H_kv], -1 for padding."""

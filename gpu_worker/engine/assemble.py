@@ -113,6 +113,7 @@ def assemble(
         probe,
         options.hot_cache,
         options.trains_indexes,
+        options.full_layers,
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
     )
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)

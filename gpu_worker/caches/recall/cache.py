@@ -33,6 +33,9 @@ from gpu_worker.store.offload import Offloader
 from gpu_worker.store.side_stream import SideStream
 from gpu_worker.store.trainings import TrainedLayer
 
+# Places of sinks and windows that are looked up at a time, over layers and heads: 2 MiB of them.
+MAX_FIXED = 1 << 18
+
 
 class RecallCache(Cache):
     """One cache for every recall policy and any mix of them; a policy only selects."""
@@ -46,11 +49,13 @@ class RecallCache(Cache):
         probe: Probe,
         hot_cache_size: HotCacheSize,
         trains_here: bool,
+        first_layer: int,
         num_fixed: int = 0,
     ) -> None:
-        """trains_here: indexes are trained on the model's device, not by the store. num_fixed: sinks, window and new
-        token of most sequences, for which there is room from the start."""
+        """trains_here: indexes are trained on the model's device, not by the store. first_layer: the layers before it
+        are dense. num_fixed: sinks, window and new token of most sequences, for which there is room from the start."""
         self._shape = shape
+        self._first_layer = first_layer
         self._pool = pool
         self._block_tables = block_tables
         self._offloader = offloader
@@ -157,7 +162,8 @@ class RecallCache(Cache):
         hot.shrink(sequence, layers, num_slots)
         fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
         for layer in layers:
-            self.fixed.fill(sequence, layer, fixed, hot.rows_of(sequence, layer, fixed))
+            rows = hot.rows_of(sequence, layer, fixed)
+            self.fixed.fill(sequence, range(layer, layer + 1), fixed, rows[None])
         self._block_tables.shrink(sequence.seat, layers, num_slots)
         sequence.num_slots = num_slots
 
@@ -168,19 +174,29 @@ class RecallCache(Cache):
         sequence.num_slots = num_slots
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        cache: WholeContext | HotCache = self._whole
         if sequence.can_miss:
             assert self.hot is not None
-            cache = self.hot
-            cache.store(sequence, layer, rows)
+            self.hot.store(sequence, layer, rows)
+            fixed = fixed_positions(sequence, rows.shape[1], rows.device)
+            in_pool = self.hot.rows_of(sequence, layer, fixed)
+            self.fixed.fill(sequence, range(layer, layer + 1), fixed, in_pool[None])
         else:
             self._whole.store(sequence, range(layer, layer + 1), rows[None])
-        fixed = fixed_positions(sequence, rows.shape[1], rows.device)
-        self.fixed.fill(sequence, layer, fixed, cache.rows_of(sequence, layer, fixed))
+            if layer == self._first_layer:
+                self._fix_all(sequence, rows.shape[1])
         try:
             self._training.observe(sequence, layer, rows, queries)
         except torch.OutOfMemoryError as error:
             raise no_room_for_policy(sequence.policy.name, "index", rows.shape[1]) from error
+
+    def _fix_all(self, sequence: Sequence, num_tokens: int) -> None:
+        """Start all layers of a fully resident prompt with its sinks and window: their places are known from admission
+        on, and one launch for many layers takes no longer than for one."""
+        fixed = fixed_positions(sequence, num_tokens, self._shape.device)
+        at_once = max(1, MAX_FIXED // (self._shape.num_kv_heads * max(1, fixed.shape[0])))
+        for first in range(self._first_layer, self._shape.num_layers, at_once):
+            layers = range(first, min(first + at_once, self._shape.num_layers))
+            self.fixed.fill(sequence, layers, fixed, self._whole.rows_of(sequence, layers, fixed))
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         return self._training.job(sequence, layer)

@@ -40,14 +40,14 @@ class FixedSlots:
         wider[..., : self.width] = self.table[..., :-1]
         self.table = wider
 
-    def fill(self, sequence: Sequence, layer: int, positions: Tensor, pool_rows: Tensor) -> None:
-        """Start a layer with these sinks and window tokens, int64 [T], that lie in pool rows [H_kv, T]."""
-        at_layer = self.table[sequence.seat, layer]
-        at_layer.fill_(-1)
+    def fill(self, sequence: Sequence, layers: range, positions: Tensor, pool_rows: Tensor) -> None:
+        """Start these layers with sinks and window tokens, int64 [T], that lie in pool rows [layers, H_kv, T]."""
+        at_layers = self.table[sequence.seat, layers.start : layers.stop]
+        at_layers.fill_(-1)
         num_sink = sequence.plan.num_sink
         in_ring = num_sink + positions % sequence.ring_size
         columns = torch.where(positions < num_sink, positions, in_ring)
-        at_layer[:, columns] = pool_rows.int()
+        at_layers[:, :, columns] = pool_rows.int()
 
     def clear_window(self, sequence: Sequence, layers: range) -> None:
         """The window is empty in these layers."""

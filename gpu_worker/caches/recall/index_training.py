@@ -161,7 +161,7 @@ class IndexTraining:
 
         def read(begin: int, end: int) -> Tensor:
             positions = torch.arange(begin, end, device=self._shape.device)
-            return self._keys[self._whole.rows_of(sequence, layer, positions)]
+            return self._keys[self._whole.rows_of(sequence, range(layer, layer + 1), positions)[0]]
 
         return read
 

@@ -648,7 +648,8 @@ def test_a_short_prompt_overtakes_a_long_one_and_neither_notices(policy: str) ->
     long = request("long", policy, 0.3, prompt=1000, max_tokens=6)
     short = request("short", policy, 0.3, prompt=50, max_tokens=6)
     alone = [tokens_alone(one) for one in (long, short)]
-    rig = Rig(stretch=1e6)
+    # A quantum an iteration, however quick the machine is.
+    rig = Rig(stretch=1e6, itl_seconds=1e-9)
     rig.submit(long)
     rig.step_to("long", Status.PREFILL)
     rig.step(10)

@@ -44,8 +44,8 @@ class Walker:
     def fill(self, fixed: FixedSlots) -> None:
         fixed.make_room(self.plan.num_sink + self.ring_size)
         positions = [*range(self.plan.num_sink), *self.window]
-        for layer in LAYERS:
-            fixed.fill(self, layer, torch.tensor(positions), self.pool_rows(positions, layer))  # type: ignore[arg-type]
+        rows = torch.stack([self.pool_rows(positions, layer) for layer in LAYERS])
+        fixed.fill(self, LAYERS, torch.tensor(positions), rows)  # type: ignore[arg-type]
 
     def attended(self, layer: int) -> list[set[int]]:
         """Pool rows of sinks and window, by head."""
