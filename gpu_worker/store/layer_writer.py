@@ -28,7 +28,10 @@ class LayerWriter:
         self._used_bytes = arena.num_kv_heads * layout.tokens_per_slab * layout.row_bytes
         self._most = max(1, stage_bytes // self._used_bytes)
         self._beside = SideStream(device)
+        # Moved in the widest words that a row is a multiple of: rows have an even number of elements.
+        self._word = torch.int64 if layout.row_bytes % 8 == 0 else torch.int32
         self._stage: Tensor | None = None
+        self._staged_heads: Tensor | None = None
 
     def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark:
         """Start to copy rows [L, H_kv, n, 2d] of some layers into their slabs, [L, >= those of n tokens], which must be
@@ -75,25 +78,29 @@ class LayerWriter:
 
     def _staged(self, rows: Tensor, begin: int, num_slabs: int) -> Tensor:
         """So many slabs of each layer as the arena holds them, zeros behind the last token: uint8 [n, used bytes]."""
-        if self._stage is None:
-            with torch.inference_mode(False):
-                shape = (self._most, self._used_bytes)
-                self._stage = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        layout = self._arena.layout
-        per_slab, num_heads = layout.tokens_per_slab, self._arena.num_kv_heads
-        # Moved in the widest words that a row is a multiple of: rows have an even number of elements.
-        word = torch.int64 if layout.row_bytes % 8 == 0 else torch.int32
-        words = rows.view(word)[:, :, begin * per_slab : (begin + num_slabs) * per_slab]
-        stage = self._stage[: len(rows) * num_slabs]
-        slabs = stage.view(word).view(len(rows), num_slabs, num_heads, per_slab, words.shape[3])
+        stage, heads = self._staging()
+        num_layers, per_slab = len(rows), self._arena.layout.tokens_per_slab
+        words = rows.view(self._word)[:, :, begin * per_slab : (begin + num_slabs) * per_slab]
+        slabs = heads[: num_layers * num_slabs].unflatten(0, (num_layers, num_slabs))
         num_full, num_rest = divmod(words.shape[2], per_slab)
         if num_full:
             full = words[:, :, : num_full * per_slab].unflatten(2, (num_full, per_slab))
             slabs[:, :num_full] = full.transpose(1, 2)
         if num_rest:
-            slabs[:, num_full] = 0
-            slabs[:, num_full, :, :num_rest] = words[:, :, num_full * per_slab :]
-        return stage
+            last = slabs[:, num_full]
+            last.zero_()
+            last[:, :, :num_rest].copy_(words[:, :, num_full * per_slab :])
+        return stage[: num_layers * num_slabs]
+
+    def _staging(self) -> tuple[Tensor, Tensor]:
+        """The stage, uint8 [slabs, used bytes], and as rows, [slabs, H_kv, tokens of a slab, words of a row]."""
+        if self._stage is None or self._staged_heads is None:
+            shape = (self._most, self._used_bytes)
+            by_head = (self._arena.num_kv_heads, self._arena.layout.tokens_per_slab, -1)
+            with torch.inference_mode(False):
+                self._stage = torch.empty(shape, dtype=torch.uint8, device=self._device)
+                self._staged_heads = self._stage.view(self._word).unflatten(1, by_head)
+        return self._stage, self._staged_heads
 
 
 def contiguous_runs(slabs: npt.NDArray[np.int32], most: int, per_granule: int) -> list[tuple[int, int]]:

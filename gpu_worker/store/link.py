@@ -50,8 +50,8 @@ class Extent:
     """How many tokens a sequence may write to the store, has surely written, and may read.
 
     shared: so many first tokens are in shared slabs and never written. hashes: names of the slabs that its
-    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them. is_copy: the sequence does without what it
-    writes (`PromptCopies`).
+    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them. num_adopted: layers of which the device
+    knows the slabs. is_copy: the sequence does without what it writes (`PromptCopies`).
     """
 
     reserved: int = 0
@@ -60,6 +60,7 @@ class Extent:
     shared: int = 0
     hashes: tuple[bytes, ...] = ()
     slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    num_adopted: int = 0
     is_copy: bool = False
 
 
@@ -123,7 +124,9 @@ class StoreLink:
         extent is held where that is nothing."""
         begun = self._client.begin(sequence_id, num_tokens, hashes[:num_reusable], is_copy, owner)
         num_shared, reserved = begun.num_shared, begun.slab_table.shape[1] * self._client.tokens_per_slab
-        extent = Extent(reserved, num_shared, num_shared, num_shared, hashes, begun.slab_table, is_copy)
+        extent = Extent(
+            reserved, num_shared, num_shared, num_shared, hashes, begun.slab_table, is_copy=is_copy
+        )
         if reserved:
             self._extents[sequence_id] = extent
         return extent

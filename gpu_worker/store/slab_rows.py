@@ -31,7 +31,8 @@ class SlabRows:
     ) -> Mark:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the shared ones; they are there at the mark, and
         nothing else may use them until then. free: from when on they may be written; None: now."""
-        self._prepare(sequence, extent, range(layer, layer + 1))
+        # All layers' at once: what is known was written before, so that its memory is registered.
+        self._prepare(sequence, extent, len(extent.slabs))
         num_slabs, shared = extent.shared // self._client.tokens_per_slab, rows[:, : extent.shared]
         read = self._arena.read(sequence.seat, layer, extent.slabs[layer, :num_slabs], shared, free)
         if read is None:
@@ -46,7 +47,7 @@ class SlabRows:
     def write(self, sequence: Sequence, extent: Extent, layers: range, rows: Tensor) -> Mark:
         """Start to write rows of some layers [L, H_kv, n, 2d], except the shared ones; they must not change until the
         mark."""
-        self._prepare(sequence, extent, layers)
+        self._prepare(sequence, extent, layers.stop)
         begin = extent.shared
         own, first = rows[:, :, begin:], begin // self._client.tokens_per_slab
         copied = self._arena.write(own, extent.slabs[layers.start : layers.stop, first:])
@@ -57,7 +58,10 @@ class SlabRows:
             copied = Mark(self._device, begun)
         return copied
 
-    def _prepare(self, sequence: Sequence, extent: Extent, layers: range) -> None:
-        """Check that the slabs are still the sequence's, and let the device know those of the layers."""
+    def _prepare(self, sequence: Sequence, extent: Extent, num_layers: int) -> None:
+        """Check that the slabs are still the sequence's, and let the device know those of the first layers."""
         self._link.call(self._client.check)
-        self._arena.adopt(sequence.seat, extent.slabs[layers.start : layers.stop], layers.start)
+        if num_layers > extent.num_adopted:
+            slabs = extent.slabs[extent.num_adopted : num_layers]
+            self._arena.adopt(sequence.seat, slabs, extent.num_adopted)
+            extent.num_adopted = num_layers
