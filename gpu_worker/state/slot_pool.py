@@ -83,23 +83,39 @@ class BlockTables:
         """Reserve so many blocks for a layer, to be divided among its heads later. Raises CapacityError."""
         self._held[seat, layer] = self._pool.allocate(num_blocks)
 
+    def deal_evenly(self, seat: int, layers: range, num_blocks: list[int]) -> None:
+        """Give each KV head of every layer so many of the layer's reserved blocks, and keep the rest, to divide all
+        again: in one copy to the device, where `deal` makes one for each layer that is divided otherwise."""
+        num_heads, most = self._num_kv_heads, max(num_blocks)
+        # What pads a head's is never read.
+        heads = np.zeros((len(layers), num_heads, most), dtype=np.int64)
+        for layer, of_layer, count in zip(layers, heads, num_blocks, strict=True):
+            of_layer[:, :count] = self._held[seat, layer][: num_heads * count].reshape(num_heads, count)
+            self._dealt[seat, layer] = [count] * num_heads
+        self.tables[seat, layers.start : layers.stop, :, :most] = to_device(heads, self.tables.device)
+
     def deal(self, seat: int, layer: int, num_blocks: list[int], frees_rest: bool = True) -> None:
         """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to divide it again.
-        In the latter case heads that all have as many already keep them, and nothing is sent to the device."""
-        held, num_dealt, most = self._held[seat, layer], sum(num_blocks), max(num_blocks)
+        Where heads have as many already, or in the latter case more, nothing is sent to the device."""
+        held, num_dealt = self._held[seat, layer], sum(num_blocks)
         assert num_dealt <= len(held), f"{num_dealt} blocks dealt of {len(held)}"
         before = self._dealt.get((seat, layer))
         if before is not None and not frees_rest and all(map(le, num_blocks, before)):
             return
+        if before != num_blocks:
+            self._divide(seat, layer, num_blocks)
+        if frees_rest:
+            self._pool.free(held[num_dealt:])
+            self._held[seat, layer] = held[:num_dealt]
+
+    def _divide(self, seat: int, layer: int, num_blocks: list[int]) -> None:
+        held, most = self._held[seat, layer], max(num_blocks)
         self._dealt[seat, layer] = num_blocks
         # What pads a head's is never read.
         heads = np.zeros((len(num_blocks), most), dtype=np.int64)
         for head, (count, end) in enumerate(zip(num_blocks, accumulate(num_blocks), strict=True)):
             heads[head, :count] = held[end - count : end]
         self.tables[seat, layer, :, :most] = to_device(heads, self.tables.device)
-        if frees_rest:
-            self._pool.free(held[num_dealt:])
-            self._held[seat, layer] = held[:num_dealt]
 
     def shrink(self, seat: int, layers: range, num_slots: int) -> None:
         """Leave every KV head of these layers the blocks of its first `num_slots` slots; the others are free."""

@@ -88,6 +88,10 @@ class RetainCache(Cache):
         for layer in layers:
             blocks = self._layer_blocks(sequence, layer - self._first_layer)
             self._block_tables.reserve(sequence.seat, layer, blocks)
+        # Most policies keep as many of every head: nothing is left to be divided while the prompt is computed.
+        room = self._room(sequence)
+        shares = [num_blocks(budget + room) for budget in self._layer_budgets(sequence)]
+        self._block_tables.deal_evenly(sequence.seat, layers, shares)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
@@ -127,8 +131,7 @@ class RetainCache(Cache):
             )
             history = None if retained.history is None else retained.history[heads]
             sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
-        self.kept.fill(seat, layers, retained, room)
-        self._rows.write(seat, layers, retained)
+        self._rows.write(seat, layers, retained, room)
 
     def advance(self, sequence: Sequence, layers: range) -> None:
         """Move the window on for the next token; compress again when it is time."""

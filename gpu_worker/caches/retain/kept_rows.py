@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.caches.retain.kept_slots import KeptSlots
-from gpu_worker.kernels.rows import gather_pairs, scatter_pairs
+from gpu_worker.kernels.rows import gather_pairs, keep_rows
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.state.sequence import KeptLayer, Sequence
@@ -59,11 +59,28 @@ class KeptRows:
             is_even=min(lengths) == count,
         )
 
-    def write(self, seat: int, layers: range, retained: Retained) -> None:
-        """Put what is kept into the layers' first slots, which were divided among the heads before."""
-        dtype = self._pool.rows.dtype
-        offsets = self._offsets(seat, layers, retained.positions)
-        scatter_pairs(self._bytes, offsets, retained.keys.to(dtype), retained.values.to(dtype))
+    def write(self, seat: int, layers: range, retained: Retained, room: int) -> None:
+        """Start layers with what is kept of their heads, the first layer's first, in the first slots, which were
+        divided among the heads before; each head may take `room` more."""
+        kept, dtype = self._kept, self._pool.rows.dtype
+        keys, values = retained.keys, retained.values
+        if keys.dtype != dtype:
+            keys, values = keys.to(dtype), values.to(dtype)
+        tables = self._block_tables.tables
+        keep_rows(
+            retained.positions,
+            keys,
+            values,
+            self._pool.rows,
+            tables,
+            kept.positions,
+            kept.lengths,
+            kept.limits,
+            seat,
+            layers.start,
+            room,
+        )
+        kept.start_notes(seat, layers, retained.notes)
 
     @property
     def _bytes(self) -> Tensor:

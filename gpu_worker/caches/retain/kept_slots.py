@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.retain import Retained, StepSlots
+from gpu_worker.policies.retain import StepSlots
 from gpu_worker.state.lane_inputs import LaneInputs
 
 
@@ -54,16 +54,16 @@ class KeptSlots:
     def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
 
-    def fill(self, seat: int, layers: range, retained: Retained, room: int) -> None:
-        """Start layers with the retained rows of their heads, the first layer's first, in the first slots; each head
-        may take `room` more."""
-        place = seat, slice(layers.start, layers.stop)
-        lengths = retained.counts.int().unflatten(0, (len(layers), -1))
-        self.lengths[place] = lengths
-        self.limits[place] = lengths + room
-        _start(self.positions[place], retained.positions, -1)
-        if self.notes is not None:
-            _start(self.notes[place], retained.notes, 0.0)
+    def start_notes(self, seat: int, layers: range, notes: Tensor | None) -> None:
+        """Start layers with the notes of their heads' first slots, float32 [layers * H_kv, S], if there are any; the
+        others are 0."""
+        if self.notes is None:
+            return
+        table = self.notes[seat, layers.start : layers.stop]
+        count = 0 if notes is None else notes.shape[1]
+        if notes is not None:
+            table[..., :count] = notes.view(*table.shape[:2], count)
+        table[..., count:].fill_(0.0)
 
     def before_step(self, rows: LaneInputs, layers: range, width: int) -> StepSlots:
         """What an evicting policy chooses from. width: no head of these lanes has more slots."""
@@ -106,15 +106,6 @@ class KeptSlots:
         after = before.clone()
         change(after)
         at_layer[rows.seats] = torch.where((rows.positions >= 0)[:, None, None], after, before)
-
-
-def _start(table: Tensor, first: Tensor | None, empty: float) -> None:
-    """Write the first slots of all heads, and empty the others. table: [layers, H_kv, S]; first: [layers * H_kv, s]."""
-    count = 0
-    if first is not None:
-        count = first.shape[1]
-        table[..., :count] = first.view(*table.shape[:2], count)
-    table[..., count:].fill_(empty)
 
 
 def _put(table: Tensor, seats: Tensor, slots: Tensor, values: Tensor, is_real: Tensor) -> None:

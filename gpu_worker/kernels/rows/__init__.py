@@ -13,6 +13,7 @@ gather_rows = by_device(reference.gather_rows)
 scatter_rows = by_device(reference.scatter_rows)
 gather_pairs = by_device(reference.gather_pairs)
 scatter_pairs = by_device(reference.scatter_pairs)
+keep_rows = by_device(reference.keep_rows, "keep_kernel")
 store_token = by_device(reference.store_token)
 fetch_misses = by_device(reference.fetch_misses, "fetch_kernel")
 pool_rows = by_device(reference.pool_rows, "fetch_kernel")
@@ -32,6 +33,7 @@ __all__ = [
     "fetch_misses",
     "gather_pairs",
     "gather_rows",
+    "keep_rows",
     "pool_rows",
     "scatter_pairs",
     "scatter_rows",

@@ -101,6 +101,41 @@ def store_token(
         scatter_pairs(arena, offsets, keys, values)
 
 
+def keep_rows(
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pool: Tensor,
+    block_tables: Tensor,
+    held: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    seat: int,
+    layer: int,
+    room: int,
+) -> None:
+    """Start a seat's slots in some layers, from `layer` on, with rows that are kept; all other slots are empty.
+
+    positions: int64 [layers * H_kv, S], of the rows of each head, the first layer's heads first, -1 for none. keys,
+    values: [layers * H_kv, S, d] of the pool's type, contiguous in d only. pool: [num_slots, 2d], contiguous, and
+    block_tables: int64 [seats, L, H_kv, blocks]: where the S slots of a head lie. held: int64 [seats, L, H_kv, W >= S],
+    the position in each slot, -1 for none. lengths, limits: int32 [seats, L, H_kv], how many slots are filled, and how
+    many may be: `room` more. All but the first three are contiguous; pool, held, lengths and limits are written in
+    place.
+    """
+    num_heads, num_kept = block_tables.shape[2], positions.shape[1]
+    place = seat, slice(layer, layer + len(positions) // num_heads)
+    is_kept = positions >= 0
+    counts = is_kept.sum(dim=1).int().unflatten(0, (-1, num_heads))
+    lengths[place], limits[place] = counts, counts + room
+    held[place][..., :num_kept] = positions.unflatten(0, (-1, num_heads))
+    held[place][..., num_kept:] = -1
+    slots = torch.arange(num_kept, device=positions.device).expand_as(positions)
+    blocks = block_tables[place].flatten(0, 1).gather(1, slots // BLOCK_SIZE)
+    rows = blocks * BLOCK_SIZE + slots % BLOCK_SIZE
+    pool[rows[is_kept]] = torch.cat([keys[is_kept], values[is_kept]], dim=-1)
+
+
 def pool_rows(block_tables: Tensor, seats: Tensor, slots: Tensor, out: Tensor) -> None:
     """Write where logical slots lie in the pool to `out`, int32 [B, H, R], contiguous in R only.
 

@@ -162,6 +162,7 @@ ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table, pool_rows
+from gpu_worker.kernels.rows.keep_kernel import keep_rows
 from gpu_worker.kernels.rows.kernel import gather_pairs, gather_rows, scatter_pairs, scatter_rows, store_token
 from gpu_worker.kernels.rows.reference import ArenaLayout
 
@@ -181,6 +182,8 @@ for dtype, head_dim in (bfloat16, 128), (float32, 96):
     keys = zeros(2, 9, head_dim, dtype=dtype)
     gather_pairs(arena, offsets[0], keys, keys)
     scatter_pairs(arena, offsets[0], keys, keys)
+    held, few = zeros(3, 4, 2, 100, dtype=int64), zeros(3, 4, 2, dtype=int32)
+    keep_rows(slots[0], keys, keys, pool, zeros(3, 4, 2, 5, dtype=int64), held, few, few, 1, 2, 3)
     store_token(keys, keys, pool, slots[0].int())
     store_token(keys, keys, pool, slots[0], arena, offsets[0])
     blocks, seats = zeros(2, 2, 100, dtype=int64), zeros(2, dtype=int64)
@@ -274,7 +277,7 @@ SCRIPTS = {
     "attention_rows": (
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
         "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile count_digit tally write_best "
-        "resolve_head copy_rows copy_pairs store_rows find_rows list_misses copy_misses find_offsets "
+        "resolve_head copy_rows copy_pairs store_rows _keep find_rows list_misses copy_misses find_offsets "
         "_rms_norm _rope _silu_mul _keep_allowed",
     ),
     "scores": (

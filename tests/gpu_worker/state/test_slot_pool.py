@@ -67,6 +67,28 @@ def test_heads_that_have_enough_keep_their_blocks_until_the_layer_is_released(po
     assert len(set(held)) == 9
 
 
+def test_an_even_share_of_every_layer_stays_where_it_lies_until_it_is_dealt_otherwise(pool: SlotPool) -> None:
+    tables = new_tables(pool)
+    tables.reserve(1, 0, 9)
+    tables.reserve(1, 1, 8)
+    tables.deal_evenly(1, range(2), [2, 1])
+    shares = tables.tables.clone()
+    of_layers = [shares[1, layer, :, :count].flatten().tolist() for layer, count in enumerate((2, 1))]
+    assert len({block for held in of_layers for block in held}) == 9
+    assert pool.num_free_blocks == NUM_BLOCKS - 17
+    tables.deal(1, 0, [2, 2, 2])
+    assert torch.equal(tables.tables, shares)
+    assert pool.num_free_blocks == NUM_BLOCKS - 14
+    tables.deal(1, 1, [0, 3, 1])
+    held = [*tables.tables[1, 1, 1, :3].tolist(), *tables.tables[1, 1, 2, :1].tolist()]
+    assert len({*held, *of_layers[0]}) == 10
+    assert pool.num_free_blocks == NUM_BLOCKS - 10
+    others = pool.allocate(NUM_BLOCKS - 10)
+    assert not {*others.tolist()} & {*held, *of_layers[0]}
+    tables.release(1, range(2))
+    assert pool.num_free_blocks == 10
+
+
 def test_what_is_reserved_and_never_dealt_comes_back(pool: SlotPool) -> None:
     tables = new_tables(pool)
     tables.reserve(0, 1, 12)

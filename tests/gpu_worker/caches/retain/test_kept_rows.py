@@ -36,8 +36,10 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
         tables.reserve(SEAT, layer, 8)
         tables.deal(SEAT, layer, [num_blocks(count) for count in of_layer])
     kept = retained(counts, max(counts) + padding)
-    rows = KeptRows(SHAPE, pool, tables, KeptSlots(SHAPE), first_layer=1)
-    rows.write(SEAT, LAYERS, kept)
+    slots = KeptSlots(SHAPE)
+    slots.make_room(max(counts) + padding, has_notes=False)
+    rows = KeptRows(SHAPE, pool, tables, slots, first_layer=1)
+    rows.write(SEAT, LAYERS, kept, room=2)
     expected = torch.full_like(pool.rows, -1.0)
     for head, count in enumerate(counts):
         table = tables.tables[SEAT, LAYERS[head // NUM_HEADS], head % NUM_HEADS]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
 from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
 SHAPE = CacheShape(4, 3, 2, 1, 4, 64, 0.5, torch.device("cpu"))
 LAYERS = range(1, 3)
@@ -29,12 +31,20 @@ def rows(*pairs: tuple[int, int]) -> LaneInputs:
     return LaneInputs(unused, positions, seats, *[unused] * 7)
 
 
+def fill(kept: KeptSlots, seat: int, layers: range, what: Retained, room: int) -> None:
+    """As the cache does: rows go to slots of a pool, in which one block of a head is enough here."""
+    pool = SlotPool(2, 2 * SHAPE.head_dim, SHAPE.dtype, SHAPE.device)
+    tables = BlockTables(pool, SHAPE.max_num_seqs, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.max_model_len)
+    tables.assign(seat, layers, 8)
+    KeptRows(SHAPE, pool, tables, kept, first_layer=0).write(seat, layers, what, room)
+
+
 def filled(room: int = 2, has_notes: bool = True) -> KeptSlots:
     kept = KeptSlots(SHAPE)
     kept.make_room(8, has_notes)
     for seat in range(4):
         for layer in LAYERS:
-            kept.fill(seat, range(layer, layer + 1), retained(5, 3, notes=1.5), room)
+            fill(kept, seat, range(layer, layer + 1), retained(5, 3, notes=1.5), room)
     return kept
 
 
@@ -111,7 +121,7 @@ def test_more_room_keeps_what_is_there() -> None:
 
 def test_who_came_before_leaves_nothing_in_a_layer() -> None:
     kept = filled()
-    kept.fill(2, range(1, 2), retained(2, 1), 3)
+    fill(kept, 2, range(1, 2), retained(2, 1), 3)
     assert kept.positions[2, 1].tolist() == [[0, 1] + [-1] * 6, [0] + [-1] * 7]
     assert (kept.lengths[2, 1].tolist(), kept.limits[2, 1].tolist()) == ([2, 1], [5, 4])
     assert kept.notes is not None
