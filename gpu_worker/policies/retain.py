@@ -48,12 +48,21 @@ class LayerRows:
 
     @classmethod
     def of_prompt(
-        cls, layer: int, num_layers: int, rows: Tensor, queries: Tensor, scale: float, seed: int = 0
+        cls,
+        layer: int,
+        num_layers: int,
+        rows: Tensor,
+        queries: Tensor,
+        scale: float,
+        seed: int = 0,
+        positions: Tensor | None = None,
     ) -> LayerRows:
-        """A prefilled layer. rows: [H_kv, n, 2d], K then V."""
-        num_kv_heads, num_tokens, row = rows.shape
-        positions = torch.arange(num_tokens, device=rows.device).expand(num_kv_heads, -1)
-        keys, values = rows[..., : row // 2], rows[..., row // 2 :]
+        """A prefilled layer. rows: [H_kv, n, 2d], K then V. positions: int64 [H_kv, n], 0 to n - 1 in every head, if
+        they are at hand."""
+        num_tokens = rows.shape[1]
+        if positions is None:
+            positions = prompt_positions(rows)
+        keys, values = rows.split(rows.shape[2] // 2, dim=2)
         return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed, is_even=True)
 
     @property
@@ -71,6 +80,11 @@ class LayerRows:
             notes=None if self.notes is None else self.notes[heads],
             history=None if self.history is None else self.history[heads],
         )
+
+
+def prompt_positions(rows: Tensor) -> Tensor:
+    """Of a prompt's rows [H_kv, n, 2d]: int64 [H_kv, n]."""
+    return torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[0], -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,14 @@ def keep_best(rows: LayerRows, plan: Plan, scores: Scores, counts: Tensor | None
 
 
 def _keep_even(rows: LayerRows, plan: Plan, scores: Scores) -> Retained:
-    """The same without padding: sinks are the first rows and the window is the last. Does not wait for the device."""
-    num_heads, num_rows = rows.positions.shape
-    begin, end, num_best = plan.num_sink, num_rows - plan.num_recent, plan.num_selected or 0
-    second = None if scores.second is None else scores.second[:, begin:end]
-    counts = torch.full((num_heads,), num_best, device=rows.positions.device)
-    best = best_rows(scores.first[:, begin:end], counts, num_best, second)
-    every = torch.arange(num_rows, device=best.device).expand(num_heads, -1)
-    index = torch.cat([every[:, :begin], best + begin, every[:, end:]], dim=1)
+    """The same without padding: sinks are the first rows and the window is the last. Does not wait for the device.
+    scores: of which the first may be written."""
+    end, num_fixed = rows.positions.shape[1] - plan.num_recent, plan.num_sink + plan.num_recent
+    if plan.num_sink:
+        scores.first[:, : plan.num_sink].fill_(float("inf"))
+    if plan.num_recent:
+        scores.first[:, end:].fill_(float("inf"))
+    index = best_rows(scores.first, None, num_fixed + (plan.num_selected or 0), scores.second)
     return Retained.of(rows, index, scores.notes, is_even=True)
 
 

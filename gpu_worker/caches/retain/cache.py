@@ -17,7 +17,7 @@ from gpu_worker.caches.retain.step import RetainStep
 from gpu_worker.caches.sight import MAX_ELEMENTS, LanePlace, Sight, spread
 from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
+from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy, prompt_positions
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import KeptLayer, Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
@@ -42,6 +42,8 @@ class RetainCache(Cache):
         self.kept = KeptSlots(shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
+        # Of the prompt whose layer came last: the next layer is mostly its own.
+        self._positions: Tensor | None = None
         # A waiting sequence is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
 
@@ -96,7 +98,11 @@ class RetainCache(Cache):
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
         compressed = layer - self._first_layer
-        prompt = LayerRows.of_prompt(compressed, self._num_layers, rows, queries, self._shape.scale, seed)
+        if self._positions is None or self._positions.shape[1] != rows.shape[1]:
+            self._positions = prompt_positions(rows)
+        prompt = LayerRows.of_prompt(
+            compressed, self._num_layers, rows, queries, self._shape.scale, seed, self._positions
+        )
         sequence.kept_at = sequence.num_prefill
         self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
 

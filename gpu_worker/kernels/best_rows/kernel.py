@@ -25,7 +25,7 @@ TILE = 2048
 NUM_WARPS = 4
 
 
-def best_rows(first: Tensor, counts: Tensor, width: int, second: Tensor | None = None) -> Tensor:
+def best_rows(first: Tensor, counts: Tensor | None, width: int, second: Tensor | None = None) -> Tensor:
     """See the reference. All on one CUDA device. Raises ValueError for scores of another dtype."""
     for scores in (first,) if second is None else (first, second):
         if scores.dtype != torch.float32:
@@ -34,18 +34,14 @@ def best_rows(first: Tensor, counts: Tensor, width: int, second: Tensor | None =
     if not (num_heads and num_rows and width):
         return torch.full((num_heads, width), -1, device=first.device)
     best = torch.empty(num_heads, width, dtype=torch.int64, device=first.device)
-    keys = (first.contiguous().view(torch.int32),) * 2
-    num_digits = NUM_DIGITS.value // 2
-    if second is not None:
-        keys, num_digits = (keys[0], second.contiguous().view(torch.int32)), NUM_DIGITS.value
+    num_digits = NUM_DIGITS.value // (2 if second is None else 1)
     num_chunks = triton.cdiv(num_rows, TILE)
-
-    def scratch(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=first.device)
-
-    found, in_chunks = scratch(num_heads, num_digits + 1, STATE.value), scratch(num_heads, 2, num_chunks)
-    bins = scratch(num_heads, num_digits, NUM_BINS.value).zero_()
-    operands = (*keys, counts.contiguous(), bins, found, num_rows, width)
+    # Counts of digits, which begin at 0, what is found of each head, and counts of chunks.
+    sizes_of = (num_digits * NUM_BINS.value, (num_digits + 1) * STATE.value, 2 * num_chunks)
+    parts = [num_heads * size for size in sizes_of]
+    bins, found, in_chunks = torch.zeros(sum(parts), dtype=torch.int32, device=first.device).split(parts)
+    keys = (_rows_of(first), _rows_of(first if second is None else second))
+    operands = (*keys, None if counts is None else counts.contiguous(), bins, found, num_rows, width)
     sizes = {"ALL_DIGITS": num_digits, "TILE": TILE, "num_warps": NUM_WARPS}
     grid = (num_heads, num_chunks)
     for digit in range(num_digits):
@@ -53,3 +49,8 @@ def best_rows(first: Tensor, counts: Tensor, width: int, second: Tensor | None =
     tally[grid](*operands, in_chunks, **sizes)
     write_best[grid](*operands, in_chunks, best, **sizes)
     return best
+
+
+def _rows_of(scores: Tensor) -> Tensor:
+    # Asked first: also what does nothing takes the host a while.
+    return scores if scores.is_contiguous() else scores.contiguous()

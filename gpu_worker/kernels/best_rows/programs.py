@@ -21,9 +21,9 @@ CHUNKS = tl.constexpr(128)
 
 
 @triton.jit
-def _keys(bits, row, inside):
-    """Scores as numbers from 0 to 2^32, in int64 and in the order of the scores; -inf and NaN as NEVER."""
-    loaded = tl.load(bits + row, mask=inside, other=0)
+def _keys(scores, row, inside):
+    """Float32 scores as numbers from 0 to 2^32, in int64 and in the order of the scores; -inf and NaN as NEVER."""
+    loaded = tl.load(scores + row, mask=inside, other=0.0).to(tl.int32, bitcast=True)
     magnitude = loaded & 0x7FFFFFFF
     # Negated below zero, so that -0.0 and 0.0 tie.
     key = tl.where(loaded < 0, -magnitude, magnitude).to(tl.int64) + 0x80000000
@@ -37,7 +37,9 @@ def _known(counts, bins, found, width, DIGIT: tl.constexpr, ALL_DIGITS: tl.const
     head = tl.program_id(0)
     found += head * (ALL_DIGITS + 1) * STATE
     first, second = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-    left = tl.minimum(tl.maximum(tl.load(counts + head), 0), width).to(tl.int32)
+    left = tl.full([], 0, tl.int32) + width
+    if counts is not None:
+        left = tl.minimum(tl.maximum(tl.load(counts + head), 0), width).to(tl.int32)
     if DIGIT > 0:
         values = tl.arange(0, NUM_BINS)
         numbers = tl.load(bins + (head * ALL_DIGITS + DIGIT - 1) * NUM_BINS + values)
@@ -66,8 +68,8 @@ def _known(counts, bins, found, width, DIGIT: tl.constexpr, ALL_DIGITS: tl.const
 
 @triton.jit(do_not_specialize=VARYING)
 def count_digit(
-    first_bits,
-    second_bits,
+    first_scores,
+    second_scores,
     counts,
     bins,
     found,
@@ -81,7 +83,7 @@ def count_digit(
     head = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = row < num_rows
-    key = _keys(first_bits + head * num_rows, row, inside)
+    key = _keys(first_scores + head * num_rows, row, inside)
     first, second, _ = _known(counts, bins, found, width, DIGIT, ALL_DIGITS)
     is_counted = inside & (key != NEVER)
     HALF: tl.constexpr = NUM_DIGITS // 2
@@ -89,7 +91,7 @@ def count_digit(
         is_counted &= (key >> (8 * (HALF - DIGIT))) == first
         digit = key >> (8 * (HALF - 1 - DIGIT))
     else:
-        other = _keys(second_bits + head * num_rows, row, inside)
+        other = _keys(second_scores + head * num_rows, row, inside)
         is_counted &= (key == first) & ((other >> (8 * (NUM_DIGITS - DIGIT))) == second)
         digit = other >> (8 * (NUM_DIGITS - 1 - DIGIT))
     numbers = tl.histogram((digit & (NUM_BINS - 1)).to(tl.int32), NUM_BINS, mask=is_counted)
@@ -99,8 +101,8 @@ def count_digit(
 
 @triton.jit
 def _compare(
-    first_bits,
-    second_bits,
+    first_scores,
+    second_scores,
     counts,
     bins,
     found,
@@ -114,11 +116,11 @@ def _compare(
     head = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = row < num_rows
-    key = _keys(first_bits + head * num_rows, row, inside)
+    key = _keys(first_scores + head * num_rows, row, inside)
     first, second, left = _known(counts, bins, found, width, ALL_DIGITS, ALL_DIGITS)
     is_above, is_equal = key > first, (key == first) & (key != NEVER)
     if ALL_DIGITS == NUM_DIGITS:
-        other = _keys(second_bits + head * num_rows, row, inside)
+        other = _keys(second_scores + head * num_rows, row, inside)
         is_above |= is_equal & (other > second)
         is_equal &= other == second
     return row, inside & is_above, inside & is_equal, left
@@ -126,8 +128,8 @@ def _compare(
 
 @triton.jit(do_not_specialize=VARYING)
 def tally(
-    first_bits,
-    second_bits,
+    first_scores,
+    second_scores,
     counts,
     bins,
     found,
@@ -139,7 +141,7 @@ def tally(
 ):
     """A program: one chunk of one head."""
     _, is_above, is_equal, _ = _compare(
-        first_bits, second_bits, counts, bins, found, num_rows, width, ALL_DIGITS, TILE
+        first_scores, second_scores, counts, bins, found, num_rows, width, ALL_DIGITS, TILE
     )
     num_chunks = tl.num_programs(1)
     own = in_chunks + tl.program_id(0) * 2 * num_chunks + tl.program_id(1)
@@ -149,8 +151,8 @@ def tally(
 
 @triton.jit(do_not_specialize=VARYING)
 def write_best(
-    first_bits,
-    second_bits,
+    first_scores,
+    second_scores,
     counts,
     bins,
     found,
@@ -163,7 +165,7 @@ def write_best(
 ):
     """A program: one chunk of one head; the first pads the head, too."""
     row, is_above, is_equal, left = _compare(
-        first_bits, second_bits, counts, bins, found, num_rows, width, ALL_DIGITS, TILE
+        first_scores, second_scores, counts, bins, found, num_rows, width, ALL_DIGITS, TILE
     )
     head, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     # of all chunks, and of those before this one
