@@ -42,6 +42,9 @@ def observed_weight(
     query_index: as for `weight_tiles`. num_queries: float32 or int64 [H_q], each head's sum is divided by its own
     before the mean; None: by nothing.
     """
+    if query_index is None and num_queries is None:
+        # Every layer of a prompt is asked so: nothing is made first.
+        return kernels.observed_weight(rows.queries, rows.keys, None, None, rows.scale)
     queries, positions = _placed(rows, query_index)
     shares = torch.full((positions.shape[0],), 1 / rows.group_size, device=positions.device)
     if num_queries is not None:

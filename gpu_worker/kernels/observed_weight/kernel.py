@@ -45,7 +45,9 @@ WIDEST = _Tiles(32, 32, 1)
 MOST_WIDE_DIMS = 128
 
 
-def observed_weight(queries: Tensor, keys: Tensor, positions: Tensor, shares: Tensor, scale: float) -> Tensor:
+def observed_weight(
+    queries: Tensor, keys: Tensor, positions: Tensor | None, shares: Tensor | None, scale: float
+) -> Tensor:
     """See the reference. All on one CUDA device; the queries' and the keys' last strides are 1.
 
     Raises ValueError where dtypes or layouts differ from these.
@@ -66,21 +68,20 @@ def observed_weight(queries: Tensor, keys: Tensor, positions: Tensor, shares: Te
     log_sums = torch.empty(num_kv_heads, num_rows, dtype=torch.float32, device=device)
     reach = torch.empty(num_kv_heads, num_met, 2, dtype=torch.int32, device=device)
     observed = torch.empty(num_kv_heads, num_tokens, dtype=torch.float32, device=device)
-    row_strides, wide_dot = (
-        (*queries.stride()[:2], *keys.stride()[:2], *positions.stride()),
-        _is_wide(queries),
-    )
+    position_strides, share_strides = _strides(positions), _strides(shares)
+    row_strides = (*queries.stride()[:2], *keys.stride()[:2], *position_strides)
+    wide_dot = _is_wide(queries)
     split_log_sums[(num_kept, num_kv_heads, splits)](
         queries, keys, positions, partial, *row_strides, num_tokens, num_rows, scale,
         GROUP=group, HEAD_DIM=head_dim, DIM_TILE=dim_tile, ROWS=kept_rows, TOKENS=tiles.met,
         STAGES=tiles.stages, WIDE_DOT=wide_dot, num_warps=NUM_WARPS,
     )  # fmt: skip
     join_log_sums[(num_met, num_kv_heads)](
-        positions, partial, log_sums, reach, *positions.stride(), num_tokens, num_rows, splits,
+        positions, partial, log_sums, reach, *position_strides, num_tokens, num_rows, splits,
         GROUP=group, ROWS=met_rows, SPLITS_TILE=MAX_SPLITS, num_warps=NUM_WARPS,
     )  # fmt: skip
     sum_weights[(triton.cdiv(num_tokens, tiles.kept), num_kv_heads)](
-        queries, keys, positions, shares, log_sums, reach, observed, *row_strides, *shares.stride(),
+        queries, keys, positions, shares, log_sums, reach, observed, *row_strides, *share_strides,
         num_tokens, num_rows, num_met, scale,
         GROUP=group, HEAD_DIM=head_dim, DIM_TILE=dim_tile, ROWS=met_rows, TOKENS=tiles.kept, REACH_TILE=REACH_TILE,
         STAGES=tiles.stages, WIDE_DOT=wide_dot, num_warps=NUM_WARPS,
@@ -105,16 +106,19 @@ def _is_wide(queries: Tensor) -> bool:
     return queries.dtype == torch.bfloat16 and is_interpreted()
 
 
-def _check(queries: Tensor, keys: Tensor, positions: Tensor, shares: Tensor) -> None:
+def _strides(of_queries: Tensor | None) -> tuple[int, ...]:
+    return (0, 0) if of_queries is None else of_queries.stride()
+
+
+def _check(queries: Tensor, keys: Tensor, positions: Tensor | None, shares: Tensor | None) -> None:
     if queries.dtype != keys.dtype:
         raise ValueError(f"queries are {queries.dtype} and keys {keys.dtype}; cast one of them")
     if queries.stride(2) != 1 or keys.stride(2) != 1:
         raise ValueError("a query's and a key's elements must lie side by side; make them contiguous")
     if queries.shape[2] != keys.shape[2] or queries.shape[0] % keys.shape[0]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
-    if positions.dtype != torch.int64 or shares.dtype != torch.float32:
-        raise ValueError(f"give int64 positions and float32 shares, not {positions.dtype} and {shares.dtype}")
-    if not positions.shape == shares.shape == queries.shape[:2]:
-        raise ValueError(
-            f"positions {tuple(positions.shape)} and shares {tuple(shares.shape)} are not one for each query"
-        )
+    for name, given, dtype in (("positions", positions, torch.int64), ("shares", shares, torch.float32)):
+        if given is not None and given.dtype != dtype:
+            raise ValueError(f"give int64 positions and float32 shares, not {name} of {given.dtype}")
+        if given is not None and given.shape != queries.shape[:2]:
+            raise ValueError(f"{name} {tuple(given.shape)} are not one for each query")

@@ -37,7 +37,8 @@ def split_log_sums(
     head, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     num_splits = tl.num_programs(2)
     rows = tile * ROWS + tl.arange(0, ROWS)
-    positions += head * GROUP * position_stride_h
+    if positions is not None:
+        positions += head * GROUP * position_stride_h
     last = last_seen(positions, rows, position_stride_h, position_stride_t, num_tokens, num_rows, GROUP)
     seen = tl.max(last, axis=0) + 1
     seen_by_all = tl.min(tl.where(last < 0, num_tokens, last + 1), axis=0)
@@ -101,7 +102,8 @@ def join_log_sums(
     joined = tl.where(is_sum, top + tl.log2(tl.where(is_sum, total, 1.0)), float("inf"))
     tl.store(log_sums + head * num_rows + rows, joined, mask=rows < num_rows)
 
-    positions += head * GROUP * position_stride_h
+    if positions is not None:
+        positions += head * GROUP * position_stride_h
     last = last_seen(positions, rows, position_stride_h, position_stride_t, num_tokens, num_rows, GROUP)
     reach += (head * tl.num_programs(0) + tile) * 2
     tl.store(reach, tl.max(last, axis=0) + 1)
@@ -126,8 +128,10 @@ def sum_weights(
     keys += head * key_stride_h
     k = tl.trans(load_keys(keys, first, num_tokens, key_stride_n, HEAD_DIM, DIM_TILE, TOKENS, WIDE_DOT))
     queries += head * GROUP * query_stride_h
-    positions += head * GROUP * position_stride_h
-    shares += head * GROUP * share_stride_h
+    if positions is not None:
+        positions += head * GROUP * position_stride_h
+    if shares is not None:
+        shares += head * GROUP * share_stride_h
     log_sums += head * num_rows
     scale *= LOG2_E
     total = tl.zeros([ROWS, TOKENS], tl.float32)
@@ -136,9 +140,7 @@ def sum_weights(
         log_sum = tl.load(log_sums + rows, mask=rows < num_rows, other=float("inf"))
         counts = log_sum < float("inf")
         last = last_seen(positions, rows, position_stride_h, position_stride_t, num_tokens, num_rows, GROUP)
-        share = tl.load(
-            shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0
-        )
+        share = share_of(shares, rows, counts, share_stride_h, share_stride_t, GROUP)
         q = load_rows(queries, rows, counts, query_stride_h, query_stride_t, GROUP, HEAD_DIM, DIM_TILE)
         if WIDE_DOT:
             q = q.to(tl.float32)
@@ -149,9 +151,7 @@ def sum_weights(
         rows = tile * ROWS + tl.arange(0, ROWS)
         log_sum = tl.load(log_sums + rows, mask=rows < num_rows, other=float("inf"))
         counts = log_sum < float("inf")
-        share = tl.load(
-            shares + place_of(rows, share_stride_h, share_stride_t, GROUP), mask=counts, other=0.0
-        )
+        share = share_of(shares, rows, counts, share_stride_h, share_stride_t, GROUP)
         q = load_rows(queries, rows, counts, query_stride_h, query_stride_t, GROUP, HEAD_DIM, DIM_TILE)
         if WIDE_DOT:
             q = q.to(tl.float32)
@@ -184,8 +184,21 @@ def place_of(rows, stride_h, stride_t, GROUP: tl.constexpr):
 @triton.jit
 def last_seen(positions, rows, stride_h, stride_t, num_tokens, num_rows, GROUP: tl.constexpr):
     """The last token that each row sees: int32, -1 for padding and beyond the last row."""
-    last = tl.load(positions + place_of(rows, stride_h, stride_t, GROUP), mask=rows < num_rows, other=-1)
+    if positions is None:
+        last = tl.where(rows < num_rows, num_tokens - num_rows // GROUP + rows // GROUP, -1)
+    else:
+        last = tl.load(positions + place_of(rows, stride_h, stride_t, GROUP), mask=rows < num_rows, other=-1)
     return tl.maximum(tl.minimum(last, num_tokens - 1), -1).to(tl.int32)
+
+
+@triton.jit
+def share_of(shares, rows, counts, stride_h, stride_t, GROUP: tl.constexpr):
+    """The share of each row that counts: float32, 0 of the others."""
+    if shares is None:
+        share = tl.where(counts, 1.0 / GROUP, 0.0)
+    else:
+        share = tl.load(shares + place_of(rows, stride_h, stride_t, GROUP), mask=counts, other=0.0)
+    return share
 
 
 @triton.jit

@@ -14,8 +14,8 @@ MAX_WEIGHTS = 1 << 26
 def observed_weight(
     queries: Tensor,
     keys: Tensor,
-    positions: Tensor,
-    shares: Tensor,
+    positions: Tensor | None,
+    shares: Tensor | None,
     scale: float,
     max_weights: int = MAX_WEIGHTS,
 ) -> Tensor:
@@ -23,8 +23,15 @@ def observed_weight(
 
     queries: bf16, fp16 or fp32 [H_q, T, d]. keys: of the same dtype [H_kv, n, d], n at least 1. positions: int64
     [H_q, T], the last token that a query sees; a negative one is padding, which counts for nothing, and whose query
-    and share may be anything. shares: float32 [H_q, T]. scale: of the scores, above 0. Returns float32 [H_kv, n].
+    and share may be anything; None: the queries are the last T tokens'. shares: float32 [H_q, T]; None: one H_kv / H_q
+    of each, for the mean over a group. scale: of the scores, above 0. Returns float32 [H_kv, n].
     """
+    num_heads, width, _ = queries.shape
+    if positions is None:
+        num_tokens = keys.shape[1]
+        positions = torch.arange(num_tokens - width, num_tokens, device=keys.device).expand(num_heads, -1)
+    if shares is None:
+        shares = torch.full(positions.shape, keys.shape[0] / num_heads, device=keys.device)
     total = torch.zeros(queries.shape[0], keys.shape[1], device=keys.device)
     shares = shares.masked_fill(positions < 0, 0.0)
     for weights, tile in weight_tiles(queries, keys, positions, scale, max_weights):

@@ -95,15 +95,14 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     order, ends = torch.zeros(points.shape[:2], dtype=int64), torch.zeros(16, 64, dtype=int64)
     move_centroids(points, order, ends, False)
     pq_assign(torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128], torch.zeros(8, 2, 64, 64))
-    best_rows(torch.zeros(8, num_tokens), torch.zeros(8, dtype=int64), num_tokens // 10)
+    best_rows(torch.zeros(8, num_tokens), None, num_tokens // 10)
     tables, width = torch.zeros(2, 32, 8, 2048, dtype=int64), 1 << (num_tokens // 5).bit_length()
     held, few = torch.zeros(1, 1, 1, 1, dtype=int64).expand(2, 32, 8, width), torch.zeros(2, 32, 8, dtype=int32)
     kept = torch.zeros(8, num_tokens // 5, 256, dtype=bfloat16)
     slots = torch.zeros(kept.shape[:2], dtype=int64)
     of_layer = num_tokens % 2, num_tokens % 31, num_tokens % 32
     keep_rows(slots, *kept.split(128, 2), torch.zeros(640, 256, dtype=bfloat16), tables, held, few, few, *of_layer)
-    last = torch.arange(num_tokens - 32, num_tokens).expand(32, 32)
-    observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, last, torch.ones(32, 32), 0.1)
+    observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, None, None, 0.1)
 """
 
 

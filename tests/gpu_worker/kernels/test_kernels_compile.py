@@ -56,7 +56,7 @@ from gpu_worker.kernels.top_k.kernel import top_k
 for num_positions, width in (100, 7), (40000, 2048):
     top_k(zeros(2, 3, num_positions), zeros(2, dtype=int64), width)
 best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7)
-best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7, zeros(3, 5000))
+best_rows(zeros(3, 5000), None, 7, zeros(3, 5000))
 """
 SCORES = """
 from gpu_worker.policies.clusterkv.centroid_rank.kernel import centroid_rank
@@ -123,6 +123,7 @@ for dtype, group, head_dim, width, num_tokens in (bfloat16, 4, 128, 32, 8000), (
     keys = zeros(2, num_tokens, 2 * head_dim, dtype=dtype)[..., :head_dim]
     positions, shares = zeros(2 * group, width, dtype=int64), zeros(2 * group, 1).expand(-1, width)
     observed_weight(zeros(2 * group, width, head_dim, dtype=dtype), keys, positions, shares, 0.1)
+    observed_weight(zeros(2 * group, width, head_dim, dtype=dtype), keys, None, None, 0.1)
 """
 PAIRS = """
 from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
@@ -264,6 +265,7 @@ for kv_heads, group, d, wide, lanes, n, chosen in (
     pq_append(empty(lanes, 1, kv_heads, d), *(each[:, None] for each in index), seats, begin)
     top_k(torch.empty(*rows, n), counts, chosen)
     observed_weight(empty(heads, 32, d), keys, empty(heads, 32, dtype=int64), torch.empty(heads, 32), 0.1)
+    observed_weight(empty(heads, 32, d), keys, None, None, 0.1)
     hidden = empty(8192, heads * d)
     rms_norm(hidden, hidden[0], 1e-5, hidden)
     silu_mul(empty(8192, 2 * wide))

@@ -74,6 +74,19 @@ def test_weights_are_those_of_the_reference(device: torch.device, group: int, nu
     check(problem(device, group, width=11, num_tokens=150))
 
 
+@pytest.mark.parametrize("width", [1, 11, 37])
+def test_the_last_tokens_queries_in_equal_shares_need_not_be_told(
+    device: torch.device, width: int, num_processors: int
+) -> None:
+    for group in (1, 3, 4):
+        queries, keys, positions, shares = problem(device, group, width, num_tokens=150)
+        equal = torch.full_like(shares, 1 / group)
+        for module in kernel, reference:
+            told = module.observed_weight(queries, keys, positions, equal, 0.2)
+            assert torch.equal(module.observed_weight(queries, keys, None, None, 0.2), told)
+            assert torch.equal(module.observed_weight(queries, keys, positions, None, 0.2), told)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
     [(8, torch.float16), (64, torch.bfloat16), (96, torch.bfloat16), (128, torch.float16)],
