@@ -1,4 +1,4 @@
-"""What is kept of compressed layers, put into slots in one launch: a prompt has one for every layer, and its host no time.
+"""What is kept of compressed layers, put into slots in one launch: every layer of a prompt has one of its own.
 
 A program for every 16 slots of a head, the empty ones too; the first of a head counts those that are filled.
 """

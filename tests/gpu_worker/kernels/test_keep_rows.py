@@ -1,4 +1,4 @@
-"""What is kept of a prompt's layers goes to the slots of its heads and nowhere else, by Triton and by its definition."""
+"""What is kept of a prompt goes to the slots of its heads and nowhere else, by Triton and by its definition."""
 
 from __future__ import annotations
 
