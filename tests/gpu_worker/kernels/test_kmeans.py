@@ -63,8 +63,9 @@ def test_every_point_has_its_target(
 
 
 def test_ties_take_the_smallest_also_across_tiles(device: torch.device) -> None:
-    points, targets = problem(device, 70, 200, 16)
-    targets[:, 130:] = targets[:, :70]
+    # Of whole numbers: equal targets have equal products, in whatever order a library adds.
+    points, targets = (one.mul(4).round() for one in problem(device, 70, 200, 16))
+    points, targets[:, 130:] = amid_nan(points), targets[:, :70]
     zeros = torch.zeros_like(targets)
     for module in kernel, reference:
         assert int(module.assign_points(points, targets).max()) < 130
