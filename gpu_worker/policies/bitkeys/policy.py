@@ -76,9 +76,9 @@ class BitKeys(RecallPolicy[BitIndex]):
         if not plan.selects:
             return
         place = prefilled.seat, prefilled.layer
-        means, num_sink = keys.mean(dim=1, dtype=torch.float32), plan.num_sink
-        index.means[place] = means
-        index.sinks[place][:, :num_sink] = keys[:, :num_sink] - means[:, None]
+        means, num_sink = index.means[place], plan.num_sink
+        torch.mean(keys, dim=1, dtype=torch.float32, out=means)
+        torch.sub(keys[:, :num_sink], means[:, None], out=index.sinks[place][:, :num_sink])
         coded = keys[:, : self.window_begin(plan, keys.shape[1])]
         code_prompt(coded, means, index.rotation.matrix, index.codes[place], index.scales[place])
         if index.value_means is not None and index.slopes is not None:

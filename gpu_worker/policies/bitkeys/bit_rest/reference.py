@@ -34,14 +34,19 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     """
     heads, num_tokens, head_dim = keys.shape
     products = torch.zeros(heads, head_dim, head_dim, device=keys.device)
-    value_means.copy_(values.mean(dim=1, dtype=torch.float32))
+    torch.mean(values, dim=1, dtype=torch.float32, out=value_means)
     dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
     # Where keys are centred changes nothing while values are centred at their mean.
-    of_keys, of_values = (each.to(dtype)[:, None] for each in (means, value_means))
-    for begin in range(0, num_tokens, FITTED):
-        some = slice(begin, begin + FITTED)
-        products += (keys[:, some].to(dtype) - of_keys).mT @ (values[:, some].to(dtype) - of_values)
-    slopes.copy_(products / num_tokens)
+    of_keys, of_values = (_cast(each, dtype)[:, None] for each in (means, value_means))
+    for some_keys, some_values in zip(keys.split(FITTED, dim=1), values.split(FITTED, dim=1), strict=True):
+        centred = _cast(some_keys, dtype) - of_keys, _cast(some_values, dtype) - of_values
+        products += torch.bmm(centred[0].mT, centred[1])
+    torch.div(products, num_tokens, out=slopes)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # Asked first: every layer of a prompt comes here, and also what does nothing takes the host a while.
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def bit_rest(
