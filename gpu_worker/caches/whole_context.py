@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.kernels.rows import pool_rows
+from gpu_worker.kernels.rows import pool_rows, store_prompt
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
 
 
 class WholeContext:
@@ -18,17 +17,10 @@ class WholeContext:
     def __init__(self, pool: SlotPool, block_tables: BlockTables) -> None:
         self._pool = pool
         self._tables = block_tables.tables
-        self._in_block = torch.arange(BLOCK_SIZE, device=pool.rows.device)
 
     def store(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
         """Fill prefilled layers' slots. rows: [L, H_kv, n, 2d]."""
-        num_tokens = rows.shape[2]
-        blocks = self._tables[sequence.seat, layers.start : layers.stop, :, : num_blocks(num_tokens)]
-        # Few launches: of a short prompt they are what this costs.
-        slots = torch.add(self._in_block, blocks[..., None], alpha=BLOCK_SIZE).flatten(2)
-        # In the widest words that a row is a multiple of: PyTorch moves one at a time.
-        word = torch.int64 if rows.shape[3] * rows.itemsize % 8 == 0 else torch.int32
-        self._pool.rows.view(word)[slots[..., :num_tokens]] = rows.view(word)
+        store_prompt(rows, self._pool.rows, self._tables, sequence.seat, layers.start)
 
     def rows_of(self, sequence: Sequence, layers: range, positions: Tensor) -> Tensor:
         """Pool rows of the layers' positions int64 [T], in every head: int64 [layers, H_kv, T]."""

@@ -13,7 +13,8 @@ gather_rows = by_device(reference.gather_rows)
 scatter_rows = by_device(reference.scatter_rows)
 gather_pairs = by_device(reference.gather_pairs)
 scatter_pairs = by_device(reference.scatter_pairs)
-keep_rows = by_device(reference.keep_rows, "keep_kernel")
+keep_rows = by_device(reference.keep_rows, "prompt_kernel")
+store_prompt = by_device(reference.store_prompt, "prompt_kernel")
 store_token = by_device(reference.store_token)
 fetch_misses = by_device(reference.fetch_misses, "fetch_kernel")
 pool_rows = by_device(reference.pool_rows, "fetch_kernel")
@@ -37,5 +38,6 @@ __all__ = [
     "pool_rows",
     "scatter_pairs",
     "scatter_rows",
+    "store_prompt",
     "store_token",
 ]

@@ -101,6 +101,20 @@ def store_token(
         scatter_pairs(arena, offsets, keys, values)
 
 
+def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, layer: int) -> None:
+    """Put all rows of some prefilled layers, from `layer` on, into a seat's slots: logical slot i holds token i.
+
+    rows: [layers, H_kv, n, 2d] of the pool's type, contiguous in 2d only. pool: [num_slots, 2d], contiguous; written in
+    place. block_tables: int64 [seats, L, H_kv, blocks], contiguous.
+    """
+    num_layers, _, num_tokens, row = rows.shape
+    blocks = block_tables[seat, layer : layer + num_layers, :, : -(-num_tokens // BLOCK_SIZE)]
+    slots = (blocks[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=rows.device)).flatten(2)
+    # In the widest words that a row is a multiple of: PyTorch moves one at a time.
+    word = torch.int64 if row * rows.itemsize % 8 == 0 else torch.int32
+    pool.view(word)[slots[..., :num_tokens]] = rows.view(word)
+
+
 def keep_rows(
     positions: Tensor,
     keys: Tensor,

@@ -82,7 +82,7 @@ PROMPT = """
 from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 from gpu_worker.kernels.observed_weight.kernel import observed_weight
-from gpu_worker.kernels.rows.keep_kernel import keep_rows
+from gpu_worker.kernels.rows.prompt_kernel import keep_rows, store_prompt
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_prompt
 from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
 
@@ -101,7 +101,9 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     kept = torch.zeros(8, num_tokens // 5, 256, dtype=bfloat16)
     slots = torch.zeros(kept.shape[:2], dtype=int64)
     of_layer = num_tokens % 2, num_tokens % 31, num_tokens % 32
-    keep_rows(slots, *kept.split(128, 2), torch.zeros(640, 256, dtype=bfloat16), tables, held, few, few, *of_layer)
+    pool = torch.zeros(640, 256, dtype=bfloat16)
+    keep_rows(slots, *kept.split(128, 2), pool, tables, held, few, few, *of_layer)
+    store_prompt(torch.zeros(1, 8, num_tokens, 256, dtype=bfloat16), pool, tables, *of_layer[:2])
     observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, None, None, 0.1)
 """
 

@@ -1,6 +1,7 @@
-"""What is kept of compressed layers, put into slots in one launch: every layer of a prompt has one of its own.
+"""Rows of prefilled layers put into slots, all or what is kept of them, in one launch: every layer of a prompt has one.
 
-A program for every 16 slots of a head, the empty ones too; the first of a head counts those that are filled.
+A program for every 16 slots of a head; where rows are kept for the empty slots too, and the first program of a head
+counts those that are filled.
 """
 # mypy: allow-untyped-defs
 
@@ -36,7 +37,7 @@ def keep_rows(
     assert keys.stride(2) == values.stride(2) == 1, "a row's elements lie side by side"
     _, num_layers, num_heads, num_blocks = block_tables.shape
     width = held.shape[3]
-    _keep[(max(1, triton.cdiv(width, SLOTS)), num_rows)](
+    _keep_rows[(max(1, triton.cdiv(width, SLOTS)), num_rows)](
         positions, keys, values, pool, block_tables, held, lengths, limits,
         (seat * num_layers + layer) * num_heads, room, num_kept, width, num_blocks,
         *positions.stride(), *keys.stride()[:2], *values.stride()[:2],
@@ -45,11 +46,42 @@ def keep_rows(
     )  # fmt: skip
 
 
+def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, layer: int) -> None:
+    """See the reference. All on one CUDA device."""
+    num_stored, num_heads, num_tokens, row = rows.shape
+    if num_tokens == 0:
+        return
+    assert pool.is_contiguous(), "the pool is written in place"
+    assert rows.stride(3) == 1, "a row's elements lie side by side"
+    _, num_layers, _, num_blocks = block_tables.shape
+    _store_prompt[(triton.cdiv(num_tokens, SLOTS), num_stored * num_heads)](
+        rows, pool, block_tables, (seat * num_layers + layer) * num_heads, num_tokens, num_heads, num_blocks,
+        *rows.stride()[:3], ROW=row, WIDTH=triton.next_power_of_2(row), BLOCK=BLOCK_SIZE, SLOTS=SLOTS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_place", "num_tokens", "row_layer"])
+def _store_prompt(
+    rows, pool, block_tables, first_place, num_tokens, num_heads, num_blocks, row_layer, row_head, row_token,
+    ROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """SLOTS tokens of one head of one layer. first_place: as `_keep_rows` has it."""
+    head = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
+    is_token = slot < num_tokens
+    block = tl.load(block_tables + (first_place + head) * num_blocks + slot // BLOCK, mask=is_token, other=0)
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = is_token[:, None] & (column < ROW)
+    source = rows + head // num_heads * row_layer + head % num_heads * row_head
+    row = tl.load(source + slot.to(tl.int64)[:, None] * row_token + column, mask=mask)
+    tl.store(pool + (block * BLOCK + slot % BLOCK)[:, None] * ROW + column, row, mask=mask)
+
+
 @triton.jit(
     do_not_specialize=["first_place", "room", "num_kept", "width", "position_head"],
     do_not_specialize_on_alignment=["positions"],
 )
-def _keep(
+def _keep_rows(
     positions, keys, values, pool, block_tables, held, lengths, limits,
     first_place, room, num_kept, width, num_blocks,
     position_head, position_slot, key_head, key_slot, value_head, value_slot,

@@ -1,4 +1,4 @@
-"""What is kept of a prompt goes to the slots of its heads and nowhere else, by Triton and by its definition."""
+"""A prompt, or what is kept of it, goes to the slots of its heads and nowhere else, by Triton and by its definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernel_rig import amid_nan
 
 from gpu_worker.kernels.rows import reference
 
-kernel = pytest.importorskip("gpu_worker.kernels.rows.keep_kernel")
+kernel = pytest.importorskip("gpu_worker.kernels.rows.prompt_kernel")
 
 NUM_SEATS, NUM_LAYERS, NUM_HEADS, NUM_BLOCKS, SEAT, LAYER, ROOM = 3, 4, 2, 20, 1, 2, 5
 
@@ -56,3 +56,31 @@ def test_kept_rows_fill_their_slots_and_no_others(
     others = held[..., 0] == 77
     assert (lengths[others] == 99).all()
     assert (limits[others] == 99).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 63, 64, 150])
+@pytest.mark.parametrize("num_stored", [1, 2])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(16, torch.bfloat16), (6, torch.float32), (1, torch.float16)]
+)
+def test_a_whole_prompt_fills_its_slots_and_no_others(
+    num_tokens: int, num_stored: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    # Heads lie further apart than their tokens take.
+    room = torch.full((num_stored, NUM_HEADS, num_tokens + 7, 2 * head_dim), math.nan, dtype=dtype)
+    rows = room[:, :, :num_tokens]
+    rows.copy_(torch.rand(rows.shape, generator=generator))
+    blocks = torch.randperm(NUM_BLOCKS, generator=generator)[: num_stored * NUM_HEADS * 3]
+    tables = torch.full((NUM_SEATS, NUM_LAYERS, NUM_HEADS, 3), 1 << 30)
+    tables[SEAT, LAYER : LAYER + num_stored] = blocks.view(num_stored, NUM_HEADS, 3)
+    expected = torch.full((64 * NUM_BLOCKS, 2 * head_dim), -1.0, dtype=dtype)
+    slots = torch.arange(num_tokens)
+    for layer, of_layer in enumerate(rows):
+        for head, of_head in enumerate(of_layer):
+            expected[tables[SEAT, LAYER + layer, head][slots // 64] * 64 + slots % 64] = of_head
+    on_device = room.to(device)[:, :, :num_tokens]
+    for module in kernel, reference:
+        pool = torch.full_like(expected, -1.0, device=device)
+        module.store_prompt(on_device, pool, tables.to(device), SEAT, LAYER)
+        assert torch.equal(pool.cpu(), expected)
