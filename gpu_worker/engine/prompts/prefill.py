@@ -135,23 +135,35 @@ class Prefill(PromptPass[PromptRows]):
 
     def _run_chunk(self, begin: int, end: int) -> None:
         decoder, layer = self._decoder, self._layer
-        query, key, value = decoder.project_qkv(layer, self._hidden[begin:end], self._positions[begin:end])
-        rows, head_dim = self._rows, decoder.config.head_dim
-        first = self._parts[0].first
-        places = slice(first + begin, first + end) if self._places is None else self._places
-        rows[:, places, :head_dim] = key.transpose(0, 1)
-        rows[:, places, head_dim:] = value.transpose(0, 1)
+        hidden, positions = self._hidden, self._positions
+        if end - begin < self._num_tokens:
+            hidden, positions = hidden[begin:end], positions[begin:end]
+        query, key, value = decoder.project_qkv(layer, hidden, positions)
+        self._put(begin, end, key.transpose(0, 1), value.transpose(0, 1))
         for prompt in self.prompts:
             prompt.pass_chunk(query, begin)
         if (attended := self._attend(query, begin)) is not None:
             tokens, attention = attended
-            finished = decoder.finish_layer(layer, self._hidden[tokens], attention)
-            if len(finished) == self._num_tokens:
+            is_whole = len(attention) == self._num_tokens
+            finished = decoder.finish_layer(layer, self._hidden if is_whole else self._hidden[tokens], attention)
+            if is_whole:
                 self._hidden = finished
             else:
                 self._hidden[tokens] = finished
         if self._scores and layer == decoder.config.num_layers - 1:
             self._score(begin, end)
+
+    def _put(self, begin: int, end: int, keys: Tensor, values: Tensor) -> None:
+        """keys, values: [H_kv, T, d], of the tokens at [begin, end)."""
+        head_dim = keys.shape[2]
+        if self._places is None:
+            first = self._parts[0].first
+            of_keys, of_values = self._rows[:, first + begin : first + end].split(head_dim, dim=2)
+            of_keys.copy_(keys)
+            of_values.copy_(values)
+        else:
+            self._rows[:, self._places, :head_dim] = keys
+            self._rows[:, self._places, head_dim:] = values
 
     def _score(self, begin: int, end: int) -> None:
         """The last layer's output of the tokens at [begin, end) is there."""

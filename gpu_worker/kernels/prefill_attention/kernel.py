@@ -28,9 +28,8 @@ FLASH_DIMS = 8
 def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
     """See the reference."""
     num_tokens, _num_heads, head_dim = query.shape
-    end = begin + num_tokens
     grouped = query.transpose(0, 1)[None]
-    keys, values = rows[None, :, :end, :head_dim], rows[None, :, :end, head_dim:]
+    keys, values = rows[None, :, : begin + num_tokens].split(head_dim, dim=3)
     asked = SDPAParams(grouped, keys, values, None, 0.0, False, True)
     if not can_use_flash_attention(asked):
         return attend_in_pieces(query, rows, begin, scale, MAX_SCORES)
@@ -40,7 +39,8 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
         seen = slice(0, begin + piece.stop)
         parts.append(_units(grouped[:, :, piece], keys[:, :, seen], values[:, :, seen], scale))
     if whole < num_tokens:
-        parts.append(_flash(grouped[:, :, whole:], keys, values, scale)[0])
+        rest = grouped[:, :, whole:] if whole else grouped
+        parts.append(_flash(rest, keys, values, scale)[0])
     attended = [part[0].transpose(0, 1) for part in parts]
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
@@ -141,7 +141,7 @@ def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[T
     head_dim = query.shape[3]
     query, keys, values = (_padded(each) for each in (query, keys, values))
     output, log_sum, *_ = attend(query, keys, values, 0.0, True, False, scale=scale)
-    return output[..., :head_dim], log_sum[..., None]
+    return output if output.shape[3] == head_dim else output[..., :head_dim], log_sum[..., None]
 
 
 def _padded(heads: Tensor) -> Tensor:
