@@ -43,44 +43,46 @@ class LayerWriter:
         with self._beside.queue():
             begun = Mark(self._device)
             if num_slabs:
+                words = rows.view(self._word)
                 # Of short prompts many layers are copied at once.
                 at_once = max(1, self._most // num_slabs)
                 for first in range(0, len(rows), at_once):
+                    some = slice(first, first + at_once)
+                    of_layers = words if at_once >= len(rows) else words[some]
                     for begin in range(0, num_slabs, self._most):
-                        some = slice(first, first + at_once)
-                        self._write_some(
-                            rows[some], begin, slabs[some, begin : min(begin + self._most, num_slabs)]
-                        )
+                        end = min(begin + self._most, num_slabs)
+                        self._write_some(of_layers, begin, slabs[some, begin:end])
             return Mark(self._device, begun)
 
     def wait(self) -> None:
         """Let the host wait until nothing is being copied any more."""
         self._beside.wait()
 
-    def _write_some(self, rows: Tensor, begin: int, slabs: npt.NDArray[np.int32]) -> None:
-        """Slabs of each layer from its `begin` on to the arena's, [L, n slabs]."""
-        staged, places = self._staged(rows, begin, slabs.shape[1]), slabs.ravel()
-        slab_bytes = self._arena.layout.slab_bytes
-        per_granule = self._arena.granule_bytes // slab_bytes
+    def _write_some(self, words: Tensor, begin: int, slabs: npt.NDArray[np.int32]) -> None:
+        """Slabs of each layer from its `begin` on to the arena's, [L, n slabs]. words: of rows, [L, H_kv, n, words]."""
+        self._put_in_order(words, begin, slabs.shape[1])
+        places = slabs.ravel()
+        per_granule = self._arena.granule_bytes // self._arena.layout.slab_bytes
         for first, end in contiguous_runs(places, self._most, per_granule):
-            self._write_run(staged[first:end], int(places[first]))
+            self._write_run(first, end, int(places[first]))
 
-    def _write_run(self, staged: Tensor, slab: int) -> None:
-        """To the arena's slabs from `slab` on."""
-        host, slab_bytes = self._arena.host, self._arena.layout.slab_bytes
-        if self._used_bytes == slab_bytes:
-            place = host[slab * slab_bytes : (slab + len(staged)) * slab_bytes]
-            place.copy_(staged.flatten(), non_blocking=True)
-            return
-        for offset, one in enumerate(staged):
-            first = (slab + offset) * slab_bytes
-            host[first : first + self._used_bytes].copy_(one, non_blocking=True)
+    def _write_run(self, first: int, end: int, slab: int) -> None:
+        """What is staged at [first, end) to the arena's slabs from `slab` on."""
+        stage, _ = self._staging()
+        host, slab_bytes, used = self._arena.host, self._arena.layout.slab_bytes, self._used_bytes
+        # Where slabs are full their rows are one copy.
+        at_once = end - first if used == slab_bytes else 1
+        for offset in range(0, end - first, at_once):
+            place = (slab + offset) * slab_bytes
+            staged = stage[(first + offset) * used : (first + offset + at_once) * used]
+            host[place : place + at_once * used].copy_(staged, non_blocking=True)
 
-    def _staged(self, rows: Tensor, begin: int, num_slabs: int) -> Tensor:
-        """So many slabs of each layer as the arena holds them, zeros behind the last token: uint8 [n, used bytes]."""
-        stage, heads = self._staging()
-        num_layers, per_slab = len(rows), self._arena.layout.tokens_per_slab
-        words = rows.view(self._word)[:, :, begin * per_slab : (begin + num_slabs) * per_slab]
+    def _put_in_order(self, words: Tensor, begin: int, num_slabs: int) -> None:
+        """Stage so many slabs of each layer as the arena holds them, zeros behind the last token."""
+        _, heads = self._staging()
+        num_layers, per_slab = len(words), self._arena.layout.tokens_per_slab
+        if begin or num_slabs * per_slab < words.shape[2]:
+            words = words[:, :, begin * per_slab : (begin + num_slabs) * per_slab]
         slabs = heads[: num_layers * num_slabs].unflatten(0, (num_layers, num_slabs))
         num_full, num_rest = divmod(words.shape[2], per_slab)
         if num_full:
@@ -89,17 +91,16 @@ class LayerWriter:
         if num_rest:
             last = slabs[:, num_full]
             last.zero_()
-            last[:, :, :num_rest].copy_(words[:, :, num_full * per_slab :])
-        return stage[: num_layers * num_slabs]
+            last[:, :, :num_rest].copy_(words[:, :, num_full * per_slab :] if num_full else words)
 
     def _staging(self) -> tuple[Tensor, Tensor]:
-        """The stage, uint8 [slabs, used bytes], and as rows, [slabs, H_kv, tokens of a slab, words of a row]."""
+        """The stage, uint8 [slabs x used bytes], and as rows, [slabs, H_kv, tokens of a slab, words of a row]."""
         if self._stage is None or self._staged_heads is None:
-            shape = (self._most, self._used_bytes)
-            by_head = (self._arena.num_kv_heads, self._arena.layout.tokens_per_slab, -1)
+            num_bytes, layout = self._most * self._used_bytes, self._arena.layout
+            by_head = (self._most, self._arena.num_kv_heads, layout.tokens_per_slab, -1)
             with torch.inference_mode(False):
-                self._stage = torch.empty(shape, dtype=torch.uint8, device=self._device)
-                self._staged_heads = self._stage.view(self._word).unflatten(1, by_head)
+                self._stage = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+                self._staged_heads = self._stage.view(self._word).unflatten(0, by_head)
         return self._stage, self._staged_heads
 
 
