@@ -145,7 +145,9 @@ class Prefill(PromptPass[PromptRows]):
         if (attended := self._attend(query, begin)) is not None:
             tokens, attention = attended
             is_whole = len(attention) == self._num_tokens
-            finished = decoder.finish_layer(layer, self._hidden if is_whole else self._hidden[tokens], attention)
+            finished = decoder.finish_layer(
+                layer, self._hidden if is_whole else self._hidden[tokens], attention
+            )
             if is_whole:
                 self._hidden = finished
             else:
