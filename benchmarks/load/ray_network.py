@@ -22,8 +22,10 @@ from carrel.process.version import CHECKOUT
 PORT = 6379
 STARTS = 4
 OBJECT_STORE_BYTES = "80000000"
-# of a net that nothing else here is likely to be on
-SUBNET = "10.78.16"
+# nets that nothing else here is likely to be on: one of Ray's own, one that clients are on
+SUBNETS = {"private": "10.78.16", "public": "10.78.17"}
+# the bridges have a namespace of their own, so that no firewall of this machine decides what hosts send each other
+SWITCH = "cn-switch"
 
 
 def can_make_networks() -> bool:
@@ -39,7 +41,7 @@ def can_make_networks() -> bool:
 
 @dataclass(frozen=True)
 class Host:
-    """One node's namespace."""
+    """One node's namespace, with a link to each net."""
 
     number: int
 
@@ -49,7 +51,12 @@ class Host:
 
     @property
     def address(self) -> str:
-        return f"{SUBNET}.{self.number + 1}"
+        """The private one, which Ray is given."""
+        return f"{SUBNETS['private']}.{self.number + 1}"
+
+    @property
+    def public_address(self) -> str:
+        return f"{SUBNETS['public']}.{self.number + 1}"
 
     def within(self, *command: str) -> list[str]:
         """The command that runs another one there."""
@@ -71,11 +78,15 @@ class Host:
 
     def cut(self) -> None:
         """No packet goes in or out any more."""
-        _ip("link", "set", f"{self.name}-out", "down")
+        self._set_links("down")
 
     def join(self) -> None:
         """Packets go in and out again."""
-        _ip("link", "set", f"{self.name}-out", "up")
+        self._set_links("up")
+
+    def _set_links(self, state: str) -> None:
+        for net in SUBNETS:
+            _ip("-n", SWITCH, "link", "set", f"{self.name}-{net}", state)
 
 
 class Network:
@@ -86,16 +97,17 @@ class Network:
         self._environment = {**environment, "RAY_ADDRESS": f"{hosts[0].address}:{PORT}"}
         self._folder = folder
 
-    def start_ray(self, host: Host, cpus: int = 2) -> None:
-        """A node there. Ray gives it 30 s to come up, which a busy machine may not have: then once more. Raises
-        BenchmarkError."""
-        head = ("--head", f"--port={PORT}", "--include-dashboard=false")
+    def start_ray(self, host: Host, cpus: int = 2, address: str = "", has_dashboard: bool = False) -> None:
+        """A node there, at its private address without another one. Ray gives it 30 s to come up, which a busy machine
+        may not have: then once more. Raises BenchmarkError."""
+        dashboard = "--dashboard-host=127.0.0.1" if has_dashboard else "--include-dashboard=false"
+        head = ("--head", f"--port={PORT}", dashboard)
         where = head if host.number == 0 else (f"--address={self.hosts[0].address}:{PORT}",)
         command = (
             "ray",
             "start",
             *where,
-            f"--node-ip-address={host.address}",
+            f"--node-ip-address={address or host.address}",
             f"--num-cpus={cpus}",
             "--num-gpus=0",
         )
@@ -127,10 +139,10 @@ class Network:
 
 
 @contextmanager
-def network(number: int) -> Iterator[Network]:
-    """So many hosts, until the block ends; nothing of theirs is left then. Needs rights to make namespaces."""
+def network(number: int, variables: Mapping[str, str] | None = None) -> Iterator[Network]:
+    """So many hosts, with these variables, until the block ends; nothing of theirs is left then. Needs rights to make
+    namespaces."""
     hosts = tuple(Host(each) for each in range(number))
-    bridge = "cn-bridge"
     with tempfile.TemporaryDirectory(prefix="rw-", dir="/tmp") as folder:
         token = Path(folder) / "token"
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -146,30 +158,39 @@ def network(number: int) -> Iterator[Network]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             **dict.fromkeys(PROXY_PATIENCE, "60"),
+            **(variables or {}),
         }
         try:
-            _ip("link", "add", bridge, "type", "bridge")
-            _ip("addr", "add", f"{SUBNET}.254/24", "dev", bridge)
-            _ip("link", "set", bridge, "up")
+            _ip("netns", "add", SWITCH)
+            for net in SUBNETS:
+                _ip("-n", SWITCH, "link", "add", net, "type", "bridge")
+                _ip("-n", SWITCH, "link", "set", net, "up")
+                _plug((), f"cn-{net}", "here", net, 254)
             for host in hosts:
-                _attach(host, bridge)
+                _attach(host)
             yield Network(hosts, environment, Path(folder))
         finally:
             for host in hosts:
                 host.kill()
-            for host in hosts:
-                subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
-            subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+            for net in SUBNETS:
+                subprocess.run(["ip", "link", "del", f"cn-{net}"], capture_output=True)
+            for name in (*(host.name for host in hosts), SWITCH):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def _attach(host: Host, bridge: str) -> None:
-    outer, inner = f"{host.name}-out", f"{host.name}-in"
+def _attach(host: Host) -> None:
     _ip("netns", "add", host.name)
-    _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host.name)
-    _ip("link", "set", outer, "master", bridge, "up")
-    _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", inner)
-    for each in (inner, "lo"):
-        _ip("-n", host.name, "link", "set", each, "up")
+    _ip("-n", host.name, "link", "set", "lo", "up")
+    for net in SUBNETS:
+        _plug(("-n", host.name), net, host.name, net, host.number + 1)
+
+
+def _plug(where: tuple[str, ...], link: str, name: str, net: str, number: int) -> None:
+    """A link from a namespace to a bridge: `name`-`net` at the switch."""
+    _ip(*where, "link", "add", link, "type", "veth", "peer", "name", f"{name}-{net}", "netns", SWITCH)
+    _ip("-n", SWITCH, "link", "set", f"{name}-{net}", "master", net, "up")
+    _ip(*where, "addr", "add", f"{SUBNETS[net]}.{number}/24", "dev", link)
+    _ip(*where, "link", "set", link, "up")
 
 
 def _ip(*arguments: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from scanning import open_ports
 from serving import NANO, ROOT
 from waiting import PATIENCE, wait_until
 
@@ -48,26 +48,15 @@ def served(host: Host, folder: Path, *options: str) -> Iterator[None]:
         process.wait(PATIENCE)
 
 
-def open_ports(host: Host) -> list[int]:
-    """Every TCP port of a host that takes a connection from here."""
-
-    def is_open(port: int) -> bool:
-        with socket.socket() as link:
-            link.settimeout(PATIENCE)
-            return link.connect_ex((host.address, port)) == 0
-
-    return [port for port in range(1, 1 << 16) if is_open(port)]
-
-
 def test_another_host_reaches_the_gateways_ports_where_they_are_opened_and_nothing_else(
     tmp_path: Path,
 ) -> None:
     with network(1) as net:
         [server] = net.hosts
         with served(server, tmp_path / "loopback"):
-            closed = open_ports(server)
+            closed = open_ports(server.address)
         with served(server, tmp_path / "open", "--host", "0.0.0.0", "--api-key", "mine-0123456789abcdef"):
-            opened = open_ports(server)
+            opened = open_ports(server.address)
         print(
             json.dumps(
                 {
