@@ -28,16 +28,19 @@ NORMALIZED_OVER = ("candidates", "all")
 CODED = 1 << 15
 # 4^7 pairs of codes are a table of 64 KiB in float32.
 MAX_PAIR_BITS = 7
+# A head's codes begin where vectors of them do, whatever the longest sequence is: else they are read one by one.
+ALIGNED = 16
 # Of a key while its pair of codes is counted: int64 copies of the pair, and a one.
 PAIR_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
 class PQIndex:
-    """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, max_model_len, m]. pair_counts:
-    int32 [seats, L, H_kv, 4^b], how many candidates have each pair of codes; None unless m is 2 and pairs are few. By
-    inner product, else None: coders float32 [seats, L, H_kv, m, 2^b, d/m + 1], the codebooks that keys are coded by,
-    and max_square_norms float32 [seats, L, H_kv, m], to `augment` them with."""
+    """codebooks: float32 [seats, L, H_kv, m, 2^b, d/m]. codes: uint8 [seats, L, H_kv, N, m], N the multiple of
+    `ALIGNED` from max_model_len on. pair_counts: int32 [seats, L, H_kv, 4^b], how many candidates have each pair of
+    codes; None unless m is 2 and pairs are few. By inner product, else None: coders float32 [seats, L, H_kv, m, 2^b,
+    d/m + 1], the codebooks that keys are coded by, and max_square_norms float32 [seats, L, H_kv, m], to `augment`
+    them with."""
 
     codebooks: Tensor
     codes: Tensor
@@ -93,9 +96,10 @@ class PQCache(RecallPolicy[PQIndex]):
     def allocate(self, shape: CacheShape) -> PQIndex:
         ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"
         counts = shape.seated(ksub * ksub, dtype=torch.int32) if self._counts_pairs else None
+        num_positions = -(-shape.max_model_len // ALIGNED) * ALIGNED
         return PQIndex(
             codebooks=shape.seated(self.num_subvectors, ksub, dsub, dtype=torch.float32),
-            codes=shape.seated(shape.max_model_len, self.num_subvectors, dtype=torch.uint8),
+            codes=shape.seated(num_positions, self.num_subvectors, dtype=torch.uint8),
             pair_counts=counts,
             coders=shape.seated(self.num_subvectors, ksub, dsub + 1, dtype=torch.float32) if is_ip else None,
             max_square_norms=shape.seated(self.num_subvectors, dtype=torch.float32) if is_ip else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engine_rig import Rig, request
@@ -41,6 +43,14 @@ def leave(index: PQIndex, seat: int, layers: range, position: int, keys: Tensor)
     seats, positions = torch.tensor([(seat + 1) % 3, seat]), torch.tensor([-1, position])
     both = torch.stack([torch.full_like(keys, float("nan")), keys])
     POLICY.extend(index, Leaving(seats, layers, positions, lambda: both))
+
+
+@pytest.mark.parametrize("max_model_len", [1, 64, 101])
+def test_codes_of_every_head_are_read_in_vectors_whatever_the_longest_sequence_is(max_model_len: int) -> None:
+    """16 pairs of codes from one multiple of 32 bytes to the next: what Triton takes for aligned."""
+    codes = PQCache(num_sink=4).allocate(replace(SHAPE, max_model_len=max_model_len)).codes
+    assert codes.shape[3] >= max_model_len
+    assert all(codes.stride(dim) % 32 == 0 for dim in range(3))
 
 
 @pytest.mark.parametrize("num_subvectors", [1, 2, 4])
