@@ -36,6 +36,8 @@ def main() -> int:
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            # as docs/deployment.md starts nodes: replicas compute, and what runs beside them must not come first
+            "RAY_worker_niceness": "0",
         }
         _keep(options.nodes, options.cpus)
     return 0

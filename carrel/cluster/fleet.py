@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 import ray.exceptions
@@ -41,8 +42,8 @@ class Fleet:
         Closing it ends the request. Raises Overloaded when Serve itself has no room.
         """
         # Any: the handle's options decide what its calls return
-        response: Any = self._generate.remote(
-            request, timeout_s=timeout_s, wanted=wanted, lost=lost, metadata=tuple(metadata)
+        response: Any = _called(
+            self._generate, request, timeout_s=timeout_s, wanted=wanted, lost=lost, metadata=tuple(metadata)
         )
         last: Frame | None = None
         try:
@@ -66,7 +67,7 @@ class Fleet:
     async def abort(self, replica: str, request_id: str) -> None:
         """End a request on a replica; its stream still ends with its usage."""
         with _translated():
-            await self._abort.remote(request_id, wanted=replica)
+            await _called(self._abort, request_id, only=replica)
 
     async def ask_all(self, method: str, request: bytes) -> tuple[bytes | Failure, ...]:
         """The reply of each replica's worker to a short call. Raises ReplicaLost when they do not arrive in time."""
@@ -89,6 +90,15 @@ class Fleet:
                 raise ReplicaLost from exc
             except DeploymentUnavailableError:
                 return ()
+
+
+def _called(method: DeploymentHandle[Any], *arguments: Any, **named: Any) -> Any:
+    """The response to a call that begins now.
+
+    It has a context of its own. In that of an HTTP request all calls would have one id, by which Serve's routers
+    know what waits for a replica: of the choices of a request that wait at once, all but one would wait for ever.
+    """
+    return Context().run(method.remote, *arguments, **named)
 
 
 @contextmanager

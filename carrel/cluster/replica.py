@@ -37,6 +37,7 @@ class Replica:
 
     async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         resolved = read_arguments(arguments)
+        warn_of_niceness(os.getpriority(os.PRIO_PROCESS, 0))
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._node = ray.get_runtime_context().get_node_id()
@@ -67,8 +68,8 @@ class Replica:
             call.cancel()
             await frames.aclose()
 
-    async def abort(self, request_id: str, wanted: str) -> None:
-        """End a request if it runs here; its stream still brings its account. `wanted` is the router's."""
+    async def abort(self, request_id: str, only: str) -> None:
+        """End a request if it runs here; its stream still brings its account. `only` is the router's."""
         await self._worker.abort(request_id)
 
     async def ask(self, method: str, request: bytes) -> bytes | Failure:
@@ -108,3 +109,13 @@ class Replica:
             time.sleep(LAST_FRAMES_S)
             self._services.close()
             os._exit(1)
+
+
+def warn_of_niceness(niceness: int) -> None:
+    """Worker and store inherit the replica's, which Ray sets, and cannot get a lower one back."""
+    if niceness > 0:
+        log.warning(
+            "this replica has niceness %d, as Ray gives it to what it runs: on a busy node tokens come late; "
+            "start Ray with RAY_worker_niceness=0 in its environment",
+            niceness,
+        )

@@ -8,12 +8,20 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 # keyword arguments of a request, which the replica ignores
+ONLY = "only"
 WANTED = "wanted"
 LOST = "lost"
 
 
 class WishRouter(RequestRouter):
-    """The wanted replica first, then the others, last those that were lost; of equals Serve takes the least loaded."""
+    """The wanted replica first, then the others, last those that were lost; of equals Serve takes the least loaded.
+
+    A call for only one replica goes to no other while that is there.
+    """
+
+    # Serve asks a replica how many calls it has. In its own 0.1 s a busy one does not answer: what it knows of a
+    # session or a prompt would be computed elsewhere.
+    queue_len_response_deadline_s = 1.0
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -22,6 +30,8 @@ class WishRouter(RequestRouter):
         if pending_request is not None:
             # each round has tried all replicas: the next one may wait
             pending_request.routing_context.should_backoff = True
+        if only := [each for each in candidate_replicas if each.replica_id.unique_id == wish.get(ONLY)]:
+            return [only]
         return ranked(candidate_replicas, wish.get(WANTED, ""), wish.get(LOST, ()))
 
 

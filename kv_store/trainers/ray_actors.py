@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from concurrent.futures import Future
 from typing import Any
@@ -18,12 +19,15 @@ from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_tas
 
 _START_TIMEOUT_SECONDS = 120.0
 _MAP_TIMEOUT_SECONDS = 10.0
+# Training takes what is left of the cores; the store and the worker beside it are waited for.
+_NICENESS = 15
 
 
 class TrainerActor:
     """One trainer process. Ray restarts it; a restart maps the arena again."""
 
     def __init__(self, handle: ArenaHandle, arena_socket: str) -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
         faiss.omp_set_num_threads(1)
         self._arena = receive_arena(arena_socket, handle, _MAP_TIMEOUT_SECONDS)
 

@@ -109,6 +109,12 @@ def await_end(pids: set[int], seconds: float = PATIENCE) -> set[int]:
     return left
 
 
+def niceness(pids: set[int], actor: str) -> list[int]:
+    """Of the Ray actors of this class among the processes."""
+    actors = [pid for pid in pids if f"ray::{actor}" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [os.getpriority(os.PRIO_PROCESS, pid) for pid in actors]
+
+
 def shared_memory(pids: set[int]) -> set[Path]:
     """Files in shared memory that the processes have mapped, also those whose names are gone."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
@@ -130,6 +136,9 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path, tmp_path: Path) -> 
         assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
         children = descendants(process.pid)
         assert len(children) > 3
+        # who asks the store waits for it, and nobody for a trainer
+        [store], [trainer] = niceness(children, "StoreActor"), niceness(children, "TrainerActor")
+        assert (store, trainer) == (own := os.nice(0), max(own, 15))
         mapped = shared_memory(children)
         assert mapped
         assert listening_addresses(children) <= {"0100007F", "0000000000000000FFFF00000100007F"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,20 @@ SMALL = (
     "--no-warmup",
 )
 
+# More than any block of a test takes, and fewer than the bundled model's context.
+ENDLESS = 30_000
 RECALL = {"carrel": {"policy": "pqcache", "budget": 0.25}}
 
 
 @dataclass
 class Stream:
-    """A completion as it arrives. `error` is the error frame, or "" of a stream that ended well."""
+    """A completion as it arrives. `error` is the error frame, or "" of a stream that ended well or was left."""
 
     text: str = ""
     error: str = ""
     ended_at: float = 0.0
     has_begun: threading.Event = field(default_factory=threading.Event)
+    is_left: threading.Event = field(default_factory=threading.Event)
 
 
 class Service:
@@ -95,6 +99,19 @@ class Service:
     def run(self, prompts: Sequence[str], num_tokens: int) -> list[Stream]:
         return finish(self.start(prompts, num_tokens))
 
+    @contextmanager
+    def busy(self, prompts: Sequence[str], **fields: Any) -> Iterator[None]:
+        """A stream for each prompt that goes on until the end of the block, where its client leaves it."""
+        started = self.start(prompts, ENDLESS, **fields)
+        try:
+            yield
+            assert not any(future.done() for _, future in started)
+        finally:
+            for stream, _ in started:
+                stream.is_left.set()
+        assert [stream.error for stream in finish(started)] == [""] * len(started)
+        until(lambda: not any(self.running_by_replica()), "nothing runs")
+
     def _read(self, body: dict[str, Any], stream: Stream) -> None:
         body = {**body, **RECALL, "temperature": 0, "stream": True, "ignore_eos": True}
         try:
@@ -103,6 +120,8 @@ class Service:
                     stream.error = str(json.loads(reply.read())["error"]["code"])
                     return
                 for chunk in chunks(reply):
+                    if stream.is_left.is_set():
+                        return
                     if "error" in chunk:
                         stream.error = str(chunk["error"]["code"])
                     elif chunk["choices"]:

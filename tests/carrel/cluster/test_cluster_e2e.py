@@ -13,7 +13,8 @@ from benchmarks.load.ray_cluster import ray_nodes
 # Nearly as long as the other end-to-end tests together: a group of its own, beside theirs.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("cluster")]
 
-NUM_TOKENS = 150
+# enough that all prompts are seen to run at once: replicas report every two seconds
+NUM_TOKENS = 500
 # of a replica: more than its half of the prompts
 MOST = 6
 PROMPTS = [
@@ -45,6 +46,7 @@ def test_a_node_dies_and_takes_its_own_streams_only() -> None:
         assert service.usage("Once upon a time", stop=["a"])["carrel"]["policy"] == "bitkeys"
 
         follow(service)
+        choose(service)
 
         undisturbed = service.run(PROMPTS, NUM_TOKENS)
         assert [stream.error for stream in undisturbed] == [""] * len(PROMPTS)
@@ -78,10 +80,10 @@ def follow(service: Service) -> None:
 
     answer, cached = ask()
     assert cached == 0
-    filling = service.start([f"{number} boats" for number in range(MOST)], NUM_TOKENS, session_id="walk")
-    until(lambda: sorted(service.running_by_replica()) == [0, MOST], "the session's replica is full")
-    assert ask() == (answer, 0)
-    assert {stream.error for stream in finish(filling)} == {""}
+    until(lambda: not any(service.running_by_replica()), "the session's replica is free")
+    with service.busy([f"{number} boats" for number in range(MOST)], session_id="walk"):
+        until(lambda: sorted(service.running_by_replica()) == [0, MOST], "the session's replica is full")
+        assert ask() == (answer, 0)
     # where it is now, it stays
     again, cached = ask()
     assert (again, cached > len(DOCUMENT.split())) == (answer, True)
@@ -92,3 +94,15 @@ def follow(service: Service) -> None:
     path = f"{service.url}/v1/sessions/walk"
     assert [httpx.delete(path, timeout=PATIENCE).status_code for _ in range(2)] == [200, 404]
     assert httpx.get(f"{service.url}/v1/sessions", timeout=PATIENCE).json()["data"] == []
+
+
+def choose(service: Service) -> None:
+    """The choices of one request go to replicas at once, as requests of their own do."""
+    body = {"prompt": ["Once", "Twice"], "n": 2, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    for _ in range(3):
+        reply = httpx.post(f"{service.url}/v1/completions", json=body, timeout=PATIENCE)
+        assert reply.status_code == 200, reply.text
+        texts = [choice["text"] for choice in reply.json()["choices"]]
+        assert (texts[0], texts[2]) == (texts[1], texts[3])
+    # none was given up on, and its replica with it
+    assert service.num_serving() == 2
