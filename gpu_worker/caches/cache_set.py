@@ -14,13 +14,13 @@ from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.slot_sharing import SlotSharing
-from gpu_worker.errors import NeverFits
+from gpu_worker.errors import NeverFits, SlotsFull
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
 from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.store.trainings import TrainedLayer
 
 
@@ -93,15 +93,15 @@ class CacheSet:
 
         Where slots are missing, running sequences give up what they hold beyond their least.
         """
+        alone = self._blocks(sequence, sequence.sure_tokens, self._pool.num_blocks)
+        if alone > self._pool.num_blocks:
+            missing = (alone - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
+            raise NeverFits(
+                f"the request needs {missing} bytes of slots more than the pool has; give more with "
+                "--slot-memory, or ask for fewer tokens"
+            )
         needed = self._size(sequence, self._pool.num_free_blocks)
         if needed > self._pool.num_free_blocks:
-            most = self._size(sequence, self._pool.num_blocks)
-            if most > self._pool.num_blocks:
-                missing = (most - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
-                raise NeverFits(
-                    f"the request needs {missing} bytes of slots more than the pool has; give more with "
-                    "--slot-memory, or ask for fewer tokens"
-                )
             if not self._sharing.make_room(needed):
                 return False
             self._size(sequence, self._pool.num_free_blocks)
@@ -131,16 +131,40 @@ class CacheSet:
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Choose the sequence's slots when so many blocks are free; returns the blocks it takes, in all layers."""
+        return self._blocks(sequence, sequence.soon_tokens, num_free_blocks)
+
+    def _blocks(self, sequence: Sequence, num_dense_slots: int, num_free_blocks: int) -> int:
+        """The same, with so many slots where everything is attended."""
         sparse = self._sparse_layers(sequence)
-        sequence.num_slots = sequence.capacity
+        sequence.num_slots, sequence.num_dense_slots = sequence.capacity, num_dense_slots
         needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
         if sparse:
             needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
         return needed
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
-        return self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
+        """Make room for the sequence's next token in every layer; see `Cache.advance`. Raises SlotsFull, after which it
+        may be called again."""
+        sparse = self._sparse_layers(sequence)
+        if sparse.start and sequence.num_tokens >= sequence.num_dense_slots:
+            if not self.finds_slots(sequence):
+                raise SlotsFull("no slot is free for the next token; give more with --slot-memory")
+            self._dense.grow(sequence, range(sparse.start), self._next_dense_slots(sequence))
+        return self._serving(sequence).advance(sequence, sparse)
+
+    def finds_slots(self, sequence: Sequence) -> bool:
+        """Whether there are slots for the next token of a running sequence where everything is attended, others having
+        given up what they hold beyond their least."""
+        return self._sharing.make_room(self._more_blocks(sequence, sequence.num_tokens + 1))
+
+    def _next_dense_slots(self, sequence: Sequence) -> int:
+        """Slots that it has next: some ahead, where they are free."""
+        is_free = self._more_blocks(sequence, sequence.soon_tokens) <= self._pool.num_free_blocks
+        return sequence.soon_tokens if is_free else sequence.num_tokens + 1
+
+    def _more_blocks(self, sequence: Sequence, num_dense_slots: int) -> int:
+        per_head = num_blocks(num_dense_slots) - num_blocks(sequence.num_dense_slots)
+        return max(0, per_head) * self._sparse_layers(sequence).start * self._shape.num_kv_heads
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""

@@ -127,6 +127,7 @@ def assemble(
         options.seed,
         options.max_full_tokens,
         has_indexes=not client.selects_in_store,
+        max_model_len=options.max_model_len,
     )
     prefixes = PrefixChain(root, client.tokens_per_slab) if options.reuses_prefixes else None
     return Engine(

@@ -282,7 +282,7 @@ class Engine:
         finally:
             self.caches.recall.fetch_counts.copy(sequences)
         has_run = bool(result.sequences or result.failed)
-        self._decoding = Decoding(begun, self._pace.mark(), sequences, has_run, result.short)
+        self._decoding = Decoding(begun, self._pace.mark(), sequences, has_run, result.short, result.crowded)
         for sequence, failure in result.failed:
             self._fail(sequence, failure)
         for sequence, trained in result.indexing:
@@ -308,6 +308,7 @@ class Engine:
         # Where all tokens were forced none was waited for.
         decoding.ended.wait()
         self._preemption.make_room(decoding.short)
+        self._preemption.make_slots(decoding.crowded)
         if decoding.has_run:
             self._pace.decoded(decoding.begun, decoding.ended)
 
@@ -351,7 +352,7 @@ class Engine:
         self._outbox.put(sequence, ErrorEvent(error))
 
     def _end_full(self, sequence: Sequence, error: CapacityError) -> None:
-        """End one that alone fills the arena: in mid-answer it has reached its length."""
+        """End one that alone fills the arena, or the slots: in mid-answer it has reached its length."""
         if sequence.clock.indexed and sequence.generated:
             self._finish(sequence, FinishReason.LENGTH)
         else:

@@ -53,6 +53,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def last_running(self) -> Sequence:
+        """Who gives way first of those that run: of the lowest priority the youngest."""
+        return max(self._running, key=lambda sequence: sequence.rank)
+
+    @property
     def num_free_seats(self) -> int:
         return len(self._free_seats)
 

@@ -38,6 +38,10 @@ class Meter:
     best_recall: float = 0.0
 
 
+# Tokens for which a sequence has slots before they come, where it attends everything: more are taken that seldom.
+AHEAD = 256
+
+
 @dataclass(slots=True)
 class Clock:
     """Monotonic times of a request's life, in seconds; 0 where not reached."""
@@ -72,7 +76,8 @@ class Sequence:
     guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
     next decode step. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
     P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
-    hold. ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the
+    hold. is_open_ended: its answer may fill the context. num_dense_slots: of each head in the layers that attend
+    everything; it takes more as it grows. ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the
     window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
     compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
     then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for the next
@@ -87,6 +92,7 @@ class Sequence:
     max_tokens: int
     capacity: int
     num_prefill: int
+    is_open_ended: bool = False
     status: Status = Status.WAITING
     seat: int = -1
     num_tokens: int = 0
@@ -101,6 +107,7 @@ class Sequence:
     has_given_way: bool = False
     is_scored: bool = False
     num_slots: int = 0
+    num_dense_slots: int = 0
     window_begin: int = 0
     offloads: bool = False
     ring_size: int = 0
@@ -136,6 +143,16 @@ class Sequence:
     def known_tokens(self) -> int:
         """Tokens of prompt and answer that it holds before the next one is sampled."""
         return len(self.request.prompt_token_ids) + len(self.generated)
+
+    @property
+    def soon_tokens(self) -> int:
+        """Tokens that it holds before it asks for more slots."""
+        return min(self.capacity, self.known_tokens + AHEAD)
+
+    @property
+    def sure_tokens(self) -> int:
+        """Tokens for which there must be slots if it ran alone: all, but for an answer that ends where room does."""
+        return min(self.capacity, self.known_tokens + 1) if self.is_open_ended else self.capacity
 
     @property
     def caller(self) -> bytes:
@@ -184,7 +201,7 @@ class Sequence:
             self.forced.clear()
         self.has_given_way = True
         self.next_token = -1
-        self.num_tokens = self.num_cached = self.num_slots = 0
+        self.num_tokens = self.num_cached = self.num_slots = self.num_dense_slots = 0
         self.window_begin = self.policy.window_begin(self.plan, first)
         self.leaving = -1
         self.offloads = False

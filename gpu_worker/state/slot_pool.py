@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from operator import le
 
@@ -136,10 +137,13 @@ class BlockTables:
     def extend(self, seat: int, layers: range, num_slots: int) -> None:
         """Give every KV head of these layers blocks for `num_slots` slots, with those that it has, which are as many in
         all of them. Raises CapacityError."""
-        held = np.stack([self._held[seat, layer] for layer in layers])
-        more = num_blocks(num_slots) - held.shape[2]
-        added = self._pool.allocate(held.shape[0] * held.shape[1] * more)
-        self._hold(seat, layers, np.concatenate([held, added.reshape(*held.shape[:2], more)], axis=2))
+        begin, end = self._held[seat, layers.start].shape[1], num_blocks(num_slots)
+        shape = len(layers), self._num_kv_heads, end - begin
+        added = self._pool.allocate(math.prod(shape)).reshape(shape)
+        for layer, more in zip(layers, added, strict=True):
+            self._held[seat, layer] = np.concatenate([self._held[seat, layer], more], axis=1)
+        device = self.tables.device
+        self.tables[seat, layers.start : layers.stop, :, begin:end] = to_device(added, device)
 
     def release(self, seat: int, layers: range) -> None:
         """Free what `assign` or `reserve` gave; nothing where they gave nothing."""

@@ -25,15 +25,18 @@ class Intake:
         default_seed: int | None = None,
         max_full_tokens: int = FEW_TOKENS,
         has_indexes: bool = True,
+        max_model_len: int | None = None,
     ) -> None:
         """max_full_tokens: longest prompt that the policy `auto` attends whole. has_indexes: on the device; else the
-        store selects, for policies whose indexes it trains."""
+        store selects, for policies whose indexes it trains. max_model_len: an answer that may fill so much may also
+        end where room does; None: none may."""
         self._policies = policies
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._default_seed = default_seed
         self._max_full_tokens = max_full_tokens
         self._has_indexes = has_indexes
+        self._max_model_len = max_model_len
 
     def sequence(self, request: GenerationRequest, sink: EventSink) -> Sequence:
         """A waiting sequence; one with the policy `auto` has that for long contexts until `choose` is called.
@@ -66,6 +69,7 @@ class Intake:
             max_tokens=max_tokens,
             capacity=num_prompt + max_tokens,
             num_prefill=num_prefill,
+            is_open_ended=num_prompt + max_tokens == self._max_model_len,
             forced=deque(request.prompt_token_ids[num_prefill:]),
             window_begin=policy.window_begin(plan, num_prefill),
             ring_size=ring_size(policy, plan),
@@ -75,14 +79,15 @@ class Intake:
         """Choose the policy of a waiting sequence that has `auto`; call it right before admission.
 
         It is `full` if the context is short and fits in the free slots of each layer and KV head. A short prompt whose
-        answer may be long, as of every chat that names no limit, may have half of these: a share of so few tokens
-        would be next to nothing. Who gave way keeps what was chosen.
+        answer may be long may have half of these: a share of so few tokens would be next to nothing. Of an answer
+        that names no limit only its next tokens count. Who gave way keeps what was chosen.
         """
         if sequence.request.policy != AUTO or sequence.has_given_way:
             return
-        if sequence.capacity > self._max_full_tokens:
+        num_tokens = sequence.soon_tokens if sequence.is_open_ended else sequence.capacity
+        if num_tokens > self._max_full_tokens:
             num_free_slots //= 2
-        is_short = sequence.num_prefill <= self._max_full_tokens and sequence.capacity <= num_free_slots
+        is_short = sequence.num_prefill <= self._max_full_tokens and num_tokens <= num_free_slots
         policy = self._policies[SHORT if is_short else LONG]
         if policy is sequence.policy:
             return

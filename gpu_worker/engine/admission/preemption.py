@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.errors import ArenaFull, StoreUnavailable
+from gpu_worker.errors import ArenaFull, CapacityError, SlotsFull, StoreUnavailable
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader
@@ -27,10 +27,10 @@ class Preemption:
         offloader: Offloader,
         settle: Callable[[], None],
         free: Callable[[Sequence], None],
-        end: Callable[[Sequence, ArenaFull], None],
+        end: Callable[[Sequence, CapacityError], None],
     ) -> None:
         """settle: takes the tokens that are on their way, after which some may have ended. free: frees what a running
-        sequence holds, but for its seat. end: ends one that fills the arena alone."""
+        sequence holds, but for its seat. end: ends one that fills the arena, or the slots, alone."""
         self._scheduler = scheduler
         self._caches = caches
         self._offloader = offloader
@@ -55,6 +55,20 @@ class Preemption:
             self._end(sequence, error)
         else:
             self._preempt(max(holders, key=lambda holder: holder.rank))
+
+    def make_slots(self, crowded: list[tuple[Sequence, SlotsFull]]) -> None:
+        """Let one that runs give way to those that miss slots for their next tokens; alone such a one ends."""
+        if not crowded:
+            return
+        self._settle()
+        crowded = [each for each in crowded if _runs(each[0]) and not self._caches.finds_slots(each[0])]
+        if not crowded:
+            return
+        sequence, error = min(crowded, key=lambda each: each[0].rank)
+        if self._scheduler.num_running == 1:
+            self._end(sequence, error)
+        else:
+            self._preempt(self._scheduler.last_running)
 
     def make_way(self, sequence: Sequence, missing_bytes: float) -> bool:
         """Let running sequences of lower priority give way to a waiting one; False where it must wait all the same.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
-from gpu_worker.engine.each import each
+from gpu_worker.engine.each import bare, each
 from gpu_worker.engine.steps.attention_views import AttentionViews
 from gpu_worker.engine.steps.graphs import StepGraphs
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.errors import ArenaFull, SlotsFull, StoreSilent, WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
@@ -33,14 +33,15 @@ class StepResult:
     """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not.
 
     The logits are valid until the next step. Others took no part, nothing of them changed, and they can in a later
-    step: `short`, for whom the arena had no room; `silent`, who need a store that is silent; `indexing`, with the
-    indexes of tokens that leave their windows, all of which must be loaded first.
+    step: `short`, for whom the arena had no room; `crowded`, for whom there were no slots; `silent`, who need a store
+    that is silent; `indexing`, with the indexes of tokens that leave their windows, all of which must be loaded first.
     """
 
     sequences: list[Sequence]
     logits: Tensor
     failed: list[tuple[Sequence, WorkerError]]
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    crowded: list[tuple[Sequence, SlotsFull]] = field(default_factory=list)
     silent: list[Sequence] = field(default_factory=list)
     indexing: list[tuple[Sequence, deque[TrainedLayer]]] = field(default_factory=list)
 
@@ -79,6 +80,7 @@ class DecodeStep:
     def _run(self, sequences: list[Sequence]) -> StepResult:
         failed: list[tuple[Sequence, WorkerError]] = []
         short: list[tuple[Sequence, ArenaFull]] = []
+        crowded: list[tuple[Sequence, SlotsFull]] = []
         silent: list[Sequence] = []
         indexing: list[tuple[Sequence, deque[TrainedLayer]]] = []
 
@@ -88,14 +90,16 @@ class DecodeStep:
                     indexing.append((sequence, trained))
             except StoreSilent:
                 silent.append(sequence)
+            except SlotsFull as error:
+                crowded.append((sequence, bare(error)))
 
         sequences = each(sequences, advance, failed, short)
-        absent = {*silent, *(sequence for sequence, _ in indexing)}
+        absent = {*silent, *(sequence for sequence, _ in (*indexing, *crowded))}
         sequences = [sequence for sequence in sequences if sequence not in absent]
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
-            return StepResult([], torch.empty(0), failed, short, silent, indexing)
+            return StepResult([], torch.empty(0), failed, short, crowded, silent, indexing)
         batch = self._caches.batch(sequences)
         if self._is_capturable(batch):
             batch = self.graphs.fit(batch, self._caches.state)
@@ -113,7 +117,7 @@ class DecodeStep:
         kept = each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
-        result = StepResult(kept, logits, failed, short, silent, indexing)
+        result = StepResult(kept, logits, failed, short, crowded, silent, indexing)
         self.watch(result)
         return result
 
@@ -134,8 +138,8 @@ class DecodeStep:
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains
-        them: advance again once they are loaded. Raises ArenaFull and StoreSilent, after which this may be tried again,
-        and CapacityError and StoreUnavailable, which end this sequence alone."""
+        them: advance again once they are loaded. Raises ArenaFull, SlotsFull and StoreSilent, after which this may be
+        tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             try:
                 self._offloader.reserve(sequence, sequence.num_tokens + 1)

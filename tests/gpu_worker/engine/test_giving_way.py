@@ -339,3 +339,55 @@ def test_nobody_gives_way_for_a_seat_to_one_that_waits_for_the_arena() -> None:
     assert rig.engine.stats().preemptions_total == 0
     assert len(rig.records["waits"].tokens) == 5
     rig.check_empty()
+
+
+def open_ended(name: str, policy: str = "full", prompt: int = 60, share: float = 1.0) -> GenerationRequest:
+    """May fill the rig's context of 1,024 tokens, as a chat without max_tokens may."""
+    return request(name, policy, share, prompt=prompt, max_tokens=1024 - prompt)
+
+
+@pytest.mark.parametrize(("policy", "full_layers"), [("full", 0), ("pqcache", 0), ("auto", 0), ("h2o", 1)])
+def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, full_layers: int) -> None:
+    # Slots for a context and a half: two of these could not have all that they might need.
+    rig = Rig(full_layers=full_layers, slot_bytes=pool_of(24))
+    names = [f"r{number}" for number in range(4)]
+    rig.submit(*(open_ended(name, policy) for name in names))
+    rig.step_until(lambda: len(rig.decoding) == 4)
+    assert rig.engine.stats().preemptions_total == 0
+    for name in names:
+        rig.engine.abort(name)
+    rig.drain()
+    rig.check_empty()
+
+
+def test_what_may_fill_a_context_larger_than_all_slots_is_answered_until_they_are_full() -> None:
+    one = open_ended("one")
+    rig = Rig(slot_bytes=pool_of(8))
+    record = rig.run(one)[0]
+    assert record.complete.finish_reason is FinishReason.LENGTH
+    # The last token that is told has no slot yet.
+    assert record.tokens == tokens_alone(one)[: 8 * 64 - 60 + 1]
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("policy", "share", "full_layers"), [("full", 1.0, 0), ("oracle", 1.0, 0), ("snapkv", 0.5, 2)]
+)
+def test_the_youngest_gives_way_where_slots_run_out_and_goes_on_with_the_same_tokens(
+    policy: str, share: float, full_layers: int
+) -> None:
+    policies = every_small_policy()
+    lengths = {"old": 420, "middle": 400, "young": 380}
+    requests = [
+        request(name, policy, share, prompt=60 + number, max_tokens=length)
+        for number, (name, length) in enumerate(lengths.items())
+    ]
+    alone = [Rig(policies=policies, full_layers=full_layers).tokens(one) for one in requests]
+    rig = Rig(policies=policies, full_layers=full_layers, slot_bytes=pool_of(18))
+    rig.submit(*requests)
+    rig.step_until(lambda: rig.engine.stats().preemptions_total)
+    assert rig.sequence("young").status is Status.WAITING
+    rig.drain()
+    assert [rig.records[name].tokens for name in lengths] == alone
+    assert rig.engine.stats().requests_failed_total == 0
+    rig.check_empty()
