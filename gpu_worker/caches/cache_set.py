@@ -133,38 +133,55 @@ class CacheSet:
         """Choose the sequence's slots when so many blocks are free; returns the blocks it takes, in all layers."""
         return self._blocks(sequence, sequence.soon_tokens, num_free_blocks)
 
-    def _blocks(self, sequence: Sequence, num_dense_slots: int, num_free_blocks: int) -> int:
-        """The same, with so many slots where everything is attended."""
+    def _blocks(self, sequence: Sequence, num_grown_slots: int, num_free_blocks: int) -> int:
+        """The same, with so many slots where it takes them as it grows."""
         sparse = self._sparse_layers(sequence)
-        sequence.num_slots, sequence.num_dense_slots = sequence.capacity, num_dense_slots
+        sequence.num_slots, sequence.num_grown_slots = sequence.capacity, num_grown_slots
         needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
         if sparse:
             needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
         return needed
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Make room for the sequence's next token in every layer; see `Cache.advance`. Raises SlotsFull, after which it
-        may be called again."""
-        sparse = self._sparse_layers(sequence)
-        if sparse.start and sequence.num_tokens >= sequence.num_dense_slots:
-            if not self.finds_slots(sequence):
-                raise SlotsFull("no slot is free for the next token; give more with --slot-memory")
-            self._dense.grow(sequence, range(sparse.start), self._next_dense_slots(sequence))
-        return self._serving(sequence).advance(sequence, sparse)
+        """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
+        return self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
+
+    def grow(self, sequence: Sequence) -> None:
+        """Take slots for its next token where it takes them as it grows; before any sequence of the step advances, as
+        others may give up slots for it. Raises SlotsFull, after which it may be called again."""
+        if not self._misses_slots(sequence):
+            return
+        if not self.finds_slots(sequence):
+            raise SlotsFull("no slot is free for the next token; give more with --slot-memory")
+        # Else it gave up slots itself, and may miss tokens from now on.
+        if self._misses_slots(sequence):
+            self._extend(sequence)
 
     def finds_slots(self, sequence: Sequence) -> bool:
-        """Whether there are slots for the next token of a running sequence where everything is attended, others having
-        given up what they hold beyond their least."""
+        """Whether there are slots for the next token of a running sequence, others having given up what they hold beyond
+        their least."""
         return self._sharing.make_room(self._more_blocks(sequence, sequence.num_tokens + 1))
 
-    def _next_dense_slots(self, sequence: Sequence) -> int:
-        """Slots that it has next: some ahead, where they are free."""
-        is_free = self._more_blocks(sequence, sequence.soon_tokens) <= self._pool.num_free_blocks
-        return sequence.soon_tokens if is_free else sequence.num_tokens + 1
+    def _extend(self, sequence: Sequence) -> None:
+        """Take slots for the next token, and some ahead where they are free."""
+        num_slots, layers = sequence.soon_tokens, self._growing_layers(sequence)
+        if self._more_blocks(sequence, num_slots) > self._pool.num_free_blocks:
+            num_slots = sequence.num_tokens + 1
+        self.block_tables.extend(sequence.seat, layers, num_slots)
+        sequence.num_grown_slots = num_slots
 
-    def _more_blocks(self, sequence: Sequence, num_dense_slots: int) -> int:
-        per_head = num_blocks(num_dense_slots) - num_blocks(sequence.num_dense_slots)
-        return max(0, per_head) * self._sparse_layers(sequence).start * self._shape.num_kv_heads
+    def _misses_slots(self, sequence: Sequence) -> bool:
+        is_full = sequence.num_tokens >= sequence.num_grown_slots
+        return is_full and bool(self._growing_layers(sequence))
+
+    def _growing_layers(self, sequence: Sequence) -> range:
+        """The layers in which a sequence takes slots as it grows; it has as many in each of them."""
+        sparse = self._sparse_layers(sequence)
+        return range(sparse.stop if sequence.grows_resident else sparse.start)
+
+    def _more_blocks(self, sequence: Sequence, num_slots: int) -> int:
+        per_head = num_blocks(num_slots) - num_blocks(sequence.num_grown_slots)
+        return max(0, per_head) * len(self._growing_layers(sequence)) * self._shape.num_kv_heads
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""

@@ -26,15 +26,10 @@ class DenseCache(Cache):
         self._scale = scale
 
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
-        return num_layers * self._block_tables.tables.shape[2] * num_blocks(sequence.num_dense_slots)
+        return num_layers * self._block_tables.tables.shape[2] * num_blocks(sequence.num_grown_slots)
 
     def admit(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.assign(sequence.seat, layers, sequence.num_dense_slots)
-
-    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
-        """Take more slots, for so many tokens. Raises CapacityError."""
-        self._block_tables.extend(sequence.seat, layers, num_slots)
-        sequence.num_dense_slots = num_slots
+        self._block_tables.assign(sequence.seat, layers, sequence.num_grown_slots)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self._whole.store(sequence, range(layer, layer + 1), rows[None])

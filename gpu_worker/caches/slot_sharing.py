@@ -36,8 +36,8 @@ class SlotSharing:
             return False
         while self._pool.num_free_blocks < num_free_blocks:
             holders = [sequence for sequence in self._layers if self._spare_blocks(sequence)]
-            largest = max(holders, key=lambda sequence: sequence.num_slots)
-            target = max(self._recall.least_slots(largest), largest.num_slots // 2)
+            largest = max(holders, key=lambda sequence: sequence.held_slots)
+            target = max(self._recall.least_slots(largest), largest.held_slots // 2)
             # A part of a block would free nothing.
             self._recall.shrink(largest, self._layers[largest], num_blocks(target) * BLOCK_SIZE)
         return True
@@ -67,5 +67,5 @@ class SlotSharing:
         """Blocks that the sequence can do without, in all its layers."""
         if not self._may_resize(sequence):
             return 0
-        per_head = num_blocks(sequence.num_slots) - num_blocks(self._recall.least_slots(sequence))
-        return per_head * len(self._layers[sequence]) * self._shape.num_kv_heads
+        per_head = num_blocks(sequence.held_slots) - num_blocks(self._recall.least_slots(sequence))
+        return max(0, per_head) * len(self._layers[sequence]) * self._shape.num_kv_heads

@@ -76,12 +76,13 @@ class Sequence:
     guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
     next decode step. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
     P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
-    hold. is_open_ended: its answer may fill the context. num_dense_slots: of each head in the layers that attend
-    everything; it takes more as it grows. ring_size: window tokens and the new one, at most, where it selects. leaving: the position that leaves the
-    window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a
-    compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most
-    then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for the next
-    step. is_scored: how likely the prompt's tokens are was told.
+    hold. is_open_ended: its answer may fill the context. num_grown_slots: of each head in the layers where it takes
+    slots as it grows; num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window
+    tokens and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1
+    for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence,
+    `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads
+    and layers together; kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how
+    likely the prompt's tokens are was told.
     """
 
     request: GenerationRequest
@@ -107,7 +108,7 @@ class Sequence:
     has_given_way: bool = False
     is_scored: bool = False
     num_slots: int = 0
-    num_dense_slots: int = 0
+    num_grown_slots: int = 0
     window_begin: int = 0
     offloads: bool = False
     ring_size: int = 0
@@ -201,7 +202,7 @@ class Sequence:
             self.forced.clear()
         self.has_given_way = True
         self.next_token = -1
-        self.num_tokens = self.num_cached = self.num_slots = self.num_dense_slots = 0
+        self.num_tokens = self.num_cached = self.num_slots = self.num_grown_slots = 0
         self.window_begin = self.policy.window_begin(self.plan, first)
         self.leaving = -1
         self.offloads = False
@@ -213,6 +214,18 @@ class Sequence:
         """Whether a token that it selects may be in the arena only."""
         recalls = self.policy.family is Family.RECALL and self.plan.selects
         return recalls and self.num_slots < self.capacity
+
+    @property
+    def grows_resident(self) -> bool:
+        """Whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
+        context are short."""
+        recalls = self.policy.family is Family.RECALL and self.plan.selects
+        return recalls and self.is_open_ended and not self.can_miss
+
+    @property
+    def held_slots(self) -> int:
+        """Slots of each head in its layers that recall."""
+        return self.num_grown_slots if self.grows_resident else self.num_slots
 
     @property
     def is_compressed(self) -> bool:

@@ -108,7 +108,7 @@ class RecallCache(Cache):
     def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
         per_head = num_layers * self._shape.num_kv_heads
         sequence.num_slots = self._num_slots(sequence, max(0, num_free_blocks) // per_head * BLOCK_SIZE)
-        return per_head * num_blocks(sequence.num_slots)
+        return per_head * num_blocks(sequence.held_slots)
 
     def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         """Slots for each KV head and layer when so many are free."""
@@ -152,7 +152,7 @@ class RecallCache(Cache):
         return self.hot
 
     def admit(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.assign(sequence.seat, layers, sequence.num_slots)
+        self._block_tables.assign(sequence.seat, layers, sequence.held_slots)
 
     def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
         """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, which is at least its least."""

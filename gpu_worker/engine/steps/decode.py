@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,18 +85,23 @@ class DecodeStep:
         silent: list[Sequence] = []
         indexing: list[tuple[Sequence, deque[TrainedLayer]]] = []
 
+        def grow(sequence: Sequence) -> None:
+            try:
+                self._caches.grow(sequence)
+            except SlotsFull as error:
+                crowded.append((sequence, bare(error)))
+
         def advance(sequence: Sequence) -> None:
             try:
                 if trained := self.advance(sequence):
                     indexing.append((sequence, trained))
             except StoreSilent:
                 silent.append(sequence)
-            except SlotsFull as error:
-                crowded.append((sequence, bare(error)))
 
-        sequences = each(sequences, advance, failed, short)
-        absent = {*silent, *(sequence for sequence, _ in (*indexing, *crowded))}
-        sequences = [sequence for sequence in sequences if sequence not in absent]
+        # All before the first one advances: windows must not move before others' slots are given up.
+        sequences = _without(crowded, each(sequences, grow, failed, short))
+        sequences = _without(indexing, each(sequences, advance, failed, short))
+        sequences = [sequence for sequence in sequences if sequence not in silent]
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
@@ -138,8 +144,8 @@ class DecodeStep:
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains
-        them: advance again once they are loaded. Raises ArenaFull, SlotsFull and StoreSilent, after which this may be
-        tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
+        them: advance again once they are loaded. Raises ArenaFull and StoreSilent, after which this may be tried again,
+        and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             try:
                 self._offloader.reserve(sequence, sequence.num_tokens + 1)
@@ -241,6 +247,11 @@ class DecodeStep:
     def _note_written(self, sequence: Sequence) -> None:
         if sequence.offloads:
             self._offloader.wrote(sequence, sequence.num_tokens)
+
+
+def _without(absent: Iterable[tuple[Sequence, Any]], sequences: list[Sequence]) -> list[Sequence]:
+    gone = {sequence for sequence, _ in absent}
+    return [sequence for sequence in sequences if sequence not in gone]
 
 
 def _part(group: Group, query: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -341,18 +341,29 @@ def test_nobody_gives_way_for_a_seat_to_one_that_waits_for_the_arena() -> None:
     rig.check_empty()
 
 
-def open_ended(name: str, policy: str = "full", prompt: int = 60, share: float = 1.0) -> GenerationRequest:
-    """May fill the rig's context of 1,024 tokens, as a chat without max_tokens may."""
-    return request(name, policy, share, prompt=prompt, max_tokens=1024 - prompt)
+CONTEXT = 448
 
 
-@pytest.mark.parametrize(("policy", "full_layers"), [("full", 0), ("pqcache", 0), ("auto", 0), ("h2o", 1)])
+def open_ended(name: str, policy: str = "full", prompt: int = 60) -> GenerationRequest:
+    """It may fill a context of CONTEXT tokens, as a chat without max_tokens may."""
+    return request(name, policy, 0.3, prompt=prompt, max_tokens=CONTEXT - prompt)
+
+
+@pytest.mark.parametrize(
+    ("policy", "full_layers"),
+    [("full", 0), ("auto", 0), ("h2o", 3), ("bitkeys", 0), ("pqcache", 1), ("oracle", 0)],
+)
 def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, full_layers: int) -> None:
-    # Slots for a context and a half: two of these could not have all that they might need.
-    rig = Rig(full_layers=full_layers, slot_bytes=pool_of(24))
+    """None has slots for all that it might need: later ones would wait, or have small hot caches, beside empty slots."""
+    rig = Rig(
+        full_layers=full_layers, max_model_len=CONTEXT, slot_bytes=pool_of(30), policies=every_small_policy()
+    )
     names = [f"r{number}" for number in range(4)]
     rig.submit(*(open_ended(name, policy) for name in names))
     rig.step_until(lambda: len(rig.decoding) == 4)
+    assert not any(rig.sequence(name).can_miss for name in names)
+    # each has its prompt, and some blocks ahead
+    assert rig.engine.stats().slot_used_tokens <= 4 * 5 * 64
     assert rig.engine.stats().preemptions_total == 0
     for name in names:
         rig.engine.abort(name)
@@ -360,34 +371,56 @@ def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, 
     rig.check_empty()
 
 
-def test_what_may_fill_a_context_larger_than_all_slots_is_answered_until_they_are_full() -> None:
-    one = open_ended("one")
-    rig = Rig(slot_bytes=pool_of(8))
-    record = rig.run(one)[0]
-    assert record.complete.finish_reason is FinishReason.LENGTH
-    # The last token that is told has no slot yet.
-    assert record.tokens == tokens_alone(one)[: 8 * 64 - 60 + 1]
+@pytest.mark.parametrize(
+    ("policy", "full_layers"), [("full", 0), ("bitkeys", 0), ("pqcache", 1), ("clusterkv", 0), ("oracle", 1)]
+)
+def test_who_takes_slots_as_it_grows_answers_as_with_all_of_them(policy: str, full_layers: int) -> None:
+    one = open_ended("one", policy)
+    # In a longer context the same answer has a limit.
+    expected = tokens_alone(one, full_layers=full_layers)
+    rig = Rig(full_layers=full_layers, max_model_len=CONTEXT)
+    assert rig.tokens(one) == expected
     rig.check_empty()
 
 
-@pytest.mark.parametrize(
-    ("policy", "share", "full_layers"), [("full", 1.0, 0), ("oracle", 1.0, 0), ("snapkv", 0.5, 2)]
-)
+def test_what_may_fill_a_context_larger_than_all_slots_is_answered_until_they_are_full() -> None:
+    one = open_ended("one")
+    rig = Rig(max_model_len=CONTEXT, slot_bytes=pool_of(5))
+    record = rig.run(one)[0]
+    assert record.complete.finish_reason is FinishReason.LENGTH
+    # The last token that is told has no slot yet.
+    assert record.tokens == tokens_alone(one)[: 5 * 64 - 60 + 1]
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(("policy", "full_layers"), [("full", 0), ("h2o", 3), ("pqcache", 3)])
 def test_the_youngest_gives_way_where_slots_run_out_and_goes_on_with_the_same_tokens(
-    policy: str, share: float, full_layers: int
+    policy: str, full_layers: int
 ) -> None:
-    policies = every_small_policy()
-    lengths = {"old": 420, "middle": 400, "young": 380}
+    lengths = {"old": 290, "middle": 280, "young": 270}
     requests = [
-        request(name, policy, share, prompt=60 + number, max_tokens=length)
+        request(name, policy, 1.0, prompt=60 + number, max_tokens=length)
         for number, (name, length) in enumerate(lengths.items())
     ]
-    alone = [Rig(policies=policies, full_layers=full_layers).tokens(one) for one in requests]
-    rig = Rig(policies=policies, full_layers=full_layers, slot_bytes=pool_of(18))
+    alone = [tokens_alone(one, full_layers=full_layers) for one in requests]
+    rig = Rig(full_layers=full_layers, slot_bytes=pool_of(15))
     rig.submit(*requests)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
     assert rig.sequence("young").status is Status.WAITING
     rig.drain()
     assert [rig.records[name].tokens for name in lengths] == alone
+    assert rig.engine.stats().requests_failed_total == 0
+    rig.check_empty()
+
+
+@pytest.mark.parametrize(("policy", "full_layers"), [("pqcache", 1), ("oracle", 0)])
+def test_resident_answers_that_outgrow_the_slots_go_on_with_the_same_tokens(
+    policy: str, full_layers: int
+) -> None:
+    requests = [open_ended(f"r{number}", policy, prompt=60 + number) for number in range(3)]
+    alone = [tokens_alone(one, full_layers=full_layers) for one in requests]
+    rig = Rig(full_layers=full_layers, max_model_len=CONTEXT, slot_bytes=pool_of(16))
+    rig.run(*requests)
+    assert [rig.records[one.request_id].tokens for one in requests] == alone
     assert rig.engine.stats().requests_failed_total == 0
     rig.check_empty()
