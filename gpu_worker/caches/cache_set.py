@@ -158,8 +158,8 @@ class CacheSet:
             self._extend(sequence)
 
     def finds_slots(self, sequence: Sequence) -> bool:
-        """Whether there are slots for the next token of a running sequence, others having given up what they hold beyond
-        their least."""
+        """Whether there are slots for the next token of a running sequence, others having given up what is not their
+        least."""
         return self._sharing.make_room(self._more_blocks(sequence, sequence.num_tokens + 1))
 
     def _extend(self, sequence: Sequence) -> None:

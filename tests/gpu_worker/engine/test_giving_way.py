@@ -354,7 +354,7 @@ def open_ended(name: str, policy: str = "full", prompt: int = 60) -> GenerationR
     [("full", 0), ("auto", 0), ("h2o", 3), ("bitkeys", 0), ("pqcache", 1), ("oracle", 0)],
 )
 def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, full_layers: int) -> None:
-    """None has slots for all that it might need: later ones would wait, or have small hot caches, beside empty slots."""
+    """None has slots for all that it might need: later ones would wait, or have small hot caches."""
     rig = Rig(
         full_layers=full_layers, max_model_len=CONTEXT, slot_bytes=pool_of(30), policies=every_small_policy()
     )
