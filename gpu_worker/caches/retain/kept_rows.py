@@ -64,7 +64,7 @@ class KeptRows:
         divided among the heads before; each head may take `room` more."""
         kept, dtype = self._kept, self._pool.rows.dtype
         keys, values = retained.keys, retained.values
-        if keys.dtype != dtype:
+        if not keys.dtype == values.dtype == dtype:
             keys, values = keys.to(dtype), values.to(dtype)
         tables = self._block_tables.tables
         keep_rows(

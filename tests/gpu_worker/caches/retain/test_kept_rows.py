@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,3 +49,18 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
         expected[places] = torch.cat([kept.keys[head, :count], kept.values[head, :count]], dim=-1)
     assert torch.equal(pool.rows, expected)
     assert (expected[:, 0] >= 0).sum() == sum(counts)
+
+
+@pytest.mark.parametrize("of_keys", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("of_values", [torch.bfloat16, torch.float32])
+def test_keys_and_values_take_the_pools_type_each_by_itself(
+    of_keys: torch.dtype, of_values: torch.dtype
+) -> None:
+    pool = SlotPool(4, 2 * HEAD_DIM, torch.bfloat16, torch.device("cpu"))
+    tables, slots, kept = BlockTables(pool, 3, 3, NUM_HEADS, 512), KeptSlots(SHAPE), retained([2, 2], 2)
+    tables.assign(SEAT, range(1, 2), 2)
+    slots.make_room(2, has_notes=False)
+    mixed = replace(kept, keys=kept.keys.to(of_keys), values=kept.values.to(of_values))
+    KeptRows(SHAPE, pool, tables, slots, first_layer=1).write(SEAT, range(1, 2), mixed, room=0)
+    places = physical_slots(tables.tables[SEAT, 1], torch.arange(2).expand(NUM_HEADS, -1))
+    assert torch.equal(pool.rows[places], torch.cat([kept.keys, kept.values], dim=-1).bfloat16())
