@@ -17,10 +17,13 @@ TILE = kernel.TILE
 SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
 
 
-def check(first: Tensor, counts: list[int], device: torch.device, second: Tensor | None = None) -> None:
-    width = max(counts)
+def check(first: Tensor, counts: list[int] | int, device: torch.device, second: Tensor | None = None) -> None:
+    """counts: one number is asked of every head as the width."""
+    is_even = isinstance(counts, int)
+    wanted = [counts] * len(first) if isinstance(counts, int) else counts
+    asked, width = None if is_even else torch.tensor(counts, device=device), max(wanted)
     expected = []
-    for scores, ties, count in zip(first, first if second is None else second, counts, strict=True):
+    for scores, ties, count in zip(first, first if second is None else second, wanted, strict=True):
         keys = zip(
             scores.tolist(),
             ties.nan_to_num(-math.inf, math.inf, -math.inf).tolist(),
@@ -32,7 +35,7 @@ def check(first: Tensor, counts: list[int], device: torch.device, second: Tensor
         expected.append(rows + [-1] * (width - len(rows)))
     on_device = None if second is None else second.to(device)
     for module in kernel, reference:
-        taken = module.best_rows(first.to(device), torch.tensor(counts, device=device), width, on_device)
+        taken = module.best_rows(first.to(device), asked, width, on_device)
         assert taken.tolist() == expected
 
 
@@ -61,6 +64,15 @@ def test_ties_go_by_the_second_score(num_rows: int, device: torch.device) -> Non
     check(
         first, [num_rows // 2, num_rows // 5, 77, 100, num_rows // 3], device, scores(num_rows, 3).roll(1, 0)
     )
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_the_width_is_asked_of_every_head(num_rows: int, has_ties: bool, device: torch.device) -> None:
+    """Also where it is all that a head has, or more."""
+    first = scores(num_rows, 8)
+    for width in (num_rows // 3, num_rows, num_rows + 2):
+        check(first, width, device, scores(num_rows, 9).roll(1, 0) if has_ties else None)
 
 
 def test_more_chunks_than_are_read_at_a_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,8 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     order, ends = torch.zeros(points.shape[:2], dtype=int64), torch.zeros(16, 64, dtype=int64)
     move_centroids(points, order, ends, False)
     pq_assign(torch.zeros(8, num_tokens, 256, dtype=bfloat16)[..., :128], torch.zeros(8, 2, 64, 64))
-    best_rows(torch.zeros(8, num_tokens), None, num_tokens // 10)
+    for counts in None, torch.zeros(8, dtype=int64):
+        best_rows(torch.zeros(8, num_tokens), counts, num_tokens // 10)
     tables, width = torch.zeros(2, 32, 8, 2048, dtype=int64), 1 << (num_tokens // 5).bit_length()
     held, few = torch.zeros(1, 1, 1, 1, dtype=int64).expand(2, 32, 8, width), torch.zeros(2, 32, 8, dtype=int32)
     kept = torch.zeros(8, num_tokens // 5, 256, dtype=bfloat16)
@@ -104,7 +105,9 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     pool = torch.zeros(640, 256, dtype=bfloat16)
     keep_rows(slots, *kept.split(128, 2), pool, tables, held, few, few, *of_layer)
     store_prompt(torch.zeros(1, 8, num_tokens, 256, dtype=bfloat16), pool, tables, *of_layer[:2])
-    observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, None, None, 0.1)
+    last = torch.arange(num_tokens - 32, num_tokens).expand(32, 32)
+    for told in (None, None), (last, torch.ones(32, 1).expand(32, 32)):
+        observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, *told, 0.1)
 """
 
 
@@ -118,8 +121,13 @@ def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     twice = {name: names.count(name) for name in names if names.count(name) > 1}
-    # Of two lists; of one new token, and of what is selected; of few heads and of many.
-    kinds = {"attend_split", "join_splits", "find_rows", "resolve_head", "round_queries", "weigh_codes"}
-    # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here. Digits are of one prompt.
-    expected = {**dict.fromkeys(kinds, 2), "take_levels": 5} if script is STEP else {"count_digit": 4}
-    assert twice == expected
+    if script is STEP:
+        # Of two lists; of one new token, and of what is selected; of few heads and of many.
+        kinds = {"attend_split", "join_splits", "find_rows", "resolve_head", "round_queries", "weigh_codes"}
+        # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here.
+        assert twice == {**dict.fromkeys(kinds, 2), "take_levels": 5}
+    else:
+        # As many rows of every head, or of each its own number; the last queries, or some with their shares.
+        kinds = {"tally", "write_best", "split_log_sums", "join_log_sums", "sum_weights"}
+        # Of a score there are four digits.
+        assert twice == {**dict.fromkeys(kinds, 2), "count_digit": 8}
