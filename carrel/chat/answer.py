@@ -13,19 +13,21 @@ from carrel.chat.conversation import Delta, Usage
 
 @dataclass(frozen=True)
 class Answer:
-    """`usage` is None when the server sent none or the answer was stopped."""
+    """`usage` is None when the server sent none or the answer was stopped; `ttft_ms` where no text came."""
 
     text: str
     usage: Usage | None
-    ttft_ms: float
+    ttft_ms: float | None
     seconds: float
     was_stopped: bool
 
     @property
     def output_tokens_per_s(self) -> float:
         """Tokens after the first over the time after the first; 0 when there is no more than one."""
+        if self.usage is None or self.usage.completion_tokens < 2 or self.ttft_ms is None:
+            return 0.0
         decode_s = self.seconds - self.ttft_ms / 1000
-        if self.usage is None or self.usage.completion_tokens < 2 or decode_s <= 0:
+        if decode_s <= 0:
             return 0.0
         return (self.usage.completion_tokens - 1) / decode_s
 
@@ -49,8 +51,8 @@ def take_answer(events: Iterator[Delta | Usage], write: Callable[[str], None]) -
     except KeyboardInterrupt:
         was_stopped = True
     ended = time.monotonic()
-    ttft_s = (ended if first is None else first) - started
-    return Answer("".join(pieces), usage, ttft_s * 1000, ended - started, was_stopped)
+    ttft_ms = None if first is None else (first - started) * 1000
+    return Answer("".join(pieces), usage, ttft_ms, ended - started, was_stopped)
 
 
 def cost_line(answer: Answer) -> str:
@@ -70,7 +72,8 @@ def cost_line(answer: Answer) -> str:
             parts.append(f"{usage.cached_tokens:,} reused")
     elif usage is not None:
         parts.append(f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens")
-    parts.append(f"TTFT {answer.ttft_ms:,.0f} ms")
+    if answer.ttft_ms is not None:
+        parts.append(f"TTFT {answer.ttft_ms:,.0f} ms")
     if answer.output_tokens_per_s:
         parts.append(f"{answer.output_tokens_per_s:,.1f} tok/s")
     return " · ".join(parts)

@@ -12,6 +12,7 @@ import httpx
 
 from carrel.chat.conversation import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
+from carrel.process.options import OptionError
 from carrel.sse import chunks
 
 CONNECT_TIMEOUT_S = 5.0
@@ -20,7 +21,7 @@ READ_TIMEOUT_S = 600.0
 
 
 class ChatClient:
-    """One server. Every failure is a ChatError that says what to do."""
+    """One server. Every failure is a ChatError that says what to do, or an OptionError for a URL that is none."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         # other clients are given the URL with it
@@ -66,7 +67,11 @@ class ChatClient:
             ) from exc
         except httpx.TimeoutException as exc:
             raise ChatError(f"{self._url} did not answer in time") from exc
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
+            raise OptionError(
+                f"--url {self._url} is no address of a server ({exc}): give one such as http://127.0.0.1:8000"
+            ) from exc
+        except httpx.HTTPError as exc:
             raise ChatError(f"{self._url}: the connection broke ({exc or type(exc).__name__})") from exc
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
             raise ChatError(f"{self._url} does not speak the OpenAI protocol") from exc

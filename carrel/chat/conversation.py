@@ -67,8 +67,10 @@ class Conversation:
     def request(self, question: str) -> list[Message]:
         """The messages that ask `question`; the document stands before the first one, a blank line between.
 
-        Changes nothing; `add` keeps the turn once it was answered.
+        Changes nothing; `add` keeps the turn once it was answered. Raises OptionError for what is no text.
         """
+        _check_text(self._system or "", "the system message")
+        _check_text(question, "the question")
         system = [Message("system", self._system)] if self._system else []
         return [*system, *self._turns, self._user(question)]
 
@@ -88,6 +90,19 @@ class Conversation:
     def _user(self, question: str) -> Message:
         is_first = not self._turns
         return Message("user", f"{self._document}\n\n{question}" if self._document and is_first else question)
+
+
+def not_text(what: str) -> OptionError:
+    """Bytes of another encoding were given."""
+    return OptionError(f"{what} is not UTF-8 text; convert it first")
+
+
+def _check_text(text: str, what: str) -> None:
+    """Python keeps bytes of the command line or of stdin that are no text as halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise not_text(what) from exc
 
 
 def read_document(path: Path) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from carrel.chat.answer import Answer, cost_line, take_answer
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation, Model, read_document
+from carrel.chat.conversation import ChatOptions, Conversation, Model, not_text, read_document
 from carrel.errors import CarrelError
 from carrel.process.options import OptionError
 
@@ -51,13 +51,16 @@ class Repl:
             except KeyboardInterrupt:
                 self._note("/quit or Ctrl-D leaves")
                 continue
+            except UnicodeDecodeError:
+                self._warn(not_text("the question"))
+                continue
             if line == "/quit":
                 return
             if line:
                 try:
                     self.handle(line)
                 except (CarrelError, OptionError) as error:
-                    self._notes.print(f"[red]{escape(str(error))}[/red]", highlight=False)
+                    self._warn(error)
 
     def handle(self, line: str) -> None:
         """One line of the user: a command or a question. Raises CarrelError and OptionError."""
@@ -91,6 +94,9 @@ class Repl:
 
     def _write(self, text: str) -> None:
         self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+    def _warn(self, error: Exception) -> None:
+        self._notes.print(f"[red]{escape(str(error))}[/red]", highlight=False)
 
     def _note(self, text: str) -> None:
         self._notes.print(f"[dim]{escape(text)}[/dim]", highlight=False)

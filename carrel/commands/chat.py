@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation, read_document
+from carrel.chat.conversation import ChatOptions, Conversation, not_text, read_document
 from carrel.chat.repl import Repl
 from carrel.process.command_line import budget
 from carrel.process.options import OptionError
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     document = read_document(arguments.file) if arguments.file else None
     question = arguments.question
     if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
+        question = _read_stdin()
     if question is not None and not question.strip():
         raise OptionError("the question is empty: give one with --question or on stdin")
     key = arguments.api_key or os.environ.get("CARREL_API_KEY")
@@ -68,3 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         repl.run()
     return 0
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as exc:
+        raise not_text("the question") from exc

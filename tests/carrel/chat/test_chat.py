@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from fake_server import FakeServer
 from rich.console import Console
 from waiting import PATIENCE
 
+from carrel.chat.answer import cost_line, take_answer
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation
+from carrel.chat.conversation import ChatOptions, Conversation, Delta, Usage
 from carrel.chat.repl import Repl
 from carrel.cli import main
 
@@ -71,7 +72,6 @@ def test_the_question_may_come_on_stdin(
 
 def talk(server: FakeServer, lines: list[str], document: str | None = None) -> str:
     """What a user who types `lines` sees."""
-    output = Console(file=io.StringIO(), width=200)
     remaining = iter(lines)
 
     def read(prompt: str) -> str:
@@ -80,6 +80,12 @@ def talk(server: FakeServer, lines: list[str], document: str | None = None) -> s
         except StopIteration:
             raise EOFError from None
 
+    return converse(server, read, document)
+
+
+def converse(server: FakeServer, read: Callable[[str], str], document: str | None = None) -> str:
+    """What a user sees whose lines `read` gives."""
+    output = Console(file=io.StringIO(), width=200)
     with closing(ChatClient(f"{server.url}/v1/")) as client:
         Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)
     return str(output.file.getvalue())  # type: ignore[attr-defined]
@@ -116,6 +122,14 @@ def test_a_refused_question_is_shown_and_forgotten(server: FakeServer) -> None:
     assert len(server.requests[1]["messages"]) == 1
 
 
+def test_an_answer_that_is_stopped_before_its_first_token_tells_no_time_of_that() -> None:
+    def events() -> Iterator[Delta | Usage]:
+        raise KeyboardInterrupt
+        yield Delta("")
+
+    assert cost_line(take_answer(events(), print)) == "stopped"
+
+
 def test_an_error_within_the_stream_is_an_error(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +143,16 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "no server at http://127.0.0.1:1" in error
     assert "carrel serve" in error
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:x"])
+def test_a_url_that_is_none_is_refused_with_what_is_missing(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert main(["chat", "--url", url, "--question", "What?"]) == 2
+    error = capsys.readouterr().err
+    assert f"--url {url} " in error
+    assert "http://127.0.0.1:8000" in error
 
 
 def test_keys(
@@ -159,6 +183,37 @@ def test_files_that_are_no_text(
 def test_an_empty_question_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(server, "--question", " ") == 2
     assert "error:" in capsys.readouterr().err
+
+
+# how Python reads stdin in most languages, and in the language C
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_question_on_stdin_that_is_no_text_is_refused(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, errors: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?"), "utf-8", errors))
+    assert chat(server) == 2
+    assert "the question is not UTF-8 text" in capsys.readouterr().err
+    assert not server.requests
+
+
+def test_what_is_typed_that_is_no_text_is_refused_and_the_conversation_goes_on(server: FakeServer) -> None:
+    lines = iter(["caf\udce9?", b"caf\xe9?", "What night?", "/quit"])
+
+    def read(prompt: str) -> str:
+        line = next(lines)
+        return line if isinstance(line, str) else line.decode()
+
+    seen = converse(server, read)
+    assert seen.count("the question is not UTF-8 text") == 2
+    assert "Forty-two." in seen
+    assert [request["messages"][0]["content"] for request in server.requests] == ["What night?"]
+
+
+def test_a_system_message_that_is_no_text_is_refused(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(server, "--system", "caf\udce9", "--question", "What?") == 2
+    assert "the system message is not UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])
