@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import Message, Tool, ToolChoice, Tools
@@ -14,12 +15,16 @@ FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 def checked(asked: Tools) -> Tools | None:
-    """None for no tools at all. Raises InvalidRequest for two of one name, and where the one to call is not there."""
+    """None for no tools at all; one that is named is called once, as OpenAI has it. Raises InvalidRequest for two of
+    one name, and where the one to call is not there."""
     if len({tool.name for tool in asked.tools}) < len(asked.tools):
         raise InvalidRequest("Two tools have the same name.", "tools")
     if asked.choice is ToolChoice.REQUIRED and not asked.callable:
         missing = "tools is empty" if asked.named is None else f"no tool has the name {asked.named[:64]!r}"
         raise InvalidRequest(f"tool_choice asks for a call, but {missing}.", "tool_choice")
+    if asked.named is not None:
+        # clients that force a call read the first alone, or take several for an error
+        asked = replace(asked, is_parallel=False)
     return asked if asked.tools else None
 
 

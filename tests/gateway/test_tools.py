@@ -139,6 +139,27 @@ def test_a_call_that_must_be_is_held_to_a_grammar(
     assert ("call_1" in grammar.ebnf) == ("call_1" in parts)
 
 
+def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI, stack: Stack) -> None:
+    script = stack.say(f"{CALL}\n{CALL}")
+    named: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
+    fields: dict[str, Any] = {"tools": [WEATHER, TIME], "tool_choice": named}
+    message = post(stack, **fields)["choices"][0]["message"]
+    flat = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
+    answer = client.responses.create(
+        model="tiny", input="hi", tools=flat, tool_choice={"type": "function", "name": "weather"}
+    )
+    tools = [chat_pb2.Tool(name="weather"), chat_pb2.Tool(name="time")]
+    events = over_grpc(stack, tools=tools, tool_name="weather")
+    begun = [event.delta.tool_call.name for event in events if event.delta.tool_call.name]
+    assert len(message["tool_calls"]) == len(answer.output) == len(begun) == 1
+    assert len(script.requests) == 3
+    assert not any("call)*" in request.grammar.ebnf for request in script.requests)
+    # where any may be, there may be several
+    assert (
+        len(post(stack, **fields | {"tool_choice": "required"})["choices"][0]["message"]["tool_calls"]) == 2
+    )
+
+
 def only_weather(mode: str) -> dict[str, Any]:
     named = {"type": "function", "function": {"name": "weather"}}
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
