@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from string import ascii_uppercase
 from typing import Any, TypeVar
 
@@ -56,6 +57,11 @@ async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
     if content_type != "application/json":
         # a form could be sent by any web page
         raise InvalidRequest("Send the body as JSON with 'Content-Type: application/json'.")
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise InvalidRequest(
+            f"A body with 'Content-Encoding: {encoding[:MAX_TOLD_CHARS]}' is not unpacked: send it as it is."
+        )
     limit = await limits.now()
     raw = await _read(request, limit)
     async with limits.turn:
@@ -94,7 +100,8 @@ async def _read(request: Request, limit: BodyLimit) -> bytes:
                     raise limit.excess()
     except TimeoutError as exc:
         raise SlowBody(f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from exc
-    return bytes(raw)
+    # some editors and shells write it first in a file
+    return bytes(raw.removeprefix(BOM_UTF8))
 
 
 def _invalid(exc: ValidationError) -> InvalidRequest:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import gzip
 import json
 import re
 import socket
@@ -27,6 +29,7 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -306,6 +309,25 @@ def test_body_must_be_json_by_its_type(http: httpx.Client) -> None:
         response = http.post(CHAT, content=body, headers={"Content-Type": kind})
         assert response.status_code == 400
         error_of(response)
+
+
+def test_a_packed_body_is_refused_with_its_encoding(http: httpx.Client, stack: Stack) -> None:
+    stack.say("the fox")
+    body = json.dumps({"messages": HELLO}).encode()
+    for path in (CHAT, "/tokenize", "/v1/messages"):
+        response = http.post(path, content=gzip.compress(body), headers=JSON | {"Content-Encoding": "gzip"})
+        assert response.status_code == 400
+        assert "'Content-Encoding: gzip'" in response.json()["error"]["message"]
+    assert stack.script.requests == []
+    assert http.post(CHAT, content=body, headers=JSON | {"Content-Encoding": "identity"}).status_code == 200
+
+
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(http: httpx.Client, stack: Stack) -> None:
+    # as some editors and shells write their files
+    stack.say("the fox")
+    body = codecs.BOM_UTF8 + json.dumps({"messages": HELLO}).encode()
+    response = http.post(CHAT, content=body, headers=JSON)
+    assert response.status_code == 200, response.text
 
 
 def test_large_bodies_are_refused_before_parsing(http: httpx.Client, stack: Stack) -> None:
