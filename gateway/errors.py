@@ -116,8 +116,8 @@ class UnknownResponse(ServiceError):
     def __init__(self, response_id: str) -> None:
         shown = repr(response_id if len(response_id) <= 100 else response_id[:100] + "...")
         super().__init__(
-            f"No response {shown} of this key is kept: it was made with store false, its room was needed, or the "
-            "server was restarted. Send the whole conversation as input.",
+            f"No response {shown} of this key is kept: it was deleted, or made with store false, its room was "
+            "needed, or the server was restarted. Send the whole conversation as input.",
             "previous_response_id",
             "previous_response_not_found",
         )

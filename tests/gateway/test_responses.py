@@ -65,6 +65,7 @@ def test_what_is_not_kept_is_not_found(client: openai.OpenAI, stack: Stack, lock
         with pytest.raises(openai.NotFoundError) as caught:
             client.responses.create(model="tiny", input="hello", previous_response_id=missing)
         assert caught.value.code == "previous_response_not_found"
+        assert "it was deleted" in str(caught.value)
     locked_stack.say("the fox")
     mine, other = (
         openai.OpenAI(base_url=f"{locked_stack.url}/v1", api_key=key, max_retries=0)
@@ -123,7 +124,7 @@ def test_a_response_streams(client: openai.OpenAI, stack: Stack) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "y", "arguments": "5"}]}, "messages"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
     ],
 )

@@ -38,6 +38,8 @@ def read_response_request(
     draft = draft_of(body, caller, session_id, sampling, _read_format(body))
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body.input))
+    if not messages:
+        raise InvalidRequest("input is empty: give a text, or at least one message.", "input")
     options = GenerationOptions(body.model, timeout_s=body.timeout_seconds, draft=draft)
     return ChatRequest(
         messages, options, request_id=request_id, tools=_read_tools(body), tells_reasoning=True
