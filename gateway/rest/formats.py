@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from gateway.exchange import ReasoningDelta, TokenLogprob, ToolCallDelta
@@ -69,14 +69,14 @@ class CompletionFormat:
         """Alternatives to tell of each token, and of each of the prompt's; None: nothing of them."""
         self._num_logprobs = num_logprobs
         self._num_of_prompt = num_of_prompt
-        # characters of the tokens in the stream so far, per choice
-        self._offsets: dict[int, int] = {}
+        # of the stream so far, per choice
+        self._offsets: dict[int, _Offsets] = {}
 
     def whole(self, choice: ChoiceText) -> dict[str, Any]:
         told: dict[str, Any] = {"text": choice.text, "logprobs": None}
         if self._num_logprobs is not None:
-            offset = _offset(choice.text, choice.logprobs)
-            told["logprobs"] = _completion_logprobs(choice.logprobs, offset, self._num_logprobs)
+            offsets = _Offsets(choice.text, choice.logprobs)
+            told["logprobs"] = _completion_logprobs(choice.logprobs, offsets, self._num_logprobs)
         if self._num_of_prompt is not None:
             told["prompt_logprobs"] = _prompt_logprobs(choice.prompt_logprobs, self._num_of_prompt)
         return told
@@ -88,9 +88,10 @@ class CompletionFormat:
         return None
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offset = self._offsets.get(index) or _offset(text, logprobs)
-        self._offsets[index] = offset + sum(len(token.token) for token in logprobs)
-        told = _completion_logprobs(logprobs, offset, self._num_logprobs or 0) if logprobs else None
+        if index not in self._offsets:
+            self._offsets[index] = _Offsets(text, logprobs)
+        offsets = self._offsets[index]
+        told = _completion_logprobs(logprobs, offsets, self._num_logprobs or 0) if logprobs else None
         return {"text": text, "logprobs": told}
 
     def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
@@ -136,15 +137,30 @@ def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
     return {"logprob": json_float(token.logprob), "rank": rank, "decoded_token": token.token}
 
 
-def _offset(text: str, logprobs: Sequence[TokenLogprob]) -> int:
-    """Where the first token begins: an echoed prompt's begin token, which its text leaves out, lies before it."""
-    if logprobs and logprobs[0].logprob is None and not text.startswith(logprobs[0].token):
-        return -len(logprobs[0].token)
-    return 0
+class _Offsets:
+    """Where in a choice's text its tokens begin; of one that begins within a character, where that does."""
+
+    def __init__(self, text: str, first: Sequence[TokenLogprob]) -> None:
+        """What the text begins with, and its first tokens."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+        # an echoed prompt's begin token, which its text leaves out, lies before it
+        if first and first[0].logprob is None and not _begins(text, first[0].bytes):
+            self._num_chars = -len(first[0].token)
+
+    def take(self, token: TokenLogprob) -> int:
+        """Of the next token."""
+        offset = max(self._num_chars, 0)
+        self._num_chars += len(self._decoder.decode(token.bytes))
+        return offset
 
 
-def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int, num_top: int) -> dict[str, Any]:
-    offsets = accumulate((len(token.token) for token in tokens), initial=offset)
+def _begins(text: str, beginning: bytes) -> bool:
+    # a character has a byte at least
+    return text[: len(beginning)].encode().startswith(beginning)
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob], offsets: _Offsets, num_top: int) -> dict[str, Any]:
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [json_float(token.logprob) for token in tokens],
@@ -155,5 +171,5 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int, num_top: i
             else {each.token: json_float(each.logprob) for each in (*token.top[:num_top], token)}
             for token in tokens
         ],
-        "text_offset": [max(each, 0) for each in offsets][:-1],
+        "text_offset": [offsets.take(token) for token in tokens],
     }

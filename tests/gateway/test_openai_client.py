@@ -284,6 +284,29 @@ def test_an_echo_leaves_the_begin_token_out_and_offsets_do_not_count_it(
     assert offsets == [0, *(len("".join(tokens[1:at])) for at in range(1, len(tokens)))]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_count_characters_whose_bytes_are_several_tokens_once(
+    client: openai.OpenAI, stack: Stack, echo: bool, is_stream: bool
+) -> None:
+    stack.say("🦊 and 你 or dog")
+    reply = client.completions.create(
+        model="tiny", prompt="你 fox", echo=echo, logprobs=1, max_tokens=64, stream=is_stream
+    )
+    choices = [chunk.choices[0] for chunk in reply] if is_stream else [reply.choices[0]]
+    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    tokens = [token for part in logprobs for token in part.tokens]
+    offsets = [offset for part in logprobs for offset in part.text_offset]
+    text = "".join(choice.text for choice in choices)
+    assert text == ("你 fox" if echo else "") + "🦊 and 你 or dog"
+    found = zip(tokens, offsets, strict=True)
+    assert {offset for token, offset in found if token.startswith("bytes:") or "\ufffd" in token} == {
+        at for at, character in enumerate(text) if not character.isascii()
+    }
+    whole = [(token, offset) for token, offset in zip(tokens, offsets, strict=True) if token.isascii()]
+    assert [text[offset : offset + len(token)] for token, offset in whole] == [token for token, _ in whole]
+
+
 def test_an_echo_alone(client: openai.OpenAI, stack: Stack) -> None:
     script = stack.say("the dog")
     reply = client.completions.create(model="tiny", prompt=["the fox", "dog"], echo=True, max_tokens=0)
