@@ -12,7 +12,7 @@ from benchmarks.about import about
 from benchmarks.figures import Report
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel.process import command_line
-from carrel.process.command_line import at_least
+from carrel.process.command_line import at_least, new_file
 from carrel.process.options import num_bytes
 from gpu_worker.records import Budget
 
@@ -76,7 +76,7 @@ def budget(text: str) -> float | int:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", type=Path, default=None, metavar="FILE", help="write everything measured here"
+        "--json", type=new_file, default=None, metavar="FILE", help="write everything measured here"
     )
     parser.add_argument(
         "--plots", type=Path, default=None, metavar="DIR", help="draw PNG files into this folder"

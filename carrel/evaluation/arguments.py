@@ -9,7 +9,7 @@ from carrel.evaluation.cells import PROTOCOLS
 from carrel.evaluation.datasets import DATASETS
 from carrel.evaluation.fact_suite import FACT_TASKS
 from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
-from carrel.process.command_line import at_least, budget
+from carrel.process.command_line import at_least, budget, new_file
 from carrel.process.options import options_of
 from carrel.serve.options import ServeOptions
 
@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="only every N-th document, from the I-th (from 0)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write everything measured here")
     parser.add_argument("--resume", action="store_true", help="go on with what --json FILE already holds")
     parser.add_argument(
         "--merge",

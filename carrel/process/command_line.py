@@ -7,7 +7,9 @@ units in its help.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from carrel.process.options import options_of, share_or_tokens, variable
@@ -113,3 +115,17 @@ def budget(text: str) -> float | int:
             f"{text} is no share in (0, 1] and no number of tokens from 2 up"
         ) from exc
     return tokens if share is None else share  # type: ignore[return-value]
+
+
+def new_file(text: str) -> Path:
+    """Reads where to write a file, whose folders may have to be made; raises argparse.ArgumentTypeError where it cannot
+    be, before hours of work are to be written there."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: name a file in it")
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: {folder} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text}: the folder {folder} may not be written to")
+    return path

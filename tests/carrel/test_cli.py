@@ -40,6 +40,23 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"carrel {version()} (commit ")
 
 
+@pytest.mark.parametrize("argv", [["eval"], ["bench", "gather", "--device", "cpu"]])
+@pytest.mark.parametrize(("name", "told"), [("", "is a folder"), ("book.txt/x.json", "is no folder")])
+def test_where_nothing_can_be_written_is_told_before_anything_is_measured(
+    argv: list[str], name: str, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "book.txt").touch()
+    try:
+        code = main([*argv, "--json", str(tmp_path / name)])
+    except SystemExit as ended:
+        code = ended.code  # type: ignore[assignment]
+    error = capfd.readouterr().err
+    assert code == 2, error
+    assert "--json" in error
+    assert str(tmp_path) in error
+    assert told in error
+
+
 @pytest.mark.parametrize("argv", [[], ["fly"], ["serve", "--port", "8000", "--no-such-flag"]])
 def test_unknown_words_end_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
