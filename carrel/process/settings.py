@@ -156,6 +156,9 @@ def read_file(path: Path) -> dict[str, Any]:
         )
     except OSError as exc:
         raise OptionError(f"cannot read --config {path}: {exc.strerror}") from exc
+    except yaml.MarkedYAMLError as exc:
+        where = f"line {exc.problem_mark.line + 1}: " if exc.problem_mark is not None else ""
+        raise OptionError(f"--config {path} is not YAML: {where}{exc.problem}") from exc
     except (UnicodeDecodeError, yaml.YAMLError) as exc:
         raise OptionError(f"--config {path} is not YAML: {str(exc).splitlines()[0]}") from exc
 
