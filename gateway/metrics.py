@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from carrel.process.version import commit, version
 from gateway import errors
+from gateway.errors import ServiceError
 from gateway.relayed_metrics import StoreCollector, WorkerCollector
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -112,6 +116,15 @@ class Metrics:
         """One request that ended with this before anything was answered; counted where that is one of REASONS."""
         if (reason := REASONS.get(type(error))) is not None:
             self._rejected.labels(self._model_name, reason).inc()
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Of a request that is not given to the service yet: there it is counted."""
+        try:
+            yield
+        except ServiceError as error:
+            self.count_rejected(error)
+            raise
 
     def count_prompt(self, num_tokens: int, key: str) -> None:
         self._prompt_tokens.inc(num_tokens)

@@ -61,16 +61,19 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """Continue a chat; with `stream` as server-sent events."""
-        body = await read_asked(request, ChatBody, self._service.bodies)
-        generation = self._service.chat(read_chat(body, request.state.request_id, request.state.caller))
+        with self._service.metrics.counting_refusals():
+            body = await read_asked(request, ChatBody, self._service.bodies)
+            asked = read_chat(body, request.state.request_id, request.state.caller)
+            generation = self._service.chat(asked)
         written = ChatFormat(bool(body.logprobs), body.prompt_logprobs)
         return await self._answer(request, body, generation, written)
 
     async def completion(self, request: Request) -> Response:
         """Continue one or several prompts; with `stream` as server-sent events."""
-        body = await read_asked(request, CompletionBody, self._service.bodies)
-        asked = read_completion(body, request.state.request_id, request.state.caller)
-        generation = self._service.completion(asked)
+        with self._service.metrics.counting_refusals():
+            body = await read_asked(request, CompletionBody, self._service.bodies)
+            asked = read_completion(body, request.state.request_id, request.state.caller)
+            generation = self._service.completion(asked)
         written = CompletionFormat(body.logprobs, body.prompt_logprobs)
         return await self._answer(request, body, generation, written)
 

@@ -59,7 +59,8 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
             metadata: dict[str, str] = dict(context.invocation_metadata() or ())
             # Calls without a valid key do not come this far.
             caller = self._keys.caller(metadata.get("authorization")) or b""
-            generation = self._service.chat(read_chat(request, caller))
+            with self._service.metrics.counting_refusals():
+                generation = self._service.chat(read_chat(request, caller))
             events = ChatEvents(generation.request_id, request.include_progress)
             async with aclosing(generation.events) as stream:
                 async for event in stream:

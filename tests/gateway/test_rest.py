@@ -24,6 +24,7 @@ from gateway.pulse import LOOKS
 from gateway.rest.middleware import UNGUARDED_PATHS
 from gateway.service import ChatService
 from gateway.tokenizer import load_tokenizer
+from gateway.v1 import chat_pb2, chat_pb2_grpc
 from gateway.worker_client import own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -527,10 +528,10 @@ def test_what_is_refused_is_counted_by_reason(locked_stack: Stack) -> None:
             )
         }
 
-    def ask(key: str = "right-key", **fields: object) -> None:
+    def ask(key: str = "right-key", path: str = CHAT, **fields: object) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         body = {"messages": HELLO, **fields}
-        httpx.post(f"{locked_stack.url}{CHAT}", json=body, headers=headers, timeout=PATIENCE)
+        httpx.post(f"{locked_stack.url}{path}", json=body, headers=headers, timeout=PATIENCE)
 
     before = rejected()
     locked_stack.say("the fox")
@@ -545,13 +546,26 @@ def test_what_is_refused_is_counted_by_reason(locked_stack: Stack) -> None:
     finally:
         admission.is_draining = False
     assert 'carrel_draining{model_name="tiny"} 1.0' in text
+    # before the service has it: by its schema, by what it asks for, and over gRPC
+    ask(temperature=9)
+    ask(logit_bias={"x": 1})
+    ask(tools=[], tool_choice="required")
+    ask(path="/v1/completions", prompt="the", best_of=2)
+    ask(path="/v1/messages", max_tokens=0)
+    ask(path="/v1/responses", input="hi", truncation="auto")
+    with grpc.insecure_channel(locked_stack.grpc_target) as channel:
+        call = chat_pb2_grpc.ChatStub(channel).Complete(
+            chat_pb2.ChatRequest(temperature=9), metadata=(("authorization", "Bearer right-key"),)
+        )
+        with pytest.raises(grpc.RpcError):
+            list(call)
     # what fails half-way was not refused
     locked_stack.say("the fox", fail_at=1)
     ask()
     gained = {
         reason: count - before[reason] for reason, count in rejected().items() if count - before[reason]
     }
-    assert gained == {"unauthorized": 1, "unknown_model": 1, "shutting_down": 1}
+    assert gained == {"unauthorized": 1, "unknown_model": 1, "shutting_down": 1, "invalid_request": 7}
 
 
 def test_an_answers_phases_are_observed_and_a_failed_ones_as_far_as_they_ended(

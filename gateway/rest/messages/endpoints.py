@@ -43,9 +43,10 @@ class MessagesEndpoints:
         return await _told(self._count(request))
 
     async def _create(self, request: Request) -> Response:
-        body = await read_asked(request, MessagesBody, self._service.bodies)
-        asked = read_message_request(body, request.state.request_id, request.state.caller)
-        generation = self._service.chat(asked)
+        with self._service.metrics.counting_refusals():
+            body = await read_asked(request, MessagesBody, self._service.bodies)
+            asked = read_message_request(body, request.state.request_id, request.state.caller)
+            generation = self._service.chat(asked)
         return await reply(request, generation, MessageWriter(generation), bool(body.stream), self._config)
 
     async def _count(self, request: Request) -> Response:

@@ -45,16 +45,18 @@ class ResponsesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
-        body = await read_asked(request, ResponsesBody, self._service.bodies)
         caller, response_id = request.state.caller, f"resp_{uuid.uuid4().hex}"
-        is_kept = body.store is not False
-        before: tuple[Message, ...] = ()
-        # the turns of a conversation are one session of the KV store
-        session_id = response_id if is_kept else ""
-        if body.previous_response_id is not None:
-            before = self._turns.messages(caller, body.previous_response_id)
-            session_id = self._turns.get(caller, body.previous_response_id).session_id
-        asked = read_response_request(body, before, session_id, request.state.request_id, caller)
+        with self._service.metrics.counting_refusals():
+            body = await read_asked(request, ResponsesBody, self._service.bodies)
+            is_kept = body.store is not False
+            before: tuple[Message, ...] = ()
+            # the turns of a conversation are one session of the KV store
+            session_id = response_id if is_kept else ""
+            if body.previous_response_id is not None:
+                before = self._turns.messages(caller, body.previous_response_id)
+                session_id = self._turns.get(caller, body.previous_response_id).session_id
+            asked = read_response_request(body, before, session_id, request.state.request_id, caller)
+            generation = self._service.chat(asked)
 
         def done(response: dict[str, Any], message: Message) -> None:
             if is_kept:
@@ -62,7 +64,6 @@ class ResponsesEndpoints:
                 told = bytes(JSONResponse(response).body)
                 self._turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, told))
 
-        generation = self._service.chat(asked)
         writer = ResponseWriter(_head(body, response_id, generation.model), done)
         return await reply(request, generation, writer, bool(body.stream), self._config)
 
