@@ -10,6 +10,7 @@ from importlib import import_module
 
 from benchmarks.commands import COMMANDS, module_of
 from benchmarks.errors import BenchmarkError
+from carrel.process.options import OptionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.argv, options.load_average = list(argv), os.getloadavg()[0]
     try:
         return int(import_module(module_of(options.benchmark)).run(options))
-    except BenchmarkError as error:
+    except (BenchmarkError, OptionError) as error:
         print(f"carrel bench {options.benchmark}: error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, OptionError) else 1
     except KeyboardInterrupt:
         return 130
 

@@ -1,4 +1,4 @@
-"""OpenAI's streams as every client of ours reads them: one JSON value per server-sent event, up to [DONE]."""
+"""OpenAI's streams as every client of ours reads them: one JSON value per event, up to [DONE]; and the key it shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 import httpx
 from httpx_sse import EventSource
 
+from carrel.process.options import OptionError
+
 DONE = "[DONE]"
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The header that shows the key of --api-key or CARREL_API_KEY. Raises OptionError for one that no header can hold,
+    which is not told: it may be one but for a line's end."""
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise OptionError(
+            "the key of --api-key or CARREL_API_KEY cannot be sent: give ASCII characters without blanks and line ends"
+        )
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def chunks(response: httpx.Response) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import httpx
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.levels import Level, RequestResult
-from carrel.sse import achunks
+from carrel.sse import achunks, authorization
 
 CONNECT_TIMEOUT_S = 10.0
 WORDS = (
@@ -48,7 +48,7 @@ class LoadClient:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx.AsyncClient(
             base_url=self._url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers=authorization(api_key),
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
             limits=httpx.Limits(max_connections=None),
         )

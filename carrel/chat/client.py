@@ -13,7 +13,7 @@ import httpx
 from carrel.chat.conversation import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
 from carrel.process.options import OptionError
-from carrel.sse import chunks
+from carrel.sse import authorization, chunks
 
 CONNECT_TIMEOUT_S = 5.0
 # a long document is prefilled before the first byte; the server sends heartbeats meanwhile, or should
@@ -21,14 +21,13 @@ READ_TIMEOUT_S = 600.0
 
 
 class ChatClient:
-    """One server. Every failure is a ChatError that says what to do, or an OptionError for a URL that is none."""
+    """One server. Every failure is a ChatError that says what to do; of a URL or a key that is none, an OptionError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         # other clients are given the URL with it
         self._url = url.rstrip("/").removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.Client(headers=headers, timeout=timeout)
+        self._client = httpx.Client(headers=authorization(api_key), timeout=timeout)
 
     def close(self) -> None:
         self._client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import signal
 import sys
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", default=None, metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=int, default=None, metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=float, default=None, metavar="T", help="0 is greedy")
+    parser.add_argument("--temperature", type=_number, default=None, metavar="T", help="0 is greedy")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,6 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         repl.run()
     return 0
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return number
 
 
 def _read_stdin() -> str:

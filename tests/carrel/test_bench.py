@@ -60,6 +60,13 @@ def test_the_exit_code_is_the_benchmarks(capfd: pytest.CaptureFixture[str]) -> N
     assert "no server at http://127.0.0.1:1" in capfd.readouterr().err
 
 
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:1", "--api-key", "secret\n"]) == 2
+    error = capfd.readouterr().err
+    assert "CARREL_API_KEY" in error
+    assert "secret" not in error
+
+
 def test_without_the_folder_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,29 @@ def test_keys(
     assert chat(server, "--question", "What?") == 0
 
 
+@pytest.mark.parametrize("key", ["k\u00e9y", "secret\n", "secret key"])
+def test_a_key_that_is_none_is_refused_and_not_shown(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    for given in ("option", "environment"):
+        if given == "environment":
+            monkeypatch.setenv("CARREL_API_KEY", key)
+        assert chat(server, "--question", "What?", *(["--api-key", key] if given == "option" else [])) == 2
+        error = capsys.readouterr().err
+        assert "CARREL_API_KEY" in error
+        assert key.strip() not in error
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf", "warm"])
+def test_a_temperature_that_is_no_number_is_refused(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], temperature: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        chat(server, "--question", "What?", "--temperature", temperature)
+    assert ended.value.code == 2
+    assert f"--temperature: '{temperature}' is no number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "cannot read"), (b"\xff\xfe\x00", "not UTF-8"), (b"a\0b", "binary"), (b"\n", "empty")],
