@@ -69,7 +69,7 @@ class DiskTier:
         self._loader.give_up()
         self._catalog = Catalog(layout.file_bytes, self._max_bytes)
         self._files = TierFiles(self._folder, layout, self.counts)
-        self._writer = ChainWriter(self._state, self._catalog, self._files)
+        self._writer = ChainWriter(self._state, self._catalog, self._files, self._remove_at_once)
         try:
             columns, sessions = self._files.scan()
         except OSError as error:
@@ -162,6 +162,14 @@ class DiskTier:
     def _remove(self, unneeded: Unneeded) -> None:
         if self._files is not None:
             self._files.remove(unneeded)
+
+    def _remove_at_once(self, unneeded: Unneeded) -> None:
+        """Raises OSError; it is tried again then, as no store may find again what this one has given up."""
+        try:
+            self._remove(unneeded)
+        except OSError:
+            self._queue.remove(unneeded)
+            raise
 
     def _skipped(self, count: int) -> None:
         self.counts.num_skipped += count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,12 +17,18 @@ from kv_store.state import StoreState
 
 class ChainWriter:
     """Writes chains of one layout. Holds the store's lock for moments only, and no slab: what is evicted meanwhile is
-    not written."""
+    not written.
 
-    def __init__(self, state: StoreState, catalog: Catalog, files: TierFiles) -> None:
+    remove: takes files that are of no use, later where it cannot now. Raises OSError then.
+    """
+
+    def __init__(
+        self, state: StoreState, catalog: Catalog, files: TierFiles, remove: Callable[[Unneeded], None]
+    ) -> None:
         self._state = state
         self._catalog = catalog
         self._files = files
+        self._remove = remove
         layout = files.layout
         self._slabs = np.empty((layout.num_layers, layout.slab_bytes), np.uint8)
 
@@ -47,7 +55,7 @@ class ChainWriter:
             unneeded = catalog.make_room(state.sessions.has_pin, chain)
             state.sessions.note_kept({each: catalog.held(each) for each in unneeded.sessions})
             has_room = catalog.has_room
-        self._files.remove(unneeded)
+        self._remove(unneeded)
         if not has_room:
             return False
         if (sums := self._copy(name, slabs)) is None:
@@ -60,7 +68,7 @@ class ChainWriter:
                 catalog.add(name, before, chain.owner)
                 catalog.touch(hashes[: place + 1])
         if not is_wanted:
-            self._files.remove(Unneeded([name]))
+            self._remove(Unneeded([name]))
         return is_wanted
 
     def _copy(self, name: bytes, slabs: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64] | None:
@@ -96,4 +104,4 @@ class ChainWriter:
                 state.sessions.note_kept({name: saved.hashes})
             else:
                 gone.append(name)
-        self._files.remove(Unneeded(sessions=gone))
+        self._remove(Unneeded(sessions=gone))

@@ -11,99 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain
+from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, PrefixLoading, RowsWanted, StoreClient
+from kv_store.client import Layout, PrefixLoading
 from kv_store.disk.catalog import UNUSED_SECONDS
 from kv_store.disk.files import TierFiles
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore
-
-NUM_SLABS = 4
-COLUMN_BYTES = 4096 + LAYOUT.num_layers * SLAB_BYTES
-ROWS = [random_rows(LAYOUT, NUM_SLABS * TOKENS, seed) for seed in range(LAYOUT.num_layers)]
-
-Attach = Callable[..., StoreClient]
-
-
-class Tier:
-    """A store with a disk tier, and its client, which attaches again after a restart."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.path = path
-        self.store = LocalStore(64 * SLAB_BYTES, slab_bytes=SLAB_BYTES, disk=path, **options)
-        self.client = self.attach()
-
-    def attach(self, layout: Layout = LAYOUT) -> StoreClient:
-        return StoreClient.connect(
-            self.store.target, layout, worker_id="w", max_gather_rows=512, timeout_seconds=PATIENCE
-        )
-
-    def write(self, name: str, session: str = "", num_slabs: int = NUM_SLABS, owner: str = "me") -> None:
-        """A prompt of this name, known from then on."""
-        num_tokens, hashes = num_slabs * TOKENS, chain(num_slabs, name)
-        num_shared = self.begin(name, num_tokens, hashes, owner)
-        for layer, rows in enumerate(ROWS):
-            if num_shared < num_tokens:
-                self.client.put(name, layer, num_shared, rows[:, num_shared:num_tokens])
-        self.client.seal(name, num_tokens, 0, None, hashes, session, f"label of {session}")
-        self.client.end(name)
-        self.client.stats()
-        self.store.server.store.settle()
-
-    def begin(self, name: str, num_tokens: int, hashes: list[bytes], owner: str = "me") -> int:
-        """Tokens that are known once nothing is on its way any more."""
-        found: list[int] = []
-
-        def has_begun() -> bool:
-            with contextlib.suppress(PrefixLoading):
-                found.append(self.client.begin(name, num_tokens, hashes, owner=owner).num_shared)
-            return bool(found)
-
-        wait_until(has_begun)
-        return found[0]
-
-    def restart(self, changes: Callable[[], None] = lambda: None) -> None:
-        self.store.server.close()
-        changes()
-        self.store.restart()
-        self.client.reattach()
-
-    def num_known(self, name: str, num_slabs: int = NUM_SLABS) -> int:
-        """Slabs that a prompt finds, which have the right rows."""
-        num_shared = self.begin("look", num_slabs * TOKENS, chain(num_slabs, name))
-        if num_shared:
-            assert self.client.verify("look").result(PATIENCE) == 0
-            for layer, rows in enumerate(ROWS):
-                got = self.client.gather(layer, [RowsWanted("look", 1, np.arange(num_shared))])
-                assert (got == rows[1, :num_shared]).all()
-        self.client.end("look")
-        self.client.stats()
-        return num_shared // TOKENS
-
-    def files(self, kind: str) -> list[Path]:
-        return sorted(self.path.glob(f"store-0/*.{kind}"))
-
-    def kept(self, *names: str) -> str:
-        """Those of which all slabs have files, and how many the others have, if there are some."""
-        found = {file.stem for file in self.files("slabs")}
-        counts = {name: sum(value.hex() in found for value in chain(NUM_SLABS, name)) for name in names}
-        told = [name if count == NUM_SLABS else f"{name}:{count}" for name, count in counts.items() if count]
-        return " ".join(told)
-
-
-@contextlib.contextmanager
-def running(path: Path, **options: Any) -> Iterator[Tier]:
-    tier = Tier(path, **options)
-    try:
-        yield tier
-    finally:
-        tier.client.close()
-        tier.store.close()
 
 
 @pytest.fixture
