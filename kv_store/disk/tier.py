@@ -81,7 +81,10 @@ class DiskTier:
             self._catalog.add(column.name, column.before, column.owner, idle_seconds)
         for session in sorted(sessions, key=lambda each: each.used_at):
             self._restore(session, self._catalog)
-        self._queue.remove(self._catalog.make_room(self._state.sessions.has_pin))
+        unneeded = self._catalog.make_room(self._state.sessions.has_pin)
+        # Listed, they would have nothing.
+        self._state.sessions.note_kept(dict.fromkeys(unneeded.sessions, ()))
+        self._queue.remove(unneeded)
         _log.info(
             "%d bytes of slabs and %d sessions are in %s",
             self._catalog.num_bytes,

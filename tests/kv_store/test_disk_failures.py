@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiers import COLUMN_BYTES, NUM_SLABS, running
+from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 
 from kv_store.disk.folder import TierFolder
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    with running(tmp_path / "disk") as started:
+        yield started
+
+
+def test_a_session_that_finds_no_room_on_a_smaller_disk_is_not_listed(tier: Tier) -> None:
+    tier.write("a", "oldest")
+    tier.write("b", "newest")
+
+    def shrink() -> None:
+        tier.store.config = dataclasses.replace(
+            tier.store.config, kv_store_disk_bytes=NUM_SLABS * COLUMN_BYTES
+        )
+
+    tier.restart(shrink)
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["newest"]
+    assert (tier.num_known("a"), tier.num_known("b")) == (0, NUM_SLABS)
 
 
 def test_what_could_not_be_removed_to_make_room_is_removed_later(
