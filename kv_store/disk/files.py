@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,9 @@ class TierFiles:
                 # Of what is read now: nobody else may change it meanwhile.
                 if checksum(slab) != int(expected):
                     raise DamagedFile("a slab in it is not what was written")
-        self._folder.renew(name, SLABS)
+        # What was read is right, whatever a later store takes for its last use.
+        with contextlib.suppress(OSError):
+            self._folder.renew(name, SLABS)
         self.counts.read_bytes += offset - self.layout.header_bytes
 
     def write_session(self, session: SavedSession) -> None:

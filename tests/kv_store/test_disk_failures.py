@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from store_samples import TOKENS
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 
 from kv_store.disk.folder import TierFolder
@@ -53,3 +54,15 @@ def test_what_could_not_be_removed_to_make_room_is_removed_later(
         tier.write("d")
         assert tier.kept("b", "c", "d") == "d"
         assert len(tier.files("slabs")) == NUM_SLABS
+
+
+def test_a_disk_that_can_only_be_read_is_read(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: TierFolder, name: bytes, kind: str) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    tier.write("a", "doc")
+    tier.restart()
+    monkeypatch.setattr(TierFolder, "renew", refuse)
+    assert tier.num_known("a") == NUM_SLABS
+    assert [each.num_tokens for each in tier.client.list_sessions("me")] == [NUM_SLABS * TOKENS]
+    assert len(tier.files("slabs")) == NUM_SLABS
