@@ -23,7 +23,7 @@ WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 SLABS, SESSION = "slabs", "session"
 _TEMPORARY = ".new"
-_NAME = re.compile(rf"([0-9a-f]{{{2 * HASH_BYTES}}})\.({SLABS}|{SESSION})")
+_NAME = re.compile(rf"([0-9a-f]{{{2 * HASH_BYTES}}})\.({SLABS}|{SESSION})({re.escape(_TEMPORARY)})?")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,10 +41,14 @@ class TierFolder:
     def files(self) -> Iterator[tuple[bytes, str]]:
         """Name and kind of each file; what a write left unfinished is removed, and what is not ours left alone."""
         for file in os.listdir(self.descriptor):
-            if file.endswith(_TEMPORARY):
-                os.unlink(file, dir_fd=self.descriptor)
-            elif (match := _NAME.fullmatch(file)) is not None:
+            if (match := _NAME.fullmatch(file)) is None:
+                continue
+            if match[3] is None:
                 yield bytes.fromhex(match[1]), match[2]
+                continue
+            # One that cannot be removed keeps nobody from the others.
+            with contextlib.suppress(OSError):
+                os.unlink(file, dir_fd=self.descriptor)
 
     def write(self, name: bytes, kind: str, parts: Sequence[bytes | memoryview]) -> None:
         """Nothing is left where this raises."""

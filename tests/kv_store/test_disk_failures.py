@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import TOKENS
+from store_samples import TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 
 from kv_store.disk.folder import TierFolder
@@ -66,3 +66,17 @@ def test_a_disk_that_can_only_be_read_is_read(tier: Tier, monkeypatch: pytest.Mo
     assert tier.num_known("a") == NUM_SLABS
     assert [each.num_tokens for each in tier.client.list_sessions("me")] == [NUM_SLABS * TOKENS]
     assert len(tier.files("slabs")) == NUM_SLABS
+
+
+def test_what_cannot_be_tidied_up_costs_nothing_else(tier: Tier) -> None:
+    tier.write("a", "doc")
+    begun = tier.path / "store-0" / f"{chain(1, 'a')[0].hex()}.slabs.new"
+    others = tier.path / "store-0" / "notes.new"
+
+    def leave() -> None:
+        begun.mkdir()
+        others.touch()
+
+    tier.restart(leave)
+    assert tier.num_known("a") == NUM_SLABS
+    assert others.exists()
