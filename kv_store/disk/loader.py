@@ -98,6 +98,8 @@ class ChainLoader:
 
     def give_up(self) -> None:
         """Nobody wants what is on its way. The caller holds the store's lock."""
+        # One that is done for itself would stay, as one of a disk that hangs, and nothing would be read any more.
+        self._loads = {name: load for name, load in self._loads.items() if not load.is_done}
         for load in self._loads.values():
             load.is_given_up = True
 

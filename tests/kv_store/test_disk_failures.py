@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from store_samples import TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
+from waiting import wait_until
 
+from kv_store.client import Layout, PrefixLoading
 from kv_store.disk.folder import TierFolder
 
 
@@ -80,3 +82,24 @@ def test_what_cannot_be_tidied_up_costs_nothing_else(tier: Tier) -> None:
     tier.restart(leave)
     assert tier.num_known("a") == NUM_SLABS
     assert others.exists()
+
+
+def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: Tier) -> None:
+    tier.write("a", num_slabs=1)
+    tier.restart()
+    with pytest.raises(PrefixLoading):
+        tier.client.begin("gone", 0, chain(1, "a"))
+    # Nobody asks again.
+    wait_until(lambda: tier.client.stats().disk.hit_tokens)
+    tier.client.close()
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    hashes = chain(1, "b")
+    tier.client.begin("b", TOKENS, hashes)
+    tier.client.seal("b", TOKENS, 0, None, hashes)
+    tier.client.end("b")
+    tier.client.stats()
+    tier.store.server.store.settle()
+    tier.client.begin("all", 21 * TOKENS)
+    tier.client.end("all")
+    tier.client.stats()
+    assert tier.begin("again", 0, hashes) == TOKENS
