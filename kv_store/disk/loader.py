@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 WAIT_SECONDS = 10.0
 # After so long nobody asks any more for what was loaded.
 _FORGET_SECONDS = 60.0
+# What this process or machine lacks for the moment: the file may be as it was.
+_NOT_THE_DISKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(slots=True, eq=False)
@@ -191,8 +194,9 @@ class ChainLoader:
             load.files.note_corrupt(name, error)
         except (UnusableFile, FileNotFoundError):
             pass
-        except OSError:
-            self._forget(load, name)
+        except OSError as error:
+            if error.errno not in _NOT_THE_DISKS:
+                self._forget(load, name)
             raise
         self._forget(load, name)
         return False

@@ -70,6 +70,22 @@ def test_a_disk_that_can_only_be_read_is_read(tier: Tier, monkeypatch: pytest.Mo
     assert len(tier.files("slabs")) == NUM_SLABS
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_what_a_process_lacks_to_read_a_file_costs_no_file(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(code, "not now")
+
+    tier.write("a", "doc")
+    tier.restart()
+    with monkeypatch.context() as short:
+        short.setattr(TierFolder, "opened", refuse)
+        assert tier.num_known("a") == 0
+    assert tier.num_known("a") == NUM_SLABS
+    assert [each.num_tokens for each in tier.client.list_sessions("me")] == [NUM_SLABS * TOKENS]
+
+
 def test_what_cannot_be_tidied_up_costs_nothing_else(tier: Tier) -> None:
     tier.write("a", "doc")
     begun = tier.path / "store-0" / f"{chain(1, 'a')[0].hex()}.slabs.new"
