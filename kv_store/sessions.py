@@ -161,14 +161,29 @@ class SessionDirectory:
             name = next((each for each in unpinned if among(self._sessions[each].slabs).all()), None)
         if name is None:
             return False
-        session = self._sessions[name]
-        if not session.kept:
-            self.drop(name)
-            return True
-        self.counts[session.slabs] -= 1
-        self._allocator.release(session.slabs)
-        session.slabs, session.hashes = np.empty(0, np.int32), session.kept
+        self._cut(name, 0)
         return True
+
+    def give_up(self, hashes: Collection[bytes]) -> None:
+        """Let go of the slabs listed under these, and of those behind them, which nobody finds any more."""
+        for name, session in tuple(self._sessions.items()):
+            lost = (place for place, each in enumerate(session.hashes) if each in hashes)
+            if session.slabs.size and (num_left := next(lost, None)) is not None:
+                self._cut(name, num_left)
+
+    def _cut(self, name: str, num_left: int) -> None:
+        """Of its slabs it keeps those under so many first hashes; or what is on the disk, where that is more. One that
+        has neither is forgotten."""
+        session = self._sessions[name]
+        num_left = 0 if len(session.kept) >= num_left else num_left
+        hashes = session.hashes[:num_left] or session.kept
+        if not hashes:
+            self.drop(name)
+            return
+        left, given_up = np.split(session.slabs, [num_left * (session.slabs.size // len(session.hashes))])
+        self.counts[given_up] -= 1
+        self._allocator.release(given_up)
+        session.slabs, session.hashes = left, hashes
 
     def clear(self) -> None:
         for name in tuple(self._sessions):

@@ -176,6 +176,7 @@ class StoreState:
     def forget_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Let nobody find what was listed over these slabs, nor what sequences over them would list."""
         names = self.prefixes.drop_slabs(slab_ids)
+        self.sessions.give_up(names)
         for sequence in self.sequences:
             sequence.is_corrupt |= bool(np.isin(sequence.table, slab_ids).any())
         _log.error(

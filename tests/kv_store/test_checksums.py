@@ -100,3 +100,35 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
     again = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(PATIENCE)
     assert client.num_corrupt == 1
     assert (again.arrays["codes"] == good.arrays["codes"]).all()
+
+
+def test_a_session_over_a_corrupt_slab_gives_up_the_room_of_what_is_forgotten(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    epoch, table = state.epoch, open_with(store, state.epoch, "a", 20 * TOKENS)
+    names = tuple(chain(20, "a"))
+    end(store, epoch, "a", num_tokens=20 * TOKENS, prefix_hashes=names, session_id="s")
+    state.checksums.settle()
+    store.begin(epoch, "w", "shares", 0, names)
+    state.arena.data[int(table[1, 2]) * SLAB_BYTES + 1000] ^= 4
+    assert store.verify(epoch, "w", "shares") == 1
+    end(store, epoch, "shares")
+    # What lies before it is still the session's.
+    (session,) = store.sessions.list(epoch, "w", "")
+    assert session.num_tokens == 2 * TOKENS
+    assert store.stats().reserved_bytes == 2 * LAYOUT.num_layers * SLAB_BYTES
+    # All of the arena can be had.
+    open_with(store, epoch, "all", 32 * TOKENS)
+    assert not store.sessions.list(epoch, "w", "")
+
+
+def test_a_session_of_which_nothing_is_left_is_forgotten(store: Store, state: StoreState) -> None:
+    store.attach("w", LAYOUT, 0)
+    names, table = listed(store, state, "a", 2)
+    store.begin(state.epoch, "w", "holds", 3 * TOKENS, names)
+    end(store, state.epoch, "holds", session_id="s")
+    store.begin(state.epoch, "w", "shares", 0, names)
+    state.arena.data[int(table[0, 0]) * SLAB_BYTES] ^= 4
+    assert store.verify(state.epoch, "w", "shares") == 1
+    assert not store.sessions.list(state.epoch, "w", "")
