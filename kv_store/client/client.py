@@ -164,6 +164,9 @@ class StoreClient:
         except StoreError:
             self.end(sequence_id)
             raise
+        if takes_less and num_tokens and not reply.slabs_per_layer:
+            # Not begun, so nobody ends it.
+            self._tables.forget(sequence_id)
         return Begun(reply.num_shared_tokens, table.table)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:

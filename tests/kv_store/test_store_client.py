@@ -493,3 +493,16 @@ def test_a_call_for_a_sequence_is_told_of_with_its_trace(
     lines = [json.loads(line) for line in caplog.text.splitlines()]
     begun = [line for line in lines if line["message"].startswith("Begin: OK in")]
     assert [(line["request_id"], line.get("trace_id")) for line in begun] == [("a", "a" * 32), ("b", None)]
+
+
+def test_a_sequence_that_was_not_begun_leaves_nothing_in_its_client(connect: Connect) -> None:
+    client = connect(transport="zero_copy")
+    client.begin("big", 128 * TOKENS)
+    for _ in range(2):
+        begun = client.begin("copy", TOKENS, takes_less=True)
+        assert begun.slab_table.shape == (LAYOUT.num_layers, 0)
+        with pytest.raises(NotInStore, match="not open in this client"):
+            client.reserve("copy", TOKENS)
+    # One that asks for nothing is begun.
+    client.begin("none", 0, takes_less=True)
+    client.reserve("none", 0)
