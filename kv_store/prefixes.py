@@ -19,9 +19,11 @@ AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 6048
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
-    """Raises InvalidArgument unless every hash has 32 bytes."""
+    """Raises InvalidArgument unless every hash has 32 bytes, and each is there once."""
     if any(len(value) != HASH_BYTES for value in hashes):
         raise InvalidArgument(f"a prefix hash must have {HASH_BYTES} bytes")
+    if len(set(hashes)) < len(hashes):
+        raise InvalidArgument("a prefix has a hash twice")
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,3 +432,17 @@ def test_seal_checks_its_arguments(
     with pytest.raises(InvalidArgument):
         store.seal(state.epoch, "w", "a", num_tokens, begin, end, hashes)
     assert store.stats().held_bytes == 0
+
+
+def test_a_prefix_that_has_a_name_twice_is_refused(store: Store, state: StoreState) -> None:
+    """Its slabs would be held once and freed twice."""
+    store.attach("w", LAYOUT, 0)
+    first, second = cache(store, state.epoch, "first", 2)
+    with pytest.raises(InvalidArgument, match="twice"):
+        store.begin(state.epoch, "w", "a", 0, [first, second, first])
+    open_with(store, state.epoch, "b", 3 * TOKENS)
+    with pytest.raises(InvalidArgument, match="twice"):
+        store.seal(state.epoch, "w", "b", 3 * TOKENS, 0, 2, [first, second, second])
+    with pytest.raises(InvalidArgument, match="twice"):
+        end(store, state.epoch, "b", num_tokens=2 * TOKENS, prefix_hashes=(first, first))
+    assert state.allocator.num_free == 64 - 2 * LAYOUT.num_layers
