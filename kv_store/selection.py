@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,8 @@ class Selector:
             indexes = sequence.indexes_over(layer, begin, end)
             if not all(index.kind.is_searchable for index in indexes):
                 raise InvalidArgument("an index of codebooks only has no codes to search: build it with them")
-            first = indexes[-1].known_end >> geometry.token_shift
+            last, added = indexes[-1], indexes[-1].added
+            first = last.known_end >> geometry.token_shift
             # From the first candidate on that no index knows yet.
             behind = sequence.table[layer, first : ((end - 1) >> geometry.token_shift) + 1].astype(np.int64)
             held = np.concatenate([np.asarray(index.slabs) for index in indexes] + [behind]).astype(np.int64)
@@ -88,7 +89,7 @@ class Selector:
         begun = time.perf_counter()
         try:
             self._verify(indexes)
-            self._extend(indexes[-1], end, behind)
+            self._extend(last, added, end, behind)
             parts = [self._arrays(index, end) for index in indexes]
             found = [
                 indexes[0].kind.select_head(
@@ -110,9 +111,10 @@ class Selector:
                 if checksum(view_bytes(self._state.arena.data, ref)) != ref.checksum:
                     raise CorruptRows(f"the {ref.name} of an index")
 
-    def _extend(self, index: StoredIndex, end: int, slabs: Positions) -> None:
-        """Have the index know the tokens below `end`; `slabs` hold those that it does not."""
-        begin, geometry = index.known_end, self._state.geometry
+    def _extend(self, index: StoredIndex, added: npt.NDArray[Any] | None, end: int, slabs: Positions) -> None:
+        """Have the index know the tokens below `end`; `slabs` hold those that it does not know with `added`, which was
+        its own when they were found."""
+        begin, geometry = replace(index, added=added).known_end, self._state.geometry
         if begin >= end:
             return
         arrays = [view_array(self._state.arena.data, ref) for ref in index.arrays]
@@ -124,12 +126,12 @@ class Selector:
             )
             for head in range(geometry.layout.num_kv_heads)
         ]
-        before = [] if index.added is None else [index.added]
-        added = np.concatenate([*before, np.stack(codes)], axis=1)
+        before = [] if added is None else [added]
+        known = np.concatenate([*before, np.stack(codes)], axis=1)
         with self._state.lock:
-            # Else the same call came twice at once, and the other one was first.
-            if index.known_end == begin:
-                index.added = added
+            # Else another call came at once, which went as far, and was first.
+            if index.known_end < end:
+                index.added = known
 
     def _arrays(self, index: StoredIndex, end: int) -> list[npt.NDArray[Any]]:
         """Of all heads; the second has a row for each token below `end`."""

@@ -18,9 +18,10 @@ from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.selection import Selector, TopKItem
 from kv_store.state import StoreState
 from kv_store.store import Store
-from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
+from kv_store.trainers import ThreadTrainers, TrainerPool, TrainOutcome, TrainTask
 
 
 def written(store: Store, state: StoreState, name: str, num_tokens: int) -> None:
@@ -198,3 +199,38 @@ def test_room_in_one_piece_that_cannot_be_had_costs_nobody_anything(store: Store
     assert [known(store, state.epoch, chain(1, name)) for name in names] == [TOKENS] * 8
     assert store.stats().num_sessions == 4
     assert len(state.allocate_segment(2 * SLAB_BYTES, "an index")) == 2
+
+
+def test_two_selections_at_once_know_the_later_tokens_as_one_after_the_other(
+    store: Store, state: StoreState
+) -> None:
+    store.attach("w", LAYOUT, 0)
+    num_tokens, lock = 5 * TOKENS, state.lock
+    queries = np.random.default_rng(1).standard_normal((LAYOUT.num_kv_heads, 1, LAYOUT.head_dim))
+    trainers = ThreadTrainers(state.arena, 1)
+    builder, selector = (
+        IndexBuilder(state, trainers, IterationBound(4, 1), 0),
+        Selector(state, RowReader(state)),
+    )
+
+    def select(name: str, end: int) -> bytes:
+        item = TopKItem(name, 0, end, 20, queries.astype("<f4").tobytes(), None)
+        return b"".join(selector.chunks(state.epoch, "w", 0, 1.0, [item]))
+
+    for name in "abc":
+        written(store, state, name, num_tokens)
+        builder.build(state.epoch, "w", BuildRequest(name, 0, 0, 2 * TOKENS, PQParams(2, 4), 0, 0.0))
+    ends = (3 * TOKENS + 4, num_tokens)
+    expected = {end: select("a", end) for end in ends}
+
+    for name, (outer, inner) in (("b", ends), ("c", ends[::-1])):
+        found: dict[int, bytes] = {}
+
+        def interrupt(name: str = name, inner: int = inner, found: dict[int, bytes] = found) -> None:
+            state.lock = lock
+            found[inner] = select(name, inner)
+
+        state.lock = RunsAtExit(state, 1, interrupt)  # type: ignore[assignment]
+        found[outer] = select(name, outer)
+        assert found == expected
+    trainers.close()
