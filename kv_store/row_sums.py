@@ -26,10 +26,13 @@ class RowSums:
         draw = np.random.default_rng(_SEED).integers(0, 1 << 31, self._rows.shape[3], np.uint32)
         self._weights = draw * np.uint32(2) + np.uint32(1)
 
-    def take(self, slab_ids: npt.NDArray[np.int32]) -> None:
-        """Of all rows of these slabs as they are now; those of rows that are not sealed yet mean nothing."""
+    def take(self, slab_ids: npt.NDArray[np.int32], num_known: int = 0) -> None:
+        """Of all rows of these slabs as they are now, but for so many first tokens of the first one: what became of
+        those since is not to be taken for right. Sums of rows that are not sealed yet mean nothing."""
         for slab in slab_ids:
-            np.einsum("htw,w->ht", self._rows[slab], self._weights, out=self._sums[slab])
+            rows, sums = self._rows[slab, :, num_known:], self._sums[slab, :, num_known:]
+            np.einsum("htw,w->ht", rows, self._weights, out=sums)
+            num_known = 0
 
     def corrupt(self, slab_ids: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int32]:
         """Those of these slabs of which one of the first `num_tokens` tokens, all sealed, is not what it was."""
