@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import TypeVar
 
 from carrel.process.noted_errors import NotedErrors
@@ -18,6 +19,8 @@ from kv_store.client.threads import start_thread
 # Between two tries.
 _RETRY_SECONDS = 0.05
 _MAX_AT_ONCE = 64
+# Of all that are told at once: a store takes 16 MiB, and each has some 34 bytes.
+_MAX_HASHES_AT_ONCE = 400_000
 
 Reply = TypeVar("Reply")
 
@@ -125,7 +128,13 @@ class Ends:
         with self._changed:
             while not self._waiting and not self._is_closing:
                 self._changed.wait()
-            return None if self._is_closing else list(self._waiting)[:_MAX_AT_ONCE]
+            return None if self._is_closing else self._first()
+
+    def _first(self) -> list[SequenceEnd]:
+        """As many as one call has room for."""
+        num_hashes = accumulate(len(each.prefix_hashes) for each in self._waiting)
+        num_fitting = sum(1 for _ in takewhile(_MAX_HASHES_AT_ONCE.__ge__, num_hashes))
+        return list(self._waiting)[: min(max(1, num_fitting), _MAX_AT_ONCE)]
 
     def _try(self, batch: Sequence[SequenceEnd]) -> StoreUnreachable | None:
         """None where there is nothing left to tell of these."""

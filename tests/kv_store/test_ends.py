@@ -118,3 +118,17 @@ def test_closing_tells_what_is_left_unless_nobody_hears(store: Store, ends: Ends
     others.put(SequenceEnd("b"))
     others.close(is_drained=True)
     assert deaf.told == []
+
+
+def test_ends_are_told_in_calls_that_a_message_has_room_for(store: Store, ends: Ends) -> None:
+    """A store refuses a longer message whole: what was in it would never end there."""
+    store.answers.clear()
+    ends.put(SequenceEnd("first"))
+    wait_until(lambda: store.num_tries)
+    hashes = tuple(number.to_bytes(32) for number in range(200_000))
+    for name in ("a", "b", "c"):
+        ends.put(SequenceEnd(name, prefix_hashes=hashes))
+    ends.put(SequenceEnd("d"))
+    store.answers.set()
+    ends.settle()
+    assert store.told == [["first"], ["a", "b"], ["c", "d"]]
