@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +86,18 @@ def from_bytes(data: bytes, name: bytes) -> SavedSession:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > MAX_CHARACTERS:
+    # JSON has texts that have no bytes: halves of a surrogate pair.
+    if (
+        type(value) is not str
+        or len(value) > MAX_CHARACTERS
+        or value.encode(errors="replace").decode() != value
+    ):
         raise DamagedFile("a name in it is none")
     return value
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
         raise DamagedFile("a time in it is none")
     return float(value)
 

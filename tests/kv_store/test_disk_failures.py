@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from waiting import wait_until
 
 from kv_store.client import Layout, PrefixLoading
 from kv_store.disk.folder import TierFolder
+from kv_store.disk.session_file import file_name
 
 
 @pytest.fixture
@@ -119,3 +122,23 @@ def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: T
     tier.client.end("all")
     tier.client.stats()
     assert tier.begin("again", 0, hashes) == TOKENS
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "\ud800"}, {"used_at": 10**400}, {"hashes": 5}, {"label": None}, {"created_at": -1}]
+)
+def test_a_session_that_no_store_writes_costs_itself_alone(tier: Tier, fields: dict[str, object]) -> None:
+    tier.write("a", "doc")
+    [file] = tier.files("session")
+
+    def add() -> None:
+        found = json.loads(file.read_bytes().partition(b"\n")[2])
+        line = json.dumps({**found, "name": "odd", **fields}).encode()
+        name = file_name("odd").hex()
+        digest = hashlib.blake2b(line).hexdigest().encode()
+        file.with_name(f"{name}.session").write_bytes(digest + b"\n" + line)
+
+    tier.restart(add)
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
+    assert tier.num_known("a") == NUM_SLABS
+    assert tier.client.stats().disk.num_corrupt == 1
