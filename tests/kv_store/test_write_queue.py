@@ -21,10 +21,10 @@ def test_owners_take_turns_and_who_has_the_most_is_left_out() -> None:
 
     queue = WriteQueue(write, lambda unneeded: None, skipped.append, lambda error: None)
     try:
-        for _ in range(MAX_WAITING + 10):
-            queue.put(Chain(tuple(chain(1)), "a"))
-        for owner in "bcb":
-            queue.put(Chain(tuple(chain(1)), owner))
+        for number in range(MAX_WAITING + 10):
+            queue.put(Chain(tuple(chain(1, str(number))), "a"))
+        for number, owner in enumerate("bcb"):
+            queue.put(Chain(tuple(chain(1, str(number))), owner))
         queue.put(Chain(tuple(chain(1)), "a", "session of a"))
         goes_on.set()
         queue.settle()
@@ -33,6 +33,36 @@ def test_owners_take_turns_and_who_has_the_most_is_left_out() -> None:
         # One of a may have begun at once.
         assert written.index("c") < 5
         assert len(written) >= MAX_WAITING
+    finally:
+        goes_on.set()
+        queue.close(PATIENCE)
+
+
+def test_a_prefix_that_waits_already_takes_nobody_elses_place() -> None:
+    """It is told of whenever a sequence over it is sealed."""
+    goes_on, has_begun = threading.Event(), threading.Event()
+    written, skipped = list[Chain](), list[int]()
+
+    def write(waiting: Chain) -> None:
+        has_begun.set()
+        assert goes_on.wait(PATIENCE)
+        written.append(waiting)
+
+    queue = WriteQueue(write, lambda unneeded: None, skipped.append, lambda error: None)
+    first, *others = (Chain(tuple(chain(2, name)), "a") for name in "abc")
+    try:
+        queue.put(first)
+        assert has_begun.wait(PATIENCE)
+        for _ in range(MAX_WAITING):
+            for each in others:
+                queue.put(each)
+        goes_on.set()
+        queue.settle()
+        assert (written, skipped) == ([first, *others], [])
+        # It may change, and be written anew.
+        queue.put(first)
+        queue.settle()
+        assert written == [first, *others, first]
     finally:
         goes_on.set()
         queue.close(PATIENCE)
