@@ -163,8 +163,14 @@ class DiskTier:
         self._looked_at = time.monotonic()
 
     def _remove(self, unneeded: Unneeded) -> None:
-        if self._files is not None:
-            self._files.remove(unneeded)
+        files, catalog = self._files, self._catalog
+        if files is None or catalog is None:
+            return
+        with self._state.lock:
+            # What was written anew meanwhile is wanted. Only this thread writes.
+            columns = [name for name in unneeded.columns if name not in catalog]
+            sessions = [name for name in unneeded.sessions if not catalog.held(name)]
+        files.remove(Unneeded(columns, sessions))
 
     def _remove_at_once(self, unneeded: Unneeded) -> None:
         """Raises OSError; it is tried again then, as no store may find again what this one has given up."""

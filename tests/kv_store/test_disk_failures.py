@@ -6,13 +6,14 @@ import dataclasses
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from store_samples import TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading
 from kv_store.disk.folder import TierFolder
@@ -142,3 +143,27 @@ def test_a_session_that_no_store_writes_costs_itself_alone(tier: Tier, fields: d
     assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
     assert tier.num_known("a") == NUM_SLABS
     assert tier.client.stats().disk.num_corrupt == 1
+
+
+def test_what_is_written_anew_before_it_was_removed_stays(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.write("a", "doc")
+    names = chain(NUM_SLABS, "a")
+    tier.restart(lambda: (tier.path / "store-0" / f"{names[0].hex()}.slabs").unlink())
+    goes_on, write = threading.Event(), TierFolder.write
+
+    def wait(folder: TierFolder, name: bytes, kind: str, parts: Sequence[bytes | memoryview]) -> None:
+        assert goes_on.wait(PATIENCE)
+        write(folder, name, kind, parts)
+
+    monkeypatch.setattr(TierFolder, "write", wait)
+    # While its first slab is written the session is dropped, which leaves what another has, and all is known again.
+    for number, (num_slabs, session) in enumerate(((NUM_SLABS, "doc"), (1, "other"), (NUM_SLABS, ""))):
+        tier.seal(f"{number}", "a", session, num_slabs)
+        if session == "other":
+            tier.client.drop_session("doc")
+    goes_on.set()
+    tier.store.server.store.settle()
+    assert tier.kept("a") == "a"
+    assert tier.client.stats().disk.num_bytes == NUM_SLABS * COLUMN_BYTES

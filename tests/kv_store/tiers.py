@@ -33,16 +33,22 @@ class Tier:
         )
 
     def write(self, name: str, session: str = "", num_slabs: int = NUM_SLABS, owner: str = "me") -> None:
-        """A prompt of this name, known from then on."""
+        """A prompt of this name, known from then on, and on the disk where that may be."""
+        self.seal(name, name, session, num_slabs, owner)
+        self.store.server.store.settle()
+
+    def seal(
+        self, sequence_id: str, name: str, session: str = "", num_slabs: int = NUM_SLABS, owner: str = "me"
+    ) -> None:
+        """A prompt of this name that comes and goes, known from then on."""
         num_tokens, hashes = num_slabs * TOKENS, chain(num_slabs, name)
-        num_shared = self.begin(name, num_tokens, hashes, owner)
+        num_shared = self.begin(sequence_id, num_tokens, hashes, owner)
         for layer, rows in enumerate(ROWS):
             if num_shared < num_tokens:
-                self.client.put(name, layer, num_shared, rows[:, num_shared:num_tokens])
-        self.client.seal(name, num_tokens, 0, None, hashes, session, f"label of {session}")
-        self.client.end(name)
+                self.client.put(sequence_id, layer, num_shared, rows[:, num_shared:num_tokens])
+        self.client.seal(sequence_id, num_tokens, 0, None, hashes, session, f"label of {session}")
+        self.client.end(sequence_id)
         self.client.stats()
-        self.store.server.store.settle()
 
     def begin(self, name: str, num_tokens: int, hashes: list[bytes], owner: str = "me") -> int:
         """Tokens that are known once nothing is on its way any more."""
