@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
-from carrel.process.ready_threads import ReadyThreads
+from carrel.process.ready_threads import NoThreads, ReadyThreads
 from kv_store.client.checksum import checksums
 
 # Slabs that one task takes: some tenths of a millisecond each.
@@ -16,7 +16,7 @@ _AT_ONCE = 32
 
 
 class SlabChecksums:
-    """Thread-safe. Holds no slab: room that is needed at once is not kept for a sum.
+    """Thread-safe. Holds no slab: room that is needed at once is not kept for a sum. Raises NoThreads.
 
     arena: uint8 [num_slabs * slab_bytes]. num_threads: that compare; one more takes the sums of new slabs.
     """
@@ -34,7 +34,11 @@ class SlabChecksums:
         self._is_known = np.zeros(len(self._slabs), bool)
         self._times_sealed = np.zeros(len(self._slabs), np.int64)
         self._sealing = ReadyThreads(1, "slab-checksum")
-        self._comparing = ReadyThreads(num_threads, "slab-compare")
+        try:
+            self._comparing = ReadyThreads(num_threads, "slab-compare")
+        except NoThreads:
+            self._sealing.shutdown()
+            raise
 
     def seal(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Take the sums of immutable slabs, distinct, soon; of those that are freed meanwhile nothing is known."""

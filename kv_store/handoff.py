@@ -9,6 +9,7 @@ import socket
 import stat
 import threading
 
+from carrel.process.ready_threads import NoThreads, start_thread
 from kv_store.arena import Arena
 from kv_store.client.handoff import peer_uid
 from kv_store.errors import ConfigError
@@ -42,7 +43,8 @@ def claim_socket_path(path: str) -> None:
 
 
 class HandoffServer:
-    """Listens at `path` (mode 0600) in a thread of its own until `close`; what peers send is never read."""
+    """Listens at `path` (mode 0600) in a thread of its own until `close`; what peers send is never read. Raises
+    ConfigError, NoThreads."""
 
     def __init__(self, arena: Arena, path: str) -> None:
         claim_socket_path(path)
@@ -57,8 +59,11 @@ class HandoffServer:
             self._socket.close()
             raise ConfigError(f"--arena-socket {path}: {exc}") from exc
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="arena-handoff", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._serve, "arena-handoff")
+        except NoThreads:
+            self._remove()
+            raise
 
     def _serve(self) -> None:
         while not self._closing.is_set():
@@ -91,6 +96,9 @@ class HandoffServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=5.0)
+        self._remove()
+
+    def _remove(self) -> None:
         self._socket.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from carrel.process.faults import read_faults
 from carrel.process.noted_errors import NotedErrors
 from carrel.process.options import OptionError
-from carrel.process.ready_threads import NoThreads, ReadyThreads
+from carrel.process.ready_threads import NoThreads, ReadyThreads, start_thread
 from carrel.process.tracing import Tracer, make_tracer
 from kv_store.arena import Arena
 from kv_store.call_meter import CallMeter, CallWatch
@@ -128,8 +128,7 @@ class StoreServer:
                 with errors.noting():
                     self.store.reap()
 
-        thread = threading.Thread(target=reap, name="lease-reaper", daemon=True)
-        thread.start()
+        thread = start_thread(reap, "lease-reaper")
         stack.callback(thread.join, 5.0)
         stack.callback(closing.set)
 

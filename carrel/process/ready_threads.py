@@ -22,6 +22,16 @@ class NoThreads(OptionError):
         )
 
 
+def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon that does the work. Raises NoThreads."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThreads(1, name, error) from error
+    return thread
+
+
 class ReadyThreads(ThreadPoolExecutor):
     """A pool whose threads all run from the start.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from carrel.process.ready_threads import start_thread
 from kv_store.disk.catalog import Catalog, Unneeded
 from kv_store.disk.errors import DamagedFile, UnusableFile
 from kv_store.disk.files import TierFiles
@@ -44,7 +45,7 @@ class Load:
 
 
 class ChainLoader:
-    """Loads one chain after another, on a thread of its own; owners take turns.
+    """Loads one chain after another, on a thread of its own; owners take turns. Raises NoThreads.
 
     remove: takes files that are of no use. failed: is told of an error of the disk.
     """
@@ -65,8 +66,7 @@ class ChainLoader:
         self._waiting = Turns[Load]()
         self._changed = threading.Condition()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="disk-read", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "disk-read")
 
     def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog, files: TierFiles) -> bool:
         """Whether more of this chain will be in the arena soon than is by now; starts to load it where it is on the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -37,7 +38,7 @@ class DiskTier:
     `adopt`, of which the first worker's attachment is part. An error of the disk is counted and logged, and costs what
     was to be written or read.
 
-    max_bytes: of slabs.
+    folder: is closed with it, and where it raises NoThreads. max_bytes: of slabs.
     """
 
     def __init__(self, state: StoreState, folder: TierFolder, max_bytes: int) -> None:
@@ -51,8 +52,12 @@ class DiskTier:
         self._writer: ChainWriter | None = None
         # When it was last seen how much room a full disk has.
         self._looked_at = 0.0
-        self._queue = WriteQueue(self._write, self._remove, self._skipped, self._failed)
-        self._loader = ChainLoader(state, self._queue.remove, self._failed)
+        with contextlib.ExitStack() as stack:
+            stack.callback(folder.close)
+            self._queue = WriteQueue(self._write, self._remove, self._skipped, self._failed)
+            stack.callback(self._queue.close, DRAIN_SECONDS)
+            self._loader = ChainLoader(state, self._queue.remove, self._failed)
+            stack.pop_all()
 
     def stats(self) -> DiskStats:
         num_bytes = 0 if self._catalog is None else self._catalog.num_bytes

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from carrel.process.ready_threads import start_thread
 from kv_store.disk.catalog import Chain, Unneeded
 from kv_store.disk.turns import Turns
 
@@ -26,7 +27,8 @@ class WriteQueue:
     next store. Owners of prefixes take turns. Nobody waits for the disk: where it is behind,
     prefixes of the owner with the most are left out, and sessions that waited longest; where it has failed, all.
 
-    write, remove: do one thing, and may raise OSError. skipped: is told how many were left out; failed: of an error.
+    Raises NoThreads. write, remove: do one thing, and may raise OSError. skipped: is told how many were left out;
+    failed: of an error.
     """
 
     def __init__(
@@ -49,8 +51,7 @@ class WriteQueue:
         self._is_busy = self._is_closing = False
         # Nothing is written before; nor removed, where that failed.
         self._resumes_at = self._removes_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="disk-write", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "disk-write")
 
     def put(self, chain: Chain) -> None:
         with self._changed:
