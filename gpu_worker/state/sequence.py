@@ -209,6 +209,13 @@ class Sequence:
         self.kept_at = self.longest_kept = self.num_kept = self.mark = 0
         self.kept_layers.clear()
 
+    def begin_again(self) -> None:
+        """Wait again, with a prompt that is computed in vain. Where a token was forced behind it, that is so again; a
+        sampled one was not taken yet."""
+        if self.next_token >= 0:
+            self.forced.appendleft(self.next_token)
+            self.next_token = -1
+
     @property
     def can_miss(self) -> bool:
         """Whether a token that it selects may be in the arena only."""

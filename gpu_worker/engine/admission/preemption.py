@@ -96,6 +96,7 @@ class Preemption:
         """A known prefix of a prompt in progress was lost: it waits at its old place, to be computed whole."""
         self._free(sequence)
         self._scheduler.wait_again(sequence)
+        sequence.begin_again()
         self._offloader.meter.fallbacks[Fallback.RECOMPUTE] += 1
 
     def left(self, sequence: Sequence, trained: Iterable[TrainedLayer]) -> None:
