@@ -71,6 +71,11 @@ class PromptCopies:
         """Whether a copy of the sequence's prompt is read or written."""
         return self._extent(sequence) is not None
 
+    def known_bytes(self, sequence: Sequence) -> int:
+        """Of the arena, that a copy of the sequence's prompt reads. Others may read the same."""
+        extent, layout = self._extent(sequence), self._client.layout
+        return 0 if extent is None else extent.shared * layout.num_layers * layout.token_bytes
+
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
         """Start to fill the first rows of a layer [H_kv, n, 2d] with the known ones, as `SlabRows.read` does. Raises
         PrefixLost: compute all of them."""

@@ -51,10 +51,10 @@ class Preemption:
             return
         sequence, error = min(short, key=lambda each: each[0].rank)
         holders = self._holders()
-        if holders in ([], [sequence]):
-            self._end(sequence, error)
-        else:
+        if holders not in ([], [sequence]):
             self._preempt(max(holders, key=lambda holder: holder.rank))
+        elif not self._readers_give_way(error.missing_bytes):
+            self._end(sequence, error)
 
     def make_slots(self, crowded: list[tuple[Sequence, SlotsFull]]) -> None:
         """Let one that runs give way to those that miss slots for their next tokens; alone such a one ends."""
@@ -93,7 +93,7 @@ class Preemption:
         self._is_crowded = True
 
     def compute_again(self, sequence: Sequence) -> None:
-        """A known prefix of a prompt in progress was lost: it waits at its old place, to be computed whole."""
+        """A known prefix of a prompt in progress is lost to it: it waits at its old place, to be computed whole."""
         self._free(sequence)
         self._scheduler.wait_again(sequence)
         sequence.begin_again()
@@ -119,6 +119,18 @@ class Preemption:
             return self._offloader.copies.give_way()
         except StoreUnavailable:
             return False
+
+    def _readers_give_way(self, missing_bytes: int) -> bool:
+        """Whether so much room may come from known prefixes that prompts read which need no arena: these are computed
+        whole instead."""
+        copies = self._offloader.copies
+        readers = [each for each in self._scheduler.with_status(Status.PREFILL) if copies.known_bytes(each)]
+        if sum(map(copies.known_bytes, readers)) < missing_bytes:
+            return False
+        for each in readers:
+            each.trusts_prefixes = False
+            self.compute_again(each)
+        return bool(readers)
 
     def _holders(self) -> list[Sequence]:
         """Of room in the arena."""
