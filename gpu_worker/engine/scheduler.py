@@ -17,7 +17,8 @@ class Scheduler:
     The least `priority` comes first. Within it the next quantum goes to the caller whose prompts have had least of the
     device, and of that caller's prompts to the one with the earliest deadline: its arrival, and a multiple of the time
     that it takes alone. So short prompts overtake long ones, but not for ever, as a later one has a later deadline; and
-    many prompts of one caller hold up nobody else.
+    many prompts of one caller hold up nobody else. Nor do many callers, however short their prompts are: each of them
+    begins no further behind an even share than its first prompt may be stretched.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         # Seconds of prefill that each caller has had, by its weight, as far as they are compared.
         self._served: dict[bytes, float] = defaultdict(float)
+        # What each would have had, by priority, if those with prompts had shared the device evenly.
+        self._even: dict[int, float] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -66,12 +69,21 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """A waiting sequence. A caller without prompts is owed nothing for that time."""
-        others = [self._served[other.caller] for other in self._prompts()]
-        if others:
-            self._served[sequence.caller] = max(self._served[sequence.caller], min(others))
+        """A waiting sequence."""
+        self._enter(sequence)
         self._by_id[sequence.sequence_id] = sequence
         self._waiting.append(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Before it is one of the prompts. A caller without prompts is owed nothing for that time."""
+        caller, priority, prompts = sequence.caller, sequence.request.priority, self._prompts()
+        priorities = {other.request.priority for other in prompts}
+        self._even = {each: even for each, even in self._even.items() if each in priorities}
+        if all(other.caller != caller for other in prompts):
+            least = min((self._served[other.caller] for other in prompts), default=0.0)
+            even = self._even.get(priority, 0.0) - self._stretch * self._estimate(sequence)
+            self._served[caller] = max(self._served[caller], least, even)
+        self._even.setdefault(priority, self._served[caller])
 
     def find(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
@@ -147,9 +159,14 @@ class Scheduler:
     def serve(self, sequence: Sequence, seconds: float) -> None:
         """Its prompt has so much of the device."""
         self._served[sequence.caller] += seconds / sequence.request.weight
+        weights = {each.caller: each.request.weight for each in (sequence, *self._prompts())}
+        priority, share = sequence.request.priority, seconds / sum(weights.values())
+        self._even[priority] = self._even.get(priority, 0.0) + share
 
     def wait_again(self, sequence: Sequence) -> None:
         """Move a running sequence back to the waiting ones, to its place by arrival, and free its seat."""
+        if sequence.status is not Status.PREFILL:
+            self._enter(sequence)
         self._running.remove(sequence)
         self.unseat(sequence)
         sequence.status = Status.WAITING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import pytest
 from engine_rig import request
 
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
@@ -137,6 +138,22 @@ def test_callers_share_by_their_weights() -> None:
     assert device.ended["light"] == 190
 
 
+@pytest.mark.parametrize("num_callers", [4, 1000])
+def test_a_long_prompt_ends_however_many_callers_have_short_ones(num_callers: int) -> None:
+    """Three of them wait at any time, as fast as they are computed; each caller has one at a time."""
+    device = Device(make(max_num_seqs=1000))
+    device.add("long", 50, b"long")
+    device.run(10)
+    num_short = 0
+    while "long" not in device.ended and device.now < 1000:
+        while num_short - sum(name.startswith("short") for name in device.ended) < 3:
+            device.add(f"short {num_short}", 1, f"caller {num_short % num_callers}".encode())
+            num_short += 1
+        device.run()
+    # It has a fourth of the device, once it was overtaken for its stretch.
+    assert device.now <= 4 * 50 + 4 * STRETCH
+
+
 def test_who_was_away_is_owed_nothing_for_that_time() -> None:
     device = Device(make())
     device.add("early", 1, b"guest")
@@ -146,6 +163,20 @@ def test_who_was_away_is_owed_nothing_for_that_time() -> None:
     device.run(60)
     # Half of the device from when it came back; all of it would be 20 seconds.
     assert 60 + 38 <= device.ended["back"] <= 60 + 42
+
+
+def test_who_gives_way_is_owed_nothing_for_the_time_that_it_decoded() -> None:
+    device = Device(make())
+    decoding = prompt("decoding", 20, caller=b"guest")
+    device.scheduler.add(decoding)
+    start(device.scheduler, decoding)
+    decoding.status = Status.DECODE
+    device.add("other", 100, b"host")
+    device.run(60)
+    device.left["decoding"] = 20
+    device.scheduler.wait_again(decoding)
+    device.run(60)
+    assert 60 + 38 <= device.ended["decoding"] <= 60 + 42
 
 
 def test_a_short_prompt_waits_for_no_room_that_a_long_one_waits_for() -> None:
