@@ -17,7 +17,7 @@ from gpu_worker.state.sequence import Status
 def hold_proofs(rig: Rig) -> Future[int]:
     """What comparisons of shared slabs give from now on, once it is set."""
     proof: Future[int] = Future()
-    rig.store.verify = lambda _sequence_id: proof  # type: ignore[method-assign]
+    rig.store.verify = lambda _sequence_id: proof  # type: ignore[method-assign,assignment]
     return proof
 
 
