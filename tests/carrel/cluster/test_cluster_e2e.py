@@ -13,8 +13,8 @@ from benchmarks.load.ray_cluster import ray_nodes
 # Nearly as long as the other end-to-end tests together: a group of its own, beside theirs.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("cluster")]
 
-# enough that all prompts are seen to run at once: replicas report every two seconds
-NUM_TOKENS = 500
+# each recalled, so that all prompts are seen to run at once: replicas report every two seconds
+NUM_TOKENS = 150
 # of a replica: more than its half of the prompts
 MOST = 6
 PROMPTS = [
