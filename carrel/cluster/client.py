@@ -142,7 +142,7 @@ class ClusterWorkerClient:
                 request.SerializeToString(), timeout_s, route.replica, lost, trace_metadata()
             )
         )
-        replica = route.replica
+        replica, has_left = route.replica, False
         try:
             first = await _next(frames, self._silence_s)
             self._routing.taken(route, links, first.replica, session)
@@ -160,13 +160,17 @@ class ClusterWorkerClient:
                 if frame.failure is not None and complete is None:
                     raise _error_of(frame.failure, replica, timeout_s)
                 if frame.is_last:
+                    # before its end is told: who hears of that may ask again at once, and finds the place free
+                    self._routing.ended(replica)
+                    has_left = True
                     if complete is not None:
                         yield complete
                     return
         except (ReplicaLost, TimeoutError) as exc:
             raise ReplicaLost(replica) from exc
         finally:
-            self._routing.ended(replica)
+            if not has_left:
+                self._routing.ended(replica)
             self._replica_of.pop(request.request_id, None)
             await frames.close()
 

@@ -193,6 +193,24 @@ async def test_closing_ends_the_request_and_abort_reaches_its_replica() -> None:
     assert client.routing.num_running("a") == 0
 
 
+async def test_who_hears_of_a_requests_end_finds_its_place_free() -> None:
+    """Else a session's next turn, sent at once, would be computed elsewhere where the replica was full."""
+    client = Client(
+        FakeFleet(replicas("a"), lambda name: answering(name, token(1), COMPLETE)), max_requests=1
+    )
+    await client.census.take()
+    stream = client.worker.generate(request(), 60.0)
+    async with asyncio.timeout(PATIENCE):
+        while not (await anext(stream)).HasField("complete"):
+            assert client.routing.num_running("a") == 1
+        assert client.routing.num_running("a") == 0
+        assert tokens([event async for event in client.worker.generate(request(request_id="r2"), 60.0)]) == [
+            1
+        ]
+        await stream.aclose()
+    assert client.routing.num_running("a") == 0
+
+
 async def test_a_replica_that_missed_a_report_is_counted_once() -> None:
     both = replicas("a", "b", running=2, prompt_tokens_total=10)
     fleet = FakeFleet(both, lambda name: [])

@@ -42,6 +42,7 @@ NAMES = sorted(POLICIES)
 # About blocks, slabs, chunks and pages.
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 95, 97, 127, 128, 129, 191, 193)
 VOCAB = 97
+MAX_MODEL_LEN = 320
 
 
 @dataclass
@@ -101,6 +102,8 @@ def any_request(draw: random.Random, name: str, documents: list[tuple[int, ...]]
     own = random_prompt(draw.choice(LENGTHS), draw.randrange(10**6))
     prompt = own if draw.random() < 0.5 else (*draw.choice(documents), *own[:20])
     params, length = sampling(draw), len(prompt)
+    if draw.random() < 0.15:
+        params = replace(params, max_tokens=MAX_MODEL_LEN - length)
     tokens = draw.choice((2, 7, 16, 34, 64, max(2, length - 1), length + 9))
     is_late = params.prompt_logprobs is None and draw.random() < 0.15
     return GenerationRequest(
@@ -141,7 +144,7 @@ def check(one: GenerationRequest, record: Record, alone: Record, is_aborted: boo
         case CompleteEvent(finish_reason=reason, stop_token_id=stop), CompleteEvent(
             finish_reason=other_reason, stop_token_id=other_stop
         ):
-            # Only who fills the arena alone ends earlier than alone with more room.
+            # Only who fills the arena, or the slots, alone ends earlier than alone with more room.
             assert (reason, stop) == (other_reason, other_stop) or reason is FinishReason.LENGTH, one
             assert told == expected or reason is FinishReason.LENGTH, one
             found = _numbers(record.events)
@@ -162,7 +165,7 @@ def _numbers(events: list[Event]) -> list[float]:
     return numbers
 
 
-def check_schedule(seed: int, num_requests: int) -> None:
+def check_schedule(seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(f"schedule {seed}")
     hot = draw.choice((HotCacheSize(), HotCacheSize(tokens=1), HotCacheSize(share=0.2)))
     alike = {
@@ -170,7 +173,10 @@ def check_schedule(seed: int, num_requests: int) -> None:
         "full_layers": draw.choice((0, 0, 1)),
         "policies": POLICIES,
         "trains_indexes": draw.random() < 0.4,
+        "max_model_len": MAX_MODEL_LEN,
     }
+    # Slots for so few tokens ahead that answers ask for more.
+    monkeypatch.setattr("gpu_worker.state.sequence.AHEAD", draw.choice((1, 16, 64)))
     store = MoodyStore(LAYOUT, draw.choice((450, 600, 900)), draw.choice((16, 64)), seed)
     rig = Rig(
         MODEL,
@@ -210,12 +216,14 @@ def check_schedule(seed: int, num_requests: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_answers_are_those_of_requests_alone(seed: int) -> None:
-    check_schedule(seed, 8)
+def test_answers_are_those_of_requests_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_schedule(seed, 8, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2, 102))
-def test_answers_are_those_of_requests_alone_of_many_seeds(seed: int) -> None:
-    check_schedule(seed, 16)
+def test_answers_are_those_of_requests_alone_of_many_seeds(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_schedule(seed, 16, monkeypatch)
