@@ -107,9 +107,8 @@ class Service:
             yield
             assert not any(future.done() for _, future in started)
         finally:
-            for stream, _ in started:
-                stream.is_left.set()
-        assert [stream.error for stream in finish(started)] == [""] * len(started)
+            streams = leave(started)
+        assert [stream.error for stream in streams] == [""] * len(started)
         until(lambda: not any(self.running_by_replica()), "nothing runs")
 
     def _read(self, body: dict[str, Any], stream: Stream) -> None:
@@ -139,6 +138,13 @@ def finish(started: Sequence[tuple[Stream, Future[None]]]) -> list[Stream]:
     for _, future in started:
         future.result(PATIENCE)
     return [stream for stream, _ in started]
+
+
+def leave(started: Sequence[tuple[Stream, Future[None]]]) -> list[Stream]:
+    """The same, of streams that their clients leave now."""
+    for stream, _ in started:
+        stream.is_left.set()
+    return finish(started)
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
