@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(import_module(module_of(options.benchmark)).run(options))
     except (BenchmarkError, OptionError) as error:
         print(f"carrel bench {options.benchmark}: error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, OptionError) else 1
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class BenchmarkError(Exception):
-    """The run cannot go on; never shown with a traceback."""
+    """The run cannot go on; never shown with a traceback. Ends a process with `exit_code`."""
+
+    exit_code = 1
 
 
 class NotMeasurable(Exception):

@@ -7,7 +7,6 @@ WorkerError
 ├── VersionMismatch        a caller of another version
 ├── CapacityError          no room: slots, seats or queue; the message says how much is missing
 │   ├── ArenaFull          the store's arena is full: others may give way
-│   ├── SlotsFull          the slots are taken: others may give way
 │   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
 │   ├── RowsCorrupt        rows in the KV store are not what was written there
@@ -61,10 +60,6 @@ class ArenaFull(CapacityError):
     def __init__(self, message: str, missing_bytes: int) -> None:
         super().__init__(message)
         self.missing_bytes = missing_bytes
-
-
-class SlotsFull(CapacityError):
-    """No slot is left for a running request's next token; another request may give way."""
 
 
 class NeverFits(CapacityError):

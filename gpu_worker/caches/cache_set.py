@@ -14,7 +14,7 @@ from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.slot_sharing import SlotSharing
-from gpu_worker.errors import NeverFits, SlotsFull
+from gpu_worker.errors import NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
 from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
@@ -146,16 +146,15 @@ class CacheSet:
         """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
         return self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
 
-    def grow(self, sequence: Sequence) -> None:
+    def grow(self, sequence: Sequence) -> bool:
         """Take slots for its next token where it takes them as it grows; before any sequence of the step advances, as
-        others may give up slots for it. Raises SlotsFull, after which it may be called again."""
-        if not self._misses_slots(sequence):
-            return
-        if not self.finds_slots(sequence):
-            raise SlotsFull("no slot is free for the next token; give more with --slot-memory")
-        # Else it gave up slots itself, and may miss tokens from now on.
+        others may give up slots for it. False where there are none."""
+        if self._misses_slots(sequence) and not self.finds_slots(sequence):
+            return False
+        # Unless it gave up slots itself, and may miss tokens from now on.
         if self._misses_slots(sequence):
             self._extend(sequence)
+        return True
 
     def finds_slots(self, sequence: Sequence) -> bool:
         """Whether there are slots for the next token of a running sequence, others having given up what is not their

@@ -24,13 +24,13 @@ def each(
             operation(one)
             kept.append(one)
         except ArenaFull as error:
-            short.append((one, bare(error)))
+            short.append((one, _bare(error)))
         except WorkerError as error:
-            failed.append((one, bare(error)))
+            failed.append((one, _bare(error)))
     return kept
 
 
-def bare(error: Error) -> Error:
+def _bare(error: Error) -> Error:
     """Without tracebacks, which would keep tensors alive that the others need."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

@@ -217,17 +217,19 @@ class Sequence:
             self.next_token = -1
 
     @property
+    def _recalls(self) -> bool:
+        return self.policy.family is Family.RECALL and self.plan.selects
+
+    @property
     def can_miss(self) -> bool:
         """Whether a token that it selects may be in the arena only."""
-        recalls = self.policy.family is Family.RECALL and self.plan.selects
-        return recalls and self.num_slots < self.capacity
+        return self._recalls and self.num_slots < self.capacity
 
     @property
     def grows_resident(self) -> bool:
         """Whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
         context are short."""
-        recalls = self.policy.family is Family.RECALL and self.plan.selects
-        return recalls and self.is_open_ended and not self.can_miss
+        return self._recalls and self.is_open_ended and not self.can_miss
 
     @property
     def held_slots(self) -> int:

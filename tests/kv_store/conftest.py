@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, Clock
+from tiers import Tier, running
 from waiting import PATIENCE
 
 from kv_store.arena import Arena
@@ -36,6 +38,12 @@ def store(state: StoreState) -> Store:
 def local_store() -> Iterator[LocalStore]:
     with LocalStore(256 * SLAB_BYTES, slab_bytes=SLAB_BYTES) as running:
         yield running
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    with running(tmp_path / "disk") as started:
+        yield started
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,6 @@ from waiting import PATIENCE, wait_until
 from kv_store.client import Layout, PrefixLoading
 from kv_store.disk.folder import TierFolder
 from kv_store.disk.session_file import file_name
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Iterator[Tier]:
-    with running(tmp_path / "disk") as started:
-        yield started
 
 
 def test_a_session_that_finds_no_room_on_a_smaller_disk_is_not_listed(tier: Tier) -> None:

@@ -7,7 +7,7 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,6 @@ from kv_store.disk.files import TierFiles
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Iterator[Tier]:
-    with running(tmp_path / "disk") as started:
-        yield started
 
 
 def test_prefixes_sessions_and_pins_survive_the_store(tier: Tier) -> None:

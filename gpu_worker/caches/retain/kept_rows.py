@@ -63,14 +63,11 @@ class KeptRows:
         """Start layers with what is kept of their heads, the first layer's first, in the first slots, which were
         divided among the heads before; each head may take `room` more."""
         kept, dtype = self._kept, self._pool.rows.dtype
-        keys, values = retained.keys, retained.values
-        if not keys.dtype == values.dtype == dtype:
-            keys, values = keys.to(dtype), values.to(dtype)
         tables = self._block_tables.tables
         keep_rows(
             retained.positions,
-            keys,
-            values,
+            retained.keys.to(dtype),
+            retained.values.to(dtype),
             self._pool.rows,
             tables,
             kept.positions,

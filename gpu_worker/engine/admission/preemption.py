@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.errors import ArenaFull, CapacityError, SlotsFull, StoreUnavailable
+from gpu_worker.errors import ArenaFull, CapacityError, StoreUnavailable
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader
@@ -56,19 +56,17 @@ class Preemption:
         elif not self._readers_give_way(error.missing_bytes):
             self._end(sequence, error)
 
-    def make_slots(self, crowded: list[tuple[Sequence, SlotsFull]]) -> None:
+    def make_slots(self, crowded: list[Sequence]) -> None:
         """Let one that runs give way to those that miss slots for their next tokens; alone such a one ends."""
-        if not crowded:
-            return
         self._settle()
-        crowded = [each for each in crowded if _runs(each[0]) and not self._caches.finds_slots(each[0])]
+        crowded = [each for each in crowded if _runs(each) and not self._caches.finds_slots(each)]
         if not crowded:
             return
-        sequence, error = min(crowded, key=lambda each: each[0].rank)
-        if self._scheduler.num_running == 1:
-            self._end(sequence, error)
-        else:
+        if self._scheduler.num_running > 1:
             self._preempt(self._scheduler.last_running)
+        else:
+            no_slot = "no slot is free for the next token; give more with --slot-memory"
+            self._end(crowded[0], CapacityError(no_slot))
 
     def make_way(self, sequence: Sequence, missing_bytes: float) -> bool:
         """Let running sequences of lower priority give way to a waiting one; False where it must wait all the same.

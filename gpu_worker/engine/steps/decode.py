@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
-from gpu_worker.engine.each import bare, each
+from gpu_worker.engine.each import each
 from gpu_worker.engine.steps.attention_views import AttentionViews
 from gpu_worker.engine.steps.graphs import StepGraphs
-from gpu_worker.errors import ArenaFull, SlotsFull, StoreSilent, WorkerError, no_room
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
@@ -42,7 +41,7 @@ class StepResult:
     logits: Tensor
     failed: list[tuple[Sequence, WorkerError]]
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
-    crowded: list[tuple[Sequence, SlotsFull]] = field(default_factory=list)
+    crowded: list[Sequence] = field(default_factory=list)
     silent: list[Sequence] = field(default_factory=list)
     indexing: list[tuple[Sequence, deque[TrainedLayer]]] = field(default_factory=list)
 
@@ -81,15 +80,8 @@ class DecodeStep:
     def _run(self, sequences: list[Sequence]) -> StepResult:
         failed: list[tuple[Sequence, WorkerError]] = []
         short: list[tuple[Sequence, ArenaFull]] = []
-        crowded: list[tuple[Sequence, SlotsFull]] = []
         silent: list[Sequence] = []
         indexing: list[tuple[Sequence, deque[TrainedLayer]]] = []
-
-        def grow(sequence: Sequence) -> None:
-            try:
-                self._caches.grow(sequence)
-            except SlotsFull as error:
-                crowded.append((sequence, bare(error)))
 
         def advance(sequence: Sequence) -> None:
             try:
@@ -99,9 +91,10 @@ class DecodeStep:
                 silent.append(sequence)
 
         # All before the first one advances: windows must not move before others' slots are given up.
-        sequences = _without(crowded, each(sequences, grow, failed, short))
-        sequences = _without(indexing, each(sequences, advance, failed, short))
-        sequences = [sequence for sequence in sequences if sequence not in silent]
+        crowded = [sequence for sequence in sequences if not self._caches.grow(sequence)]
+        sequences = each((one for one in sequences if one not in crowded), advance, failed, short)
+        absent = {*silent, *(sequence for sequence, _ in indexing)}
+        sequences = [sequence for sequence in sequences if sequence not in absent]
         # Last, since advancing may take long.
         sequences = self._who_may_write(sequences, failed)
         if not sequences:
@@ -247,11 +240,6 @@ class DecodeStep:
     def _note_written(self, sequence: Sequence) -> None:
         if sequence.offloads:
             self._offloader.wrote(sequence, sequence.num_tokens)
-
-
-def _without(absent: Iterable[tuple[Sequence, Any]], sequences: list[Sequence]) -> list[Sequence]:
-    gone = {sequence for sequence, _ in absent}
-    return [sequence for sequence in sequences if sequence not in gone]
 
 
 def _part(group: Group, query: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpu_worker.device import Mark
-from gpu_worker.errors import ArenaFull, SlotsFull
+from gpu_worker.errors import ArenaFull
 from gpu_worker.state.sequence import Sequence
 
 
@@ -19,5 +19,5 @@ class Decoding:
     sequences: list[Sequence] = field(default_factory=list)
     has_run: bool = True
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
-    crowded: list[tuple[Sequence, SlotsFull]] = field(default_factory=list)
+    crowded: list[Sequence] = field(default_factory=list)
     is_over: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -47,18 +46,11 @@ class MoodyStore(StrictStore):
         self._late.append((self._draw.choice((0, 0, 1, 2, 5, 15)), future, value))
         return future
 
-    def begin(
-        self,
-        sequence_id: str,
-        num_tokens: int,
-        prefix_hashes: Sequence[bytes] = (),
-        takes_less: bool = False,
-        owner: str = "",
-    ) -> Begun:
+    def begin(self, *arguments: Any, **options: Any) -> Begun:
         self._check()
         if self._happens(0.1):
             raise PrefixLoading("it comes from the disk")
-        return super().begin(sequence_id, num_tokens, prefix_hashes, takes_less, owner)
+        return super().begin(*arguments, **options)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> Any:
         self._check()
