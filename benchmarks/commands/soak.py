@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="between two looks (default: %(default)s)"
     )
+    parser.add_argument(
+        "--near-tie",
+        type=float,
+        default=0.0,
+        metavar="NATS",
+        help="another answer differs by rounding where the two best tokens alone were nearer than this (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
@@ -131,7 +138,14 @@ async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
         raise BenchmarkError(
             f"--fault-every {options.fault_every:g}: give at least {RECOVERY_S:g} s to recover"
         )
-    plan = Plan(options.streams, 60 * options.minutes, str(options.seed), options.every, options.fault_every)
+    plan = Plan(
+        options.streams,
+        60 * options.minutes,
+        str(options.seed),
+        options.every,
+        options.fault_every,
+        options.near_tie,
+    )
     async with LoadClient(options.url, key, options.timeout) as client:
         model = await client.model()
         served = {"url": options.url, "model": model, "server": await client.about(), "policies": policies}
@@ -191,6 +205,8 @@ def notes(row: SoakRow) -> Iterable[str]:
         f"answered, {row.num_aborted} aborted, {row.num_failed} failed, {row.num_differing} answered otherwise than "
         "alone"
     )
+    if row.widest_tie is not None:
+        yield f"{row.num_tied} left the answer alone at a near tie, of {row.widest_tie:.2f} nats at most"
     if row.faults:
         codes = ", ".join(f"{each.count} {each.code}" for each in row.endings)
         yield f"{len(row.faults)} faults ended {row.num_ended} requests: {codes or 'none'}"

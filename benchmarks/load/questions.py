@@ -10,6 +10,9 @@ from typing import Any
 
 from benchmarks.load.client import LoadClient
 
+# What a question alone asks for besides, where near ties are told from wrong answers.
+MARGINS = {"logprobs": 2}
+
 
 @dataclass(frozen=True)
 class Question:
@@ -27,6 +30,7 @@ class Question:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "return_token_ids": True,
             **extra,
         }
         if self.policy is not None:
@@ -48,22 +52,30 @@ async def questions(
 
 @dataclass
 class Answer:
-    """The pieces of an answer as they come, kept where the stream breaks off too. first_at: of the first one, by
-    time.monotonic."""
+    """The pieces of an answer as they come, kept where the stream breaks off too. tokens: their ids. margins: how much
+    likelier each token was than the second best, in nats, where the question asks for `MARGINS`. first_at: of the first
+    piece, by time.monotonic."""
 
     pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     first_at: float | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
     async def read(self, client: LoadClient, body: dict[str, Any], most: int | None = None) -> None:
         """To its end, or until `most` pieces have come. Raises RequestFailed."""
         async with aclosing(client.pieces(body)) as found:
             async for piece in found:
-                self.pieces += [choice["text"] for choice in piece.get("choices", ())]
+                for choice in piece.get("choices", ()):
+                    self.pieces.append(choice["text"])
+                    self.tokens += choice.get("token_ids") or ()
+                    self.margins += map(_margin, (choice.get("logprobs") or {}).get("top_logprobs", ()))
                 if self.pieces and self.first_at is None:
                     self.first_at = time.monotonic()
                 if most is not None and len(self.pieces) >= most:
                     break
+
+
+def _margin(likeliest: dict[str, float | None] | None) -> float:
+    """Between the two best; 0 of two tokens of one text, which are told as one."""
+    best = sorted((value for value in (likeliest or {}).values() if value is not None), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else 0.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, takewhile
@@ -17,7 +18,7 @@ from typing import Any
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.processes import ROUND, Blow, Server, is_gone
-from benchmarks.load.questions import Answer, Question
+from benchmarks.load.questions import MARGINS, Answer, Question
 from benchmarks.load.soak_row import Bin, Ending, Meter, Sample, SoakRow, Struck, Waits, slopes
 
 # One request of so many is aborted in mid-answer, one goes on with a session, one has a salt that nobody had.
@@ -36,13 +37,15 @@ BINS = 240
 
 @dataclass(frozen=True)
 class Plan:
-    """fault_every: seconds from one fault to the next; 0: none. every: between two looks."""
+    """fault_every: seconds from one fault to the next; 0: none. every: between two looks. near_tie: in nats; an answer
+    that first leaves the one alone where that one's two best tokens are nearer than this differs by rounding."""
 
     num_streams: int
     seconds: float
     seed: str
     every: float
     fault_every: float = 0.0
+    near_tie: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Soak:
         server: whose processes the faults strike."""
         self._client, self._model, self._asked, self._plan = client, model, asked, plan
         self._gauges, self._keep, self._server = gauges, keep, server
-        self._alone: list[str] = []
+        self._alone: list[Answer] = []
         self._goes = asyncio.Event()
         self._num_busy = 0
         self._waits: list[Wait] = []
@@ -89,8 +92,9 @@ class Soak:
         RequestFailed where a question alone is not answered."""
         for question in self._asked:
             answer = Answer()
-            await answer.read(self._client, question.body(self._model))
-            self._alone.append(answer.text)
+            extra = MARGINS if self._plan.near_tie else {}
+            await answer.read(self._client, question.body(self._model, **extra))
+            self._alone.append(answer)
         self._begin = time.monotonic()
         self._goes.set()
         try:
@@ -203,7 +207,7 @@ class Soak:
                 await answer.read(self._client, body, most)
             except RequestFailed as error:
                 self._ends.append((asked_s, self._now, error.code))
-                self._check(index, answer.text, is_whole=False)
+                self._check(index, answer.tokens, is_whole=False)
                 if not self._is_in_fault(asked_s, self._now):
                     self.row.error = self.row.error or str(error)
                 if self._plan.fault_every == 0 or self._is_over:
@@ -215,17 +219,23 @@ class Soak:
             self._answered.append(self._now)
             if answer.first_at is not None:
                 self._waits.append(Wait(first_asked, answer.first_at - self._begin))
-            self._check(index, answer.text, is_whole=most is None)
+            self._check(index, answer.tokens, is_whole=most is None)
             return
 
-    def _check(self, index: int, text: str, is_whole: bool) -> None:
-        expected = self._alone[index] if is_whole else self._alone[index][: len(text)]
-        if text == expected:
+    def _check(self, index: int, tokens: Sequence[int], is_whole: bool) -> None:
+        alone, row = self._alone[index], self.row
+        expected = alone.tokens if is_whole else alone.tokens[: len(tokens)]
+        if tokens == expected:
             return
-        self.row.num_differing += 1
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, expected, strict=False)))
-        earliest = 1.0 if self.row.first_difference is None else self.row.first_difference
-        self.row.first_difference = min(earliest, same / max(1, len(self._alone[index])))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, expected, strict=False)))
+        margin = alone.margins[same] if same < min(len(tokens), len(alone.margins)) else math.inf
+        if margin < self._plan.near_tie:
+            row.num_tied += 1
+            row.widest_tie = max(row.widest_tie or 0.0, margin)
+            return
+        row.num_differing += 1
+        earliest = 1.0 if row.first_difference is None else row.first_difference
+        row.first_difference = min(earliest, same / max(1, len(alone.tokens)))
 
     def _is_in_fault(self, begin: float, end: float) -> bool:
         return any(begin <= _until(fault, self._now) and end >= fault.at_s for fault in self.row.faults)

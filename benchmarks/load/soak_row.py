@@ -91,8 +91,10 @@ class Sample:
 @dataclass
 class SoakRow:
     """num_differing: answers, or beginnings of answers, that were not what the same question got alone;
-    first_difference: where the first of them left it, as a share of the answer. num_failed: requests that ended by an
-    error while no fault was on; num_ended: while one was. load_average: of a minute, (median, most) over the run."""
+    first_difference: where the first of them left it, as a share of the answer. num_tied: those that left it at a
+    near tie, and so differ by rounding; widest_tie: of these, between the two best tokens alone, in nats.
+    num_failed: requests that ended by an error while no fault was on; num_ended: while one was. load_average: of a
+    minute, (median, most) over the run."""
 
     num_streams: int
     seconds: float
@@ -101,6 +103,8 @@ class SoakRow:
     num_aborted: int = 0
     num_failed: int = 0
     num_differing: int = 0
+    num_tied: int = 0
+    widest_tie: float | None = None
     first_difference: float | None = None
     error: str | None = None
     meters: list[Meter] = field(default_factory=list)

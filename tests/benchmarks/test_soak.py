@@ -48,10 +48,12 @@ def test_every_question_is_answered_as_alone_whatever_goes_on_beside(stack: Stac
     assert "answered otherwise" in render(path)
 
 
-def test_another_answer_than_alone_is_no_success(stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("margin", [0.25, 2.0])
+def test_another_answer_than_alone_is_no_success_but_where_it_leaves_that_at_a_near_tie(
+    stack: Stack, tmp_path: Path, margin: float
+) -> None:
     path = tmp_path / "soak.json"
-    stack.say("the quick brown fox", token_s=0.001)
-    script = stack.script
+    script = stack.say("the quick brown fox", token_s=0.001, margin=margin)
 
     def change_when_all_were_asked_alone() -> None:
         while len(script.requests) <= 4:
@@ -60,11 +62,14 @@ def test_another_answer_than_alone_is_no_success(stack: Stack, tmp_path: Path) -
 
     changing = threading.Thread(target=change_when_all_were_asked_alone)
     changing.start()
-    assert main(["soak", "--url", stack.url, *SHORT, "--json", str(path)]) == 1
+    options = [*SHORT, "--near-tie", "0.5", "--json", str(path)]
+    is_tied = margin < 0.5
+    assert main(["soak", "--url", stack.url, *options]) == (0 if is_tied else 1)
     changing.join()
     (row,) = json.loads(path.read_text())["rows"]
-    assert row["num_differing"] > 0
-    assert row["first_difference"] > 0.5
+    assert (row["num_tied"] > 0, row["num_differing"] > 0) == (is_tied, not is_tied)
+    assert row["widest_tie"] == (pytest.approx(margin) if is_tied else None)
+    assert is_tied or row["first_difference"] > 0.5
 
 
 def test_a_siege_tells_what_an_honest_client_waits_and_what_is_left(stack: Stack, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ class Script:
     hang_at: int | None = None
     # the alternative to every token; None: itself
     best: int | None = None
+    # each further alternative is another token, and less likely by so much; 0: they are all the same
+    margin: float = 0.0
     # nothing comes while it is set
     is_silent: bool = False
     # nor does it say that it took a request, or what it is, or whether it lives
@@ -96,7 +98,12 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     break
                 count += 1
                 best = token if script.best is None else script.best
-                top = [pb.TokenLogprob(token_id=best, logprob=-0.5)] * request.sampling.logprobs
+                top = [
+                    pb.TokenLogprob(
+                        token_id=best + (at if script.margin else 0), logprob=-0.5 - at * script.margin
+                    )
+                    for at in range(request.sampling.logprobs)
+                ]
                 yield pb.GenerateResponse(token=pb.Token(token_id=token, logprob=-0.5, top=top))
             is_cut = len(tokens) < len(script.reply)
             reason = pb.FINISH_REASON_LENGTH if is_cut else pb.FINISH_REASON_STOP
