@@ -107,7 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="NATS",
-        help="another answer differs by rounding where the two best tokens alone were nearer than this (default: %(default)s)",
+        help="an answer that leaves the one alone where its two best tokens were nearer differs by rounding "
+        "(default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument(
