@@ -77,11 +77,10 @@ class Selection:
             partial(self._fixed_keys, layer),
         )
         self.latest = self._selected(candidates)
-        selected = self._resident(layer, self.latest)
-        fixed = parts.fixed.at(layer, shape.num_fixed)
-        # Not sooner: its programs fill the processors, and finding the rows would wait for them.
         rest = self._rest(candidates)
         try:
+            selected = self._resident(layer, self.latest)
+            fixed = parts.fixed.at(layer, shape.num_fixed)
             return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale, rest)
         except BaseException:
             if rest is not None:
@@ -90,7 +89,7 @@ class Selection:
             raise
 
     def _rest(self, candidates: Candidates) -> Rest | None:
-        """What stands in for the candidates beside `latest`, computed while rows are attended."""
+        """What stands in for the candidates beside `latest`, computed while rows are fetched and attended."""
         parts = self._parts
         if parts.in_store is not None or not self._policy.stands_in:
             return None
