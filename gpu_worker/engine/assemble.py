@@ -64,6 +64,8 @@ class EngineOptions:
     store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
     captures_graphs: bool = True
+    # As `Engine` has it; None: where it saves time, which is on a GPU.
+    runs_ahead: bool | None = None
 
 
 def assemble(
@@ -145,6 +147,7 @@ def assemble(
         stretch=options.stretch,
         store_patience_seconds=options.store_patience_seconds,
         max_joining=options.max_joining or JOINING_TOKENS[device.type],
+        runs_ahead=device.type == "cuda" if options.runs_ahead is None else options.runs_ahead,
     )
 
 

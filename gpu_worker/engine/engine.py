@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import deque
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.device import Mark
@@ -22,9 +24,10 @@ from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill, Prefills
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
+from gpu_worker.engine.steps.ahead import followers
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.engine.steps.decoding import Decoding
-from gpu_worker.engine.steps.drawing import Drawn, FirstTokens, draw
+from gpu_worker.engine.steps.drawing import FirstTokens, draw
 from gpu_worker.engine.steps.outbox import Outbox
 from gpu_worker.errors import (
     CapacityError,
@@ -48,6 +51,7 @@ from gpu_worker.records import (
     TokenEvent,
 )
 from gpu_worker.sampling import Sampler
+from gpu_worker.state.lane_inputs import drawn_at
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.kv_meter import Stall
@@ -55,10 +59,18 @@ from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
 
 
+class End(NamedTuple):
+    """Of an answer; stop_token_id: with which it ends, if it does with one."""
+
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None
+
+
 class Engine:
     """Owns every running request. Single-threaded. `step` is the main loop's body, an iteration: one decode step, then
-    prompts until its time is up. These are queued beside it, so that the device has work while the host takes tokens.
-    Benchmarks and tests read its public parts."""
+    prompts until its time is up. These are queued beside it, so that the device has work while the host takes tokens;
+    where there are none the next decode step is. Benchmarks and tests read its public parts."""
 
     def __init__(
         self,
@@ -76,9 +88,11 @@ class Engine:
         stretch: float = STRETCH,
         store_patience_seconds: float = PATIENCE_SECONDS,
         max_joining: int = 0,
+        runs_ahead: bool = False,
     ) -> None:
         """prefixes: names the prefixes that requests may share; None: nothing is shared. itl_seconds, stretch,
-        store_patience_seconds, max_joining: see `Pace`, `Scheduler`, `Patience` and `Admission`."""
+        store_patience_seconds, max_joining: see `Pace`, `Scheduler`, `Patience` and `Admission`. runs_ahead: whether a
+        decode step is queued before the tokens of the one before are taken, where it can be."""
         self.info = info
         self._intake = intake
         self._decoder = decoder
@@ -92,7 +106,7 @@ class Engine:
         estimate = PromptSeconds(self._pace, decoder.config, room)
         self.scheduler = Scheduler(info.max_num_seqs, room, estimate, stretch)
         self._preemption = Preemption(
-            self.scheduler, caches, offloader, self._take, self._free, self._end_full
+            self.scheduler, caches, offloader, self._take_all, self._free, self._end_full
         )
         self._admission = Admission(
             self.scheduler, intake, caches, offloader, prefixes, self._preemption, max_joining
@@ -104,11 +118,11 @@ class Engine:
         self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
         self._entry = Entry(self._admission, self._patience, self._store_care, self._fail, self._end_full)
         self._outbox = Outbox(decoder.device)
-        # Tokens that are on their way: of the decode step, and after prompts.
-        self._drawn: Drawn | None = None
+        # Tokens that are on their way after prompts.
         self._first_tokens = FirstTokens(self._sampler)
-        # The decode step that the device may be at.
-        self._decoding: Decoding | None = None
+        # The decode steps that the device may be at, or comes to.
+        self._decoding = deque[Decoding]()
+        self._runs_ahead = runs_ahead
         # Since freed slots were last given to running sequences.
         self._has_freed = False
         self._stats = EngineStats(slot_capacity_tokens=info.slot_capacity_tokens)
@@ -139,9 +153,11 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> bool:
         """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
-        decoding = self._begin_decode()
+        decoding = self._decoding[0] if self._decoding else self._begin_decode()
         self._outbox.tell()
         prefilled = self._prefill_prompts(decoding)
+        if decoding is not None and self._runs_ahead and not prefilled:
+            self._begin_next(decoding)
         self._end_decode(decoding)
         worked = prefilled or (decoding is not None and decoding.has_run)
         finished = self._finish_prefills(wait=not worked)
@@ -210,6 +226,8 @@ class Engine:
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
+        while self._decoding:
+            self._end_decode(self._decoding[0])
         self._store_care.tend()
         self._outbox.tell()
 
@@ -249,7 +267,7 @@ class Engine:
             prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
             self.indexing.add(prompt.sequence, prompt.trained)
             for event in self._first_tokens.take(prompt.sequence):
-                self._take_one(prompt.sequence, event)
+                self._end(self._take_one(prompt.sequence, event))
         return bool(done) or (wait and any(copied))
 
     def _take_indexes(self, wait: bool) -> bool:
@@ -267,14 +285,26 @@ class Engine:
     def _begin_decode(self) -> Decoding | None:
         """A decode step on its way; None where nobody decodes."""
         sequences = self.scheduler.decoding()
-        if not sequences:
-            return None
+        return self._queue_step(sequences) if sequences else None
+
+    def _begin_next(self, decoding: Decoding) -> None:
+        """Queue the step after this one, whose tokens are not known yet, where that is possible."""
+        sequences = followers(decoding, self.scheduler, self.offloader.arena is not None)
+        if decoding.drawn is None or not sequences:
+            return
+        places = {sequence: place for place, sequence in enumerate(decoding.drawn.sequences)}
+        for sequence in sequences:
+            sequence.next_token = drawn_at(places[sequence])
+        self._queue_step(sequences, decoding.drawn.choice.token_ids)
+
+    def _queue_step(self, sequences: list[Sequence], drawn: Tensor | None = None) -> Decoding:
+        """drawn: tokens of the step before, which the host does not have yet."""
         begun = self._pace.mark()
         try:
-            result = self.decode.run(sequences)
+            result = self.decode.run(sequences, drawn)
         except StoreUnavailable as error:
             # Who recalls, or whose new token has a slot already, cannot repeat the step.
-            self._fail_step((one for one in sequences if one.offloads or one.is_compressed), error)
+            self._fail_step([one for one in sequences if one.offloads or one.is_compressed], error)
             return Decoding(begun, self._pace.mark())
         except torch.OutOfMemoryError as error:
             self._fail_step(sequences, no_room("the step", error))
@@ -282,49 +312,71 @@ class Engine:
         finally:
             self.caches.recall.fetch_counts.copy(sequences)
         has_run = bool(result.sequences or result.failed)
-        self._decoding = Decoding(begun, self._pace.mark(), sequences, has_run, result.short, result.crowded)
+        step = Decoding(
+            begun, self._pace.mark(), sequences, has_run, short=result.short, crowded=result.crowded
+        )
+        step.is_clean = len(result.sequences) == len(sequences)
+        self._decoding.append(step)
         for sequence, failure in result.failed:
-            self._fail(sequence, failure)
+            self._fail_step([sequence], failure)
         for sequence, trained in result.indexing:
             self.indexing.add(sequence, trained)
         self._patience.note(result.silent, result.sequences)
         try:
-            self._drawn = draw(self._sampler, result.sequences, result.logits, self._stats)
+            num_coming = 0 if drawn is None else 1
+            step.drawn = draw(self._sampler, result.sequences, result.logits, self._stats, num_coming)
         except torch.OutOfMemoryError as error:
             self._fail_step(result.sequences, no_room("the step", error))
-        return self._decoding
+        return step
 
-    def _fail_step(self, sequences: Iterable[Sequence], error: WorkerError) -> None:
-        """Rows could not be recalled, or memory ran out; half of the step may be queued."""
+    def _fail_step(self, sequences: list[Sequence], error: WorkerError) -> None:
+        """Rows could not be recalled, or memory ran out; half of the step may be queued. Each has its tokens of the
+        steps before, with which it may have ended."""
         self._pace.mark().wait()
+        self._take_all()
         for sequence in sequences:
-            self._fail(sequence, error)
+            if sequence.status is not Status.FINISHED:
+                self._fail(sequence, error)
 
     def _end_decode(self, decoding: Decoding | None) -> None:
         if decoding is None or decoding.is_over:
             return
         decoding.is_over = True
-        self._take()
+        self._take(decoding)
         # Where all tokens were forced none was waited for.
         decoding.ended.wait()
+        if decoding in self._decoding:
+            self._decoding.remove(decoding)
         self._preemption.make_room(decoding.short)
         self._preemption.make_slots(decoding.crowded)
         if decoding.has_run:
             self._pace.decoded(decoding.begun, decoding.ended)
 
-    def _take(self) -> None:
+    def _take_all(self) -> None:
         """Wait for the tokens that are on their way."""
-        drawn, self._drawn = self._drawn, None
-        for sequence, event in drawn.take() if drawn is not None else ():
-            self._take_one(sequence, event)
+        for step in tuple(self._decoding):
+            self._take(step)
 
-    def _take_one(self, sequence: Sequence, event: TokenEvent | None) -> None:
+    def _take(self, step: Decoding) -> None:
+        """Wait for its tokens, if they were not taken yet."""
+        drawn, step.drawn = step.drawn, None
+        taken = [*drawn.take()] if drawn is not None else []
+        ends = [end for sequence, event in taken if (end := self._take_one(sequence, event)) is not None]
+        if ends and self._decoding and self._decoding[-1] is not step:
+            # To free what these have waits for the next step, which others' tokens need not.
+            self._outbox.tell()
+        for end in ends:
+            self._end(end)
+
+    def _take_one(self, sequence: Sequence, event: TokenEvent | None) -> End | None:
+        """The answer's end, where it ends with this token."""
         try:
-            self._accept(sequence, event)
+            return self._accept(sequence, event)
         except (InvalidLogits, RequestError) as error:
             self._fail(sequence, error)
+            return None
 
-    def _accept(self, sequence: Sequence, event: TokenEvent | None) -> None:
+    def _accept(self, sequence: Sequence, event: TokenEvent | None) -> End | None:
         if event is None:
             raise InvalidLogits(sequence.sequence_id)
         sequence.take(event.token_id)
@@ -332,8 +384,12 @@ class Engine:
         is_end = event.token_id in sequence.sampler.end_token_ids
         if not is_end:
             self._outbox.put(sequence, event)
-        if (reason := sequence.reason_to_end) is not None:
-            self._finish(sequence, reason, event.token_id if is_end else None)
+        reason = sequence.reason_to_end
+        return None if reason is None else End(sequence, reason, event.token_id if is_end else None)
+
+    def _end(self, end: End | None) -> None:
+        if end is not None:
+            self._finish(end.sequence, end.reason, end.stop_token_id)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         self.caches.recall.fetch_counts.take(self.scheduler.offloading())
@@ -367,9 +423,10 @@ class Engine:
 
     def _free(self, sequence: Sequence) -> None:
         """Free what a running sequence holds, but for its seat."""
-        if (step := self._decoding) is not None and not step.is_over and sequence in step.sequences:
-            # It writes to slabs that become others'.
-            step.ended.wait()
+        for step in self._decoding:
+            if sequence in step.sequences:
+                # It writes to slabs that become others'.
+                step.ended.wait()
         trained = [*self.indexing.remove(sequence), *self.prefills.cancel(sequence)]
         self._first_tokens.forget(sequence)
         self.caches.release(sequence)

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from carrel.process.faults import Faults, Kind, Point
 from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill
@@ -152,10 +153,10 @@ class FaultyDecodeStep(DecodeStep):
 
     faults = Faults()
 
-    def run(self, sequences: list[RunningSequence]) -> StepResult:
+    def run(self, sequences: list[RunningSequence], drawn: Tensor | None = None) -> StepResult:
         if self.faults.strike(Point.STEP) is Kind.ALLOC:
             raise torch.OutOfMemoryError("no memory for a step, on purpose")
-        return super().run(sequences)
+        return super().run(sequences, drawn)
 
 
 def faulty_connect(faults: Faults) -> Callable[..., StoreClient]:

@@ -47,9 +47,10 @@ class Sampler:
         return self.begin(logits, states).take()
 
     @torch.inference_mode()
-    def begin(self, logits: torch.Tensor, states: Sequence[SamplerState]) -> Choice:
+    def begin(self, logits: torch.Tensor, states: Sequence[SamplerState], num_coming: int = 0) -> Choice:
         """`sample`, queued on the device: the host goes on, and work queued behind it runs while the host takes the
-        tokens."""
+        tokens. num_coming: tokens of each that are drawn before these and that its state does not have yet; then
+        nothing of a state but its seed and its number of tokens may depend on them."""
         masks = _allowed(states, logits.shape[-1])
         num_tops = {
             row: state.params.logprobs
@@ -63,20 +64,22 @@ class Sampler:
         rows = [row for row, state in enumerate(states) if state.changes_logits or not state.is_greedy]
         if rows:
             index = _index(rows, logits)
-            token_ids.index_copy_(0, index, _choose(logits[index], [states[row] for row in rows]))
+            chosen = _choose(logits[index], [states[row] for row in rows], num_coming)
+            token_ids.index_copy_(0, index, chosen)
         # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
         both = to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
-        return Choice(both, _begin_logprobs(raw, token_ids, num_tops), logits.device)
+        return Choice(token_ids, both, _begin_logprobs(raw, token_ids, num_tops))
 
 
 class Choice:
-    """Chosen tokens on their way to the host."""
+    """Chosen tokens on their way to the host. token_ids: int64 [B], where they come from."""
 
-    def __init__(self, both: torch.Tensor, logprobs: _Logprobs | None, device: torch.device) -> None:
+    def __init__(self, token_ids: torch.Tensor, both: torch.Tensor, logprobs: _Logprobs | None) -> None:
         """both: int64 [2 B], token ids and the bits of each row's greatest logit. Made once all is queued."""
+        self.token_ids = token_ids
         self._both = both
         self._logprobs = logprobs
-        self._copied = Mark(device)
+        self._copied = Mark(token_ids.device)
 
     @property
     def is_reached(self) -> bool:
@@ -115,7 +118,7 @@ def _constrain(logits: torch.Tensor, masks: Masks) -> None:
     keep_allowed(logits, packed[:, 0], packed[:, 1:])
 
 
-def _choose(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, states: list[SamplerState], num_coming: int) -> torch.Tensor:
     """Token ids [B] from rows that may be overwritten."""
     for row, state in zip(logits, states, strict=True):
         _adjust(row, state)
@@ -124,7 +127,7 @@ def _choose(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     if not random:
         return token_ids
     index = _index(random, logits)
-    return token_ids.index_copy_(0, index, _draw(logits[index], [states[row] for row in random]))
+    return token_ids.index_copy_(0, index, _draw(logits[index], [states[row] for row in random], num_coming))
 
 
 def _adjust(row: torch.Tensor, state: SamplerState) -> None:
@@ -138,7 +141,7 @@ def _adjust(row: torch.Tensor, state: SamplerState) -> None:
         row.index_fill_(0, _index(sorted(state.end_token_ids), row), torch.finfo(row.dtype).min)
 
 
-def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, states: list[SamplerState], num_coming: int) -> torch.Tensor:
     vocab_size = logits.shape[-1]
     params = [state.params for state in states]
     temperatures = to_device(np.array([p.temperature for p in params], np.float32), logits.device)
@@ -151,7 +154,7 @@ def _draw(logits: torch.Tensor, states: list[SamplerState]) -> torch.Tensor:
     logits = _filter_rows(logits, keep_top_p, top_p, np.float32)
     min_p = {row: p.min_p for row, p in enumerate(params) if p.min_p > 0.0}
     logits = _filter_rows(logits, keep_min_p, min_p, np.float32)
-    uniforms = [uniform(state.seed, state.num_output_tokens) for state in states]
+    uniforms = [uniform(state.seed, state.num_output_tokens + num_coming) for state in states]
     return draw(logits, to_device(np.array(uniforms), logits.device))
 
 

@@ -52,6 +52,11 @@ class SamplerState:
         return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
 
     @property
+    def is_free(self) -> bool:
+        """Whether the next token follows from logits, seed and its number alone, and not from the tokens before it."""
+        return self.constraint is None and self.counts is None and not self.masks_end_tokens
+
+    @property
     def is_ready(self) -> bool:
         """Whether a token can be chosen without others waiting for it."""
         return self.constraint is None or self.constraint.is_ready

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gpu_worker.state.sequence import Sequence
@@ -61,6 +62,18 @@ def fields_of(sequence: Sequence) -> tuple[int, ...]:
 def padding(seat: int) -> tuple[int, ...]:
     """The column of a padding lane, on a seat that no sequence of the batch has."""
     return 0, -1, seat, 0, 0, 0, 1, -1, -1, 0
+
+
+def drawn_at(place: int) -> int:
+    """Stands for a token that the host does not know yet: the one at this place of those that were drawn last."""
+    return -2 - place
+
+
+def fill_drawn(table: Tensor, drawn: Tensor) -> None:
+    """Put drawn tokens, int64 [n], where a table [NUM_FIELDS, B] names their places; both on the device."""
+    token_ids = table[0]
+    named = drawn[(-2 - token_ids).clamp(min=0)]
+    token_ids.copy_(torch.where(token_ids < -1, named, token_ids))
 
 
 def table_of(columns: list[tuple[int, ...]]) -> npt.NDArray[np.int64]:

@@ -74,15 +74,15 @@ class Sequence:
 
     num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_expected: a
     guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
-    next decode step. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
-    P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
-    hold. is_open_ended: its answer may fill the context. num_grown_slots: of each head in the layers where it takes
-    slots as it grows; num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window
-    tokens and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1
-    for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence,
-    `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads
-    and layers together; kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how
-    likely the prompt's tokens are was told.
+    next decode step; below -1 it is on its way (`drawn_at`). forced: tokens that go through decode steps before
+    anything is sampled: of the prompt (protocol P2), and those that it generated before it gave way. generated: its
+    answer so far. capacity: tokens it may ever hold. is_open_ended: its answer may fill the context. num_grown_slots:
+    of each head in the layers where it takes slots as it grows; num_slots: in those that recall, of a fully resident
+    sequence its capacity. ring_size: window tokens and the new one, at most, where it selects. leaving: the position
+    that leaves the window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted.
+    kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that
+    kept most then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for
+    the next step. is_scored: how likely the prompt's tokens are was told.
     """
 
     request: GenerationRequest

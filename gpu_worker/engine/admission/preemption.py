@@ -45,6 +45,8 @@ class Preemption:
     def make_room(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
         """Let one that holds room in the arena give way to running sequences that miss some: its room may be enough for
         all of them. It may be one of these; alone such a one ends."""
+        if not short:
+            return
         self._settle()
         short = [(each, error) for each, error in short if _runs(each)]
         if not short or self._is_freeing or self._copies_give_way():
@@ -58,6 +60,8 @@ class Preemption:
 
     def make_slots(self, crowded: list[Sequence]) -> None:
         """Let one that runs give way to those that miss slots for their next tokens; alone such a one ends."""
+        if not crowded:
+            return
         self._settle()
         crowded = [each for each in crowded if _runs(each) and not self._caches.finds_slots(each)]
         if not crowded:

@@ -41,11 +41,15 @@ class Captured:
         staged = torch.tensor(table).pin_memory()
         return cls(graph, on_device, staged, staged.numpy(), logits, torch.cuda.Event())
 
-    def replay(self, table: npt.NDArray[np.int64]) -> Tensor:
-        """The logits, valid until a graph of its pool runs again."""
+    def replay(
+        self, table: npt.NDArray[np.int64], complete: Callable[[Tensor], None] = lambda table: None
+    ) -> Tensor:
+        """The logits, valid until a graph of its pool runs again. complete: fills in what of the table only the device
+        knows."""
         self.taken.synchronize()
         self.filled[:] = table
         self.table.copy_(self.staged, non_blocking=True)
         self.taken.record()
+        complete(self.table)
         self.graph.replay()
         return self.logits

@@ -19,7 +19,7 @@ from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
 from gpu_worker.state.batch import Batch, Group, join
-from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.lane_inputs import LaneInputs, fill_drawn
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
@@ -72,12 +72,13 @@ class DecodeStep:
         # Sees every step that ran, for measuring.
         self.watch: Callable[[StepResult], None] = lambda result: None
 
-    def run(self, sequences: list[Sequence]) -> StepResult:
-        """Advance every sequence by its `next_token`. Raises StoreUnavailable if recalled rows cannot be had."""
+    def run(self, sequences: list[Sequence], drawn: Tensor | None = None) -> StepResult:
+        """Advance every sequence by its `next_token`, of `drawn` where that names a place there. Raises
+        StoreUnavailable if recalled rows cannot be had."""
         with self._offloader.meter.step():
-            return self._run(sequences)
+            return self._run(sequences, drawn)
 
-    def _run(self, sequences: list[Sequence]) -> StepResult:
+    def _run(self, sequences: list[Sequence], drawn: Tensor | None) -> StepResult:
         failed: list[tuple[Sequence, WorkerError]] = []
         short: list[tuple[Sequence, ArenaFull]] = []
         silent: list[Sequence] = []
@@ -100,12 +101,18 @@ class DecodeStep:
         if not sequences:
             return StepResult([], torch.empty(0), failed, short, crowded, silent, indexing)
         batch = self._caches.batch(sequences)
+
+        def complete(table: Tensor) -> None:
+            if drawn is not None:
+                fill_drawn(table, drawn)
+
         if self._is_capturable(batch):
-            batch = self.graphs.fit(batch, self._caches.state)
-            logits = self.graphs.run(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
+            batch, state = self.graphs.fit(batch, self._caches.state), self._caches.state
+            logits = self.graphs.run(batch, state, lambda table: self.forward(batch, table)[0], complete)
             new_rows = None
         else:
             table = torch.tensor(batch.table, device=self._device)
+            complete(table)
             logits, new_rows = self.forward(batch, table)
         self._caches.count(batch)
         sequences = batch.sequences

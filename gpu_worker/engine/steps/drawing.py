@@ -31,10 +31,13 @@ class Drawn:
                 yield sequence, event
 
 
-def draw(sampler: Sampler, sequences: list[Sequence], logits: Tensor, stats: EngineStats) -> Drawn | None:
+def draw(
+    sampler: Sampler, sequences: list[Sequence], logits: Tensor, stats: EngineStats, num_coming: int = 0
+) -> Drawn | None:
     """The next token of each, of logits [B, vocab]: the forced one if there is one, else one that is sampled now.
 
-    Forced ones of a prompt count as computed in `stats`, those that are only repeated do not.
+    Forced ones of a prompt count as computed in `stats`, those that are only repeated do not. num_coming: see
+    `Sampler.begin`.
     """
     places = [place for place, sequence in enumerate(sequences) if not sequence.forced]
     if len(places) < len(sequences):
@@ -46,7 +49,8 @@ def draw(sampler: Sampler, sequences: list[Sequence], logits: Tensor, stats: Eng
         sequences, logits = [sequences[place] for place in places], logits[index]
     if not sequences:
         return None
-    return Drawn(sequences, sampler.begin(logits, [sequence.sampler for sequence in sequences]))
+    states = [sequence.sampler for sequence in sequences]
+    return Drawn(sequences, sampler.begin(logits, states, num_coming))
 
 
 class FirstTokens:

@@ -77,8 +77,15 @@ class StepGraphs:
         self.prepared.add(batch.shape)
         self._wider.clear()
 
-    def run(self, batch: Batch, state: tuple[object, ...], forward: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device.
+    def run(
+        self,
+        batch: Batch,
+        state: tuple[object, ...],
+        forward: Callable[[Tensor], Tensor],
+        complete: Callable[[Tensor], None] = lambda table: None,
+    ) -> Tensor:
+        """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device. complete:
+        fills in what of the table only the device knows.
 
         state: objects whose memory addresses captured steps hold; with other objects all captured steps are void.
         """
@@ -89,10 +96,12 @@ class StepGraphs:
                 # The first time also compiles kernels, which must not happen under capture.
                 self._seen.add(batch.shape)
                 logger.debug("a step of a new shape: %s", batch.shape)
-                return forward(torch.tensor(batch.table, device=self._device))
+                table = torch.tensor(batch.table, device=self._device)
+                complete(table)
+                return forward(table)
             captured = self._capture(batch, forward)
         self.captured.move_to_end(batch.shape)
-        return captured.replay(batch.table)
+        return captured.replay(batch.table, complete)
 
     def _use(self, state: tuple[object, ...]) -> None:
         if len(state) == len(self._state) and all(a is b for a, b in zip(state, self._state, strict=True)):

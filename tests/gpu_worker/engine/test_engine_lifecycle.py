@@ -603,7 +603,7 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
         rig.step()
     run = rig.engine.decode.run
 
-    def failing(sequences: list[Sequence]) -> StepResult:
+    def failing(sequences: list[Sequence], drawn: torch.Tensor | None = None) -> StepResult:
         rig.engine.decode.run = run  # type: ignore[method-assign]
         raise torch.OutOfMemoryError("CUDA out of memory")
 

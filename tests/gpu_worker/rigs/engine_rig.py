@@ -255,6 +255,7 @@ class Rig:
         stretch: float = 4.0,
         max_joining: int | None = None,
         make_decode: MakeDecode = DecodeStep,
+        runs_ahead: bool = False,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
         least has one quantum."""
@@ -274,6 +275,7 @@ class Rig:
             stretch=stretch,
             max_joining=max_joining,
             max_full_tokens=max_full_tokens,
+            runs_ahead=runs_ahead,
         )
         self.client = client or self.store
         self.engine: Engine = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]

@@ -25,9 +25,11 @@ class SlowChoice(Choice):
 
 
 class SlowSampler(Sampler):
-    def begin(self, logits: torch.Tensor, states: list[SamplerState]) -> Choice:  # type: ignore[override]
+    def begin(  # type: ignore[override]
+        self, logits: torch.Tensor, states: list[SamplerState], num_coming: int = 0
+    ) -> Choice:
         token_ids, bits = logits.argmax(dim=-1), logits.amax(dim=-1).view(torch.int32)
-        return SlowChoice(torch.cat([token_ids, bits]), None, logits.device)
+        return SlowChoice(token_ids, torch.cat([token_ids, bits]), None)
 
 
 def test_each_takes_its_own_token_once_it_is_there() -> None:
