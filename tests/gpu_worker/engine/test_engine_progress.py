@@ -88,9 +88,9 @@ def test_a_first_token_is_told_before_the_next_step_is_queued(monkeypatch: pytes
     rig.submit(request("one"))
     run, told = rig.engine.decode.run, list[int]()
 
-    def queue_step(sequences: list[Sequence]) -> StepResult:
+    def queue_step(sequences: list[Sequence], *drawn: torch.Tensor | None) -> StepResult:
         told.append(len(rig.records["one"].tokens))
-        return run(sequences)
+        return run(sequences, *drawn)
 
     monkeypatch.setattr(rig.engine.decode, "run", queue_step)
     rig.drain()

@@ -49,10 +49,10 @@ class Warm:
             self.order.append(one.policy)
             submit(one, sink)  # type: ignore[arg-type]
 
-        def decoded(sequences: list[Sequence]) -> object:
+        def decoded(sequences: list[Sequence], *drawn: torch.Tensor | None) -> object:
             self.batches.add((sequences[0].policy.name, len(sequences)))
             self.has_missed |= any(one.can_miss for one in sequences)
-            return decode(sequences)
+            return decode(sequences, *drawn)
 
         def prepared(sequences: list[Sequence], captures: bool = True) -> None:
             if captures:
@@ -187,12 +187,12 @@ def test_a_policy_that_fails_costs_itself_alone(
     warm = Warm(rig, monkeypatch, policies=("quest", "sparq", "snapkv"))
     run = rig.engine.decode.run
 
-    def broken(sequences: list[Sequence]) -> object:
+    def broken(sequences: list[Sequence], *drawn: torch.Tensor | None) -> object:
         if sequences[0].policy.name == "quest":
             broken_step()
         if sequences[0].policy.name == "sparq":
             raise torch.OutOfMemoryError("no memory for a step")
-        return run(sequences)
+        return run(sequences, *drawn)
 
     caplog.set_level(logging.INFO)
     with monkeypatch.context() as patch:
