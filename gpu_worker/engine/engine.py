@@ -226,7 +226,7 @@ class Engine:
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
-        while self._decoding:
+        while self._decoding and not self.has_work:
             self._end_decode(self._decoding[0])
         self._store_care.tend()
         self._outbox.tell()
