@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.figures import revive
@@ -30,8 +32,14 @@ def matching(pattern: str) -> list[str]:
 
 
 def report(name: str) -> Report:
-    """Of `carrel eval`."""
-    return read_report(RESULTS / f"{name}.json")
+    """Of `carrel eval`. A page asks for some of them hundreds of times."""
+    path = RESULTS / f"{name}.json"
+    return _report(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _report(path: Path, _written_ns: int) -> Report:
+    return read_report(path)
 
 
 def fidelity(name: str) -> FidelityReport:
@@ -41,7 +49,5 @@ def fidelity(name: str) -> FidelityReport:
 
 def results(*names: str) -> list[CellResult]:
     """The cells of these reports of `carrel eval`. A cell that stands in several is that of the last."""
-    cells = {
-        result.cell: result for name in names for result in read_report(RESULTS / f"{name}.json").results()
-    }
+    cells = {result.cell: result for name in names for result in report(name).results()}
     return list(cells.values())

@@ -26,6 +26,8 @@ from gpu_worker.state.sequence import Status
 from kv_store.client import StoreClient
 
 ROOT = Path(__file__).resolve().parents[3]
+# What a quicker one shows too.
+SLOW = pytest.mark.slow
 
 
 def first(one: GenerationRequest, priority: int = -1) -> GenerationRequest:
@@ -248,7 +250,7 @@ def store_process(transport: str, num_slabs: int) -> Iterator[StoreClient]:
             process.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("transport", ["zero_copy", "grpc"])
+@pytest.mark.parametrize("transport", ["zero_copy", pytest.param("grpc", marks=SLOW)])
 def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport: str) -> None:
     """The indexes of the prompts fill the arena too: some find no place, other requests no room in mid-answer."""
     policies = registry(
@@ -372,7 +374,12 @@ def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, 
 
 
 @pytest.mark.parametrize(
-    ("policy", "full_layers"), [("full", 0), ("bitkeys", 0), ("pqcache", 1), ("clusterkv", 0), ("oracle", 1)]
+    ("policy", "full_layers"),
+    [
+        ("full", 0),
+        ("pqcache", 1),
+        *(pytest.param(*one, marks=SLOW) for one in (("bitkeys", 0), ("clusterkv", 0))),
+    ],
 )
 def test_who_takes_slots_as_it_grows_answers_as_with_all_of_them(policy: str, full_layers: int) -> None:
     one = open_ended("one", policy)
@@ -413,7 +420,7 @@ def test_the_youngest_gives_way_where_slots_run_out_and_goes_on_with_the_same_to
     rig.check_empty()
 
 
-@pytest.mark.parametrize(("policy", "full_layers"), [("pqcache", 1), ("oracle", 0)])
+@pytest.mark.parametrize(("policy", "full_layers"), [("pqcache", 1), pytest.param("oracle", 0, marks=SLOW)])
 def test_resident_answers_that_outgrow_the_slots_go_on_with_the_same_tokens(
     policy: str, full_layers: int
 ) -> None:
