@@ -64,6 +64,8 @@ class EngineOptions:
     store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
     captures_graphs: bool = True
+    # Of all recall policies' indexes; None: as many as there is memory for.
+    most_index_bytes: int | None = None
     # As `Engine` has it; None: where it saves time, which is on a GPU.
     runs_ahead: bool | None = None
 
@@ -117,6 +119,7 @@ def assemble(
         options.trains_indexes,
         options.full_layers,
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
+        options.most_index_bytes,
     )
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)

@@ -12,13 +12,14 @@ from typing import cast
 import torch
 
 from carrel.process.faults import Faults, read_faults
+from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
-from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
+from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
 from gpu_worker.engine.steps.earlier_pool import EarlierPool
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
@@ -76,9 +77,11 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         )
     max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
     shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
+    slot_bytes, most_index_bytes = _room(config, limit, model, shape, policies)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
-        slot_bytes=_slot_bytes(config, limit, model, shape, policies),
+        slot_bytes=slot_bytes,
+        most_index_bytes=most_index_bytes,
         max_num_seqs=max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
@@ -197,19 +200,20 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
         ) from error
 
 
-def _slot_bytes(
+def _room(
     config: WorkerConfig,
     limit: int | None,
     model: LoadedModel,
     shape: CacheShape,
     policies: dict[str, Policy],
-) -> int:
-    """As configured; else what is left of the device's memory, or a share of the host's."""
+) -> tuple[int, int | None]:
+    """Bytes of slots: as configured; else what is left of the device's memory, or a share of the host's. And of all
+    indexes, at most, where memory is planned."""
     asked, earlier = config.slot_memory_bytes, earlier_pool(config)
     if shape.device.type != "cuda":
-        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE))
+        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE)), None
     if asked is not None and limit is None:
-        return asked
+        return asked, None
     workload = Workload(
         model=model.config,
         shape=shape,
@@ -223,12 +227,15 @@ def _slot_bytes(
         has_indexes=config.transport != "grpc",
     )
 
-    def slots() -> int:
-        plan = MemoryPlan.of(workload, available_bytes(shape.device, limit), asked)
+    available = available_bytes(shape.device, limit)
+
+    def plan_slots() -> int:
+        plan = MemoryPlan.of(workload, available, asked)
         logger.info("device memory beside the weights: %s", plan)
         return plan.slots
 
-    return slots() if asked is not None else earlier.settle(slots)
+    slots = plan_slots() if asked is not None else earlier.settle(plan_slots)
+    return slots, index_room(workload, available, slots)
 
 
 def earlier_pool(config: WorkerConfig) -> EarlierPool:

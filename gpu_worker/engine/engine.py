@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.device import Mark
@@ -24,20 +21,18 @@ from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill, Prefills
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
-from gpu_worker.engine.steps.ahead import followers
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.engine.steps.decoding import Decoding
-from gpu_worker.engine.steps.drawing import FirstTokens, draw
+from gpu_worker.engine.steps.decoding import Decoding, End
+from gpu_worker.engine.steps.drawing import FirstTokens
 from gpu_worker.engine.steps.outbox import Outbox
+from gpu_worker.engine.steps.step_queue import StepQueue
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
     PrefixLost,
     RequestError,
     StoreSilent,
-    StoreUnavailable,
     WorkerError,
-    no_room,
 )
 from gpu_worker.models import Decoder
 from gpu_worker.records import (
@@ -51,20 +46,11 @@ from gpu_worker.records import (
     TokenEvent,
 )
 from gpu_worker.sampling import Sampler
-from gpu_worker.state.lane_inputs import drawn_at
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.kv_meter import Stall
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain
-
-
-class End(NamedTuple):
-    """Of an answer; stop_token_id: with which it ends, if it does with one."""
-
-    sequence: Sequence
-    reason: FinishReason
-    stop_token_id: int | None
 
 
 class Engine:
@@ -120,8 +106,17 @@ class Engine:
         self._outbox = Outbox(decoder.device)
         # Tokens that are on their way after prompts.
         self._first_tokens = FirstTokens(self._sampler)
-        # The decode steps that the device may be at, or comes to.
-        self._decoding = deque[Decoding]()
+        self._steps = StepQueue(
+            decode,
+            self.scheduler,
+            offloader,
+            self.indexing,
+            self._patience,
+            self._sampler,
+            self._pace.mark,
+            caches.recall.fetch_counts.copy,
+            self._fail_step,
+        )
         self._runs_ahead = runs_ahead
         # Since freed slots were last given to running sequences.
         self._has_freed = False
@@ -153,11 +148,11 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> bool:
         """One iteration: a token for each that decodes, then prompts while there is time. False: nothing to do."""
-        decoding = self._decoding[0] if self._decoding else self._begin_decode()
+        decoding = self._steps.oldest or self._steps.begin(self._stats)
         self._outbox.tell()
         prefilled = self._prefill_prompts(decoding)
         if decoding is not None and self._runs_ahead and not prefilled:
-            self._begin_next(decoding)
+            self._steps.begin_next(decoding, self._stats)
         self._end_decode(decoding)
         worked = prefilled or (decoding is not None and decoding.has_run)
         finished = self._finish_prefills(wait=not worked)
@@ -226,8 +221,9 @@ class Engine:
 
     def tend(self) -> None:
         """Check the store; to be called now and then, between steps, with or without work."""
-        while self._decoding and not self.has_work:
-            self._end_decode(self._decoding[0])
+        if not self.has_work:
+            for step in self._steps:
+                self._end_decode(step)
         self._store_care.tend()
         self._outbox.tell()
 
@@ -267,7 +263,8 @@ class Engine:
             prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
             self.indexing.add(prompt.sequence, prompt.trained)
             for event in self._first_tokens.take(prompt.sequence):
-                self._end(self._take_one(prompt.sequence, event))
+                if (end := self._take_one(prompt.sequence, event)) is not None:
+                    self._finish(*end)
         return bool(done) or (wait and any(copied))
 
     def _take_indexes(self, wait: bool) -> bool:
@@ -281,53 +278,6 @@ class Engine:
         self._preemption.make_room(taken.short)
         self.indexing.ask_again(taken.short)
         return bool(taken.ready)
-
-    def _begin_decode(self) -> Decoding | None:
-        """A decode step on its way; None where nobody decodes."""
-        sequences = self.scheduler.decoding()
-        return self._queue_step(sequences) if sequences else None
-
-    def _begin_next(self, decoding: Decoding) -> None:
-        """Queue the step after this one, whose tokens are not known yet, where that is possible."""
-        sequences = followers(decoding, self.scheduler, self.offloader.arena is not None)
-        if decoding.drawn is None or not sequences:
-            return
-        places = {sequence: place for place, sequence in enumerate(decoding.drawn.sequences)}
-        for sequence in sequences:
-            sequence.next_token = drawn_at(places[sequence])
-        self._queue_step(sequences, decoding.drawn.choice.token_ids)
-
-    def _queue_step(self, sequences: list[Sequence], drawn: Tensor | None = None) -> Decoding:
-        """drawn: tokens of the step before, which the host does not have yet."""
-        begun = self._pace.mark()
-        try:
-            result = self.decode.run(sequences, drawn)
-        except StoreUnavailable as error:
-            # Who recalls, or whose new token has a slot already, cannot repeat the step.
-            self._fail_step([one for one in sequences if one.offloads or one.is_compressed], error)
-            return Decoding(begun, self._pace.mark())
-        except torch.OutOfMemoryError as error:
-            self._fail_step(sequences, no_room("the step", error))
-            return Decoding(begun, self._pace.mark())
-        finally:
-            self.caches.recall.fetch_counts.copy(sequences)
-        has_run = bool(result.sequences or result.failed)
-        step = Decoding(
-            begun, self._pace.mark(), sequences, has_run, short=result.short, crowded=result.crowded
-        )
-        step.is_clean = len(result.sequences) == len(sequences)
-        self._decoding.append(step)
-        for sequence, failure in result.failed:
-            self._fail_step([sequence], failure)
-        for sequence, trained in result.indexing:
-            self.indexing.add(sequence, trained)
-        self._patience.note(result.silent, result.sequences)
-        try:
-            num_coming = 0 if drawn is None else 1
-            step.drawn = draw(self._sampler, result.sequences, result.logits, self._stats, num_coming)
-        except torch.OutOfMemoryError as error:
-            self._fail_step(result.sequences, no_room("the step", error))
-        return step
 
     def _fail_step(self, sequences: list[Sequence], error: WorkerError) -> None:
         """Rows could not be recalled, or memory ran out; half of the step may be queued. Each has its tokens of the
@@ -345,8 +295,7 @@ class Engine:
         self._take(decoding)
         # Where all tokens were forced none was waited for.
         decoding.ended.wait()
-        if decoding in self._decoding:
-            self._decoding.remove(decoding)
+        self._steps.end(decoding)
         self._preemption.make_room(decoding.short)
         self._preemption.make_slots(decoding.crowded)
         if decoding.has_run:
@@ -354,7 +303,7 @@ class Engine:
 
     def _take_all(self) -> None:
         """Wait for the tokens that are on their way."""
-        for step in tuple(self._decoding):
+        for step in self._steps:
             self._take(step)
 
     def _take(self, step: Decoding) -> None:
@@ -362,11 +311,11 @@ class Engine:
         drawn, step.drawn = step.drawn, None
         taken = [*drawn.take()] if drawn is not None else []
         ends = [end for sequence, event in taken if (end := self._take_one(sequence, event)) is not None]
-        if ends and self._decoding and self._decoding[-1] is not step:
+        if ends and not self._steps.is_last(step):
             # To free what these have waits for the next step, which others' tokens need not.
             self._outbox.tell()
         for end in ends:
-            self._end(end)
+            self._finish(*end)
 
     def _take_one(self, sequence: Sequence, event: TokenEvent | None) -> End | None:
         """The answer's end, where it ends with this token."""
@@ -386,10 +335,6 @@ class Engine:
             self._outbox.put(sequence, event)
         reason = sequence.reason_to_end
         return None if reason is None else End(sequence, reason, event.token_id if is_end else None)
-
-    def _end(self, end: End | None) -> None:
-        if end is not None:
-            self._finish(end.sequence, end.reason, end.stop_token_id)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_token_id: int | None = None) -> None:
         self.caches.recall.fetch_counts.take(self.scheduler.offloading())
@@ -423,10 +368,8 @@ class Engine:
 
     def _free(self, sequence: Sequence) -> None:
         """Free what a running sequence holds, but for its seat."""
-        for step in self._decoding:
-            if sequence in step.sequences:
-                # It writes to slabs that become others'.
-                step.ended.wait()
+        # Slabs that it writes to become others'.
+        self._steps.wait_for(sequence)
         trained = [*self.indexing.remove(sequence), *self.prefills.cancel(sequence)]
         self._first_tokens.forget(sequence)
         self.caches.release(sequence)

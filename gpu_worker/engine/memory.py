@@ -6,15 +6,15 @@ captured steps is bounded from above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
+from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.engine.prompts.prompt_memory import prefill_bytes
@@ -23,8 +23,8 @@ from gpu_worker.engine.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.policies.base import CacheShape, Family, Policy
-from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.base import CacheShape, Family
+from gpu_worker.policies.registry import LONG
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import ring_size
@@ -52,8 +52,9 @@ class MemoryPlan:
     """Bytes of device memory beside the weights.
 
     seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
-    `OTHERS_SHARE` has room for, the smallest first. prefill: one prompt of the greatest length, and captured passes
-    of short ones. decode: steps of a full batch, captured ones and libraries included. slots: the pool.
+    `OTHERS_SHARE` has room for: the one that `auto` takes, then the smallest. prefill: one prompt of the greatest
+    length, and captured passes of short ones. decode: steps of a full batch, captured ones and libraries included.
+    slots: the pool.
     """
 
     seats: int
@@ -80,8 +81,8 @@ class MemoryPlan:
         rest = available - seats - prefill - decode - indexes
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
         likely_others = workload.likely_others if workload.has_indexes else ()
-        sizes = (index_bytes(policy, workload.shape) for policy in likely_others)
-        others = _smallest_within(min(OTHERS_SHARE * rest, rest - least), sizes)
+        sizes = {policy.name: index_bytes(policy, workload.shape) for policy in likely_others}
+        others = _within(min(OTHERS_SHARE * rest, rest - least), sizes)
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
         if rest < least:
@@ -94,13 +95,12 @@ class MemoryPlan:
         return plan
 
 
-def _smallest_within(limit: float, sizes: Iterable[int]) -> int:
-    """The sum of as many sizes as stay within the limit, the smallest first."""
+def _within(limit: float, sizes: Mapping[str, int]) -> int:
+    """The sum of as many sizes as stay within the limit: of the policy that `auto` takes, then the smallest."""
     total = 0
-    for size in sorted(sizes):
-        if total + size > limit:
-            break
-        total += size
+    for name in sorted(sizes, key=lambda name: (name != LONG, sizes[name])):
+        if total + sizes[name] <= limit:
+            total += sizes[name]
     return total
 
 
@@ -160,15 +160,13 @@ def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
     return kept.num_bytes
 
 
-def index_bytes(policy: Policy, shape: CacheShape) -> int:
-    """A policy's index of every seat."""
-    if policy.family is not Family.RECALL:
-        return 0
-    index = cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta")))
-    if not is_dataclass(index):
-        return 0
-    tensors = [getattr(index, field.name) for field in fields(index)]
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+def index_room(workload: Workload, available: int, slot_bytes: int) -> int | None:
+    """Bytes for the indexes of all policies beside a pool of this size, in so much memory; None where the pool is not
+    of a plan, and nobody knows."""
+    try:
+        return MemoryPlan.of(workload, available, slot_bytes).indexes
+    except ConfigError:
+        return None
 
 
 def decode_bytes(workload: Workload) -> int:

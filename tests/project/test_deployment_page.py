@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES, ModelShape
+from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
 from gpu_worker.engine.workload import Workload
@@ -51,7 +52,7 @@ class Sizes:
         workload = self._workload
         policy = workload.policies[workload.default_policy]
         parts = (memory.seat_bytes(workload), memory.prefill_bytes(workload), memory.decode_bytes(workload))
-        return sum(parts) + memory.index_bytes(policy, workload.shape) + memory.CONTEXT_BYTES
+        return sum(parts) + index_bytes(policy, workload.shape) + memory.CONTEXT_BYTES
 
     @property
     def least(self) -> int:

@@ -51,9 +51,11 @@ class RecallCache(Cache):
         trains_here: bool,
         first_layer: int,
         num_fixed: int = 0,
+        most_index_bytes: int | None = None,
     ) -> None:
         """trains_here: indexes are trained on the model's device, not by the store. first_layer: the layers before it
-        are dense. num_fixed: sinks, window and new token of most sequences, for which there is room from the start."""
+        are dense. num_fixed: sinks, window and new token of most sequences, for which there is room from the start.
+        most_index_bytes: see `PolicyIndexes`."""
         self._shape = shape
         self._first_layer = first_layer
         self._pool = pool
@@ -69,7 +71,7 @@ class RecallCache(Cache):
         self.fixed.make_room(num_fixed)
         self.seen = SeenRows(shape)
         self._sight = RecallSight(self.seen, pool, block_tables)
-        self.indexes = PolicyIndexes(shape)
+        self.indexes = PolicyIndexes(shape, most_index_bytes)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
             self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)
@@ -134,17 +136,21 @@ class RecallCache(Cache):
 
     def prepare(self, sequence: Sequence) -> None:
         """Allocate the state that a sequence of so many slots needs beside them. Raises CapacityError."""
+        no_room = CapacityError(
+            f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
+            "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
+        )
+        policy = recall_policy(sequence)
+        if self._in_store is None and not self.indexes.fits(policy):
+            raise no_room
         try:
             self.fixed.make_room(sequence.num_fixed)
             if self._in_store is None:
-                self.indexes.of(recall_policy(sequence))
+                self.indexes.of(policy)
             if sequence.can_miss:
                 self._hot_cache()
         except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
-                "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
-            ) from error
+            raise no_room from error
 
     def _hot_cache(self) -> HotCache:
         if self.hot is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.device import to_device
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
@@ -36,16 +37,37 @@ def prompt_job(sequence: Sequence) -> IndexJob | None:
     return recall_policy(sequence).prompt_job(plan, plan.num_sink, sequence.window_begin)
 
 
+def index_bytes(policy: Policy, shape: CacheShape) -> int:
+    """A policy's index of every seat."""
+    if policy.family is not Family.RECALL:
+        return 0
+    index = cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta")))
+    if not is_dataclass(index):
+        return 0
+    tensors = [getattr(index, field.name) for field in fields(index)]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
 class PolicyIndexes:
     """Each policy's index of all seats, allocated when its first request comes."""
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: CacheShape, most_bytes: int | None = None) -> None:
+        """most_bytes: of all of them together; what else is free is for prompts and steps. None: no such limit."""
         self._shape = shape
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
         self._indexes: dict[str, Any] = {}
+
+    def fits(self, policy: RecallPolicy) -> bool:
+        """Whether there is room for its index, or it is there."""
+        if self._most_bytes is None or policy.name in self._indexes:
+            return True
+        return self._num_bytes + index_bytes(policy, self._shape) <= self._most_bytes
 
     def of(self, policy: RecallPolicy) -> Any:
         if policy.name not in self._indexes:
             self._indexes[policy.name] = policy.allocate(self._shape)
+            self._num_bytes += index_bytes(policy, self._shape)
         return self._indexes[policy.name]
 
 

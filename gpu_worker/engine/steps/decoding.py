@@ -1,13 +1,23 @@
-"""A decode step on its way."""
+"""A decode step on its way, and how an answer ends with one of its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpu_worker.device import Mark
 from gpu_worker.engine.steps.drawing import Drawn
 from gpu_worker.errors import ArenaFull
+from gpu_worker.records import FinishReason
 from gpu_worker.state.sequence import Sequence
+
+
+class End(NamedTuple):
+    """Of an answer; stop_token_id: with which it ends, if it does with one."""
+
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None
 
 
 @dataclass(slots=True, eq=False)

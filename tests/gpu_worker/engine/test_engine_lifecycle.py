@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from waiting import PATIENCE
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
+from gpu_worker.caches.recall.index_training import index_bytes
+from gpu_worker.engine.assemble import cache_shape
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
@@ -698,3 +701,18 @@ def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() 
     assert len(seen) > 2
     assert seen == [before] + [before + 1] * (len(seen) - 1)
     rig.drain()
+
+
+def test_a_policy_whose_index_has_no_room_is_refused_and_leaves_what_others_need() -> None:
+    """Also where the device has memory: prompts and steps need it."""
+    first, other = request("first", "pqcache", 0.3), request("other", "clusterkv", 0.3)
+    shape = cache_shape(make_model(), max_num_seqs=8, max_model_len=1024)
+    rig = Rig(most_index_bytes=index_bytes(small_policies()["pqcache"], shape))
+    assert rig.tokens(first) == tokens_alone(first)
+    (refused,) = rig.run(other)
+    assert isinstance(refused.error, CapacityError)
+    assert "start with --policy" in str(refused.error)
+    # What has its index goes on, and so does what needs none.
+    again, dense = replace(first, request_id="again"), request("dense")
+    assert [record.tokens for record in rig.run(again, dense)] == [tokens_alone(first), tokens_alone(dense)]
+    rig.check_empty()

@@ -10,8 +10,9 @@ import torch
 from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, request, small_policies
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine import memory
-from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_bytes, limit_process
+from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
@@ -97,6 +98,13 @@ def test_slots_get_what_the_rest_leaves() -> None:
     trained_here = MemoryPlan.of(replace(clusters, trains_indexes=True), 60 * GIB)
     assert trained_here.prefill > MemoryPlan.of(clusters, 60 * GIB).prefill
     assert MemoryPlan.of(llama(), 60 * GIB, slot_bytes=3 * GIB).slots == 3 * GIB
+
+
+def test_indexes_have_the_room_of_the_plan_beside_a_pool_of_its_size_also_when_that_is_settled() -> None:
+    plan = MemoryPlan.of(llama(), 60 * GIB)
+    assert index_room(llama(), 60 * GIB, plan.slots) == plan.indexes
+    # A pool that an earlier worker had, with more memory.
+    assert index_room(llama(), 40 * GIB, plan.slots) is None
 
 
 def test_four_long_sequences_of_llama_8b_fit_in_24_gib() -> None:
