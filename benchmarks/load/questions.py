@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -60,6 +62,23 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     first_at: float | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def departure(self, alone: Answer, is_whole: bool) -> tuple[int, float] | None:
+        """Where this answer (or as much of it as came) leaves the one alone, in tokens, and how much likelier than the
+        second best that one's token was there, in nats: infinite where no token differs, but their number or the text.
+        None where nothing differs."""
+        expected = alone.tokens if is_whole else alone.tokens[: len(self.tokens)]
+        text = alone.text if is_whole else alone.text[: len(self.text)]
+        if (self.tokens, self.text) == (expected, text):
+            return None
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, expected, strict=False))
+        )
+        return same, alone.margins[same] if same < min(len(self.tokens), len(alone.margins)) else math.inf
 
     async def read(self, client: LoadClient, body: dict[str, Any], most: int | None = None) -> None:
         """To its end, or until `most` pieces have come. Raises RequestFailed."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import cycle, takewhile
+from itertools import cycle
 from random import Random
 from statistics import median
 from typing import Any
@@ -207,7 +206,7 @@ class Soak:
                 await answer.read(self._client, body, most)
             except RequestFailed as error:
                 self._ends.append((asked_s, self._now, error.code))
-                self._check(index, answer.tokens, is_whole=False)
+                self._check(index, answer, is_whole=False)
                 if not self._is_in_fault(asked_s, self._now):
                     self.row.error = self.row.error or str(error)
                 if self._plan.fault_every == 0 or self._is_over:
@@ -219,16 +218,15 @@ class Soak:
             self._answered.append(self._now)
             if answer.first_at is not None:
                 self._waits.append(Wait(first_asked, answer.first_at - self._begin))
-            self._check(index, answer.tokens, is_whole=most is None)
+            self._check(index, answer, is_whole=most is None)
             return
 
-    def _check(self, index: int, tokens: Sequence[int], is_whole: bool) -> None:
+    def _check(self, index: int, answer: Answer, is_whole: bool) -> None:
         alone, row = self._alone[index], self.row
-        expected = alone.tokens if is_whole else alone.tokens[: len(tokens)]
-        if tokens == expected:
+        departure = answer.departure(alone, is_whole)
+        if departure is None:
             return
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, expected, strict=False)))
-        margin = alone.margins[same] if same < min(len(tokens), len(alone.margins)) else math.inf
+        same, margin = departure
         if margin < self._plan.near_tie:
             row.num_tied += 1
             row.widest_tie = max(row.widest_tie or 0.0, margin)

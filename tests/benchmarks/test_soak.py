@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.commands.soak import worker_gauges
 from benchmarks.load.fits import fit
 from benchmarks.load.processes import process_gauges
+from benchmarks.load.questions import Answer
 from benchmarks.load.soak_row import Sample, Waits, slopes
 from benchmarks.report import render
 
@@ -70,6 +72,15 @@ def test_another_answer_than_alone_is_no_success_but_where_it_leaves_that_at_a_n
     assert (row["num_tied"] > 0, row["num_differing"] > 0) == (is_tied, not is_tied)
     assert row["widest_tie"] == (pytest.approx(margin) if is_tied else None)
     assert is_tied or row["first_difference"] > 0.5
+
+
+def test_other_text_of_the_same_tokens_is_no_near_tie() -> None:
+    alone = Answer(["a", "b"], [1, 2], [0.0, 0.1])
+    assert alone.departure(alone, is_whole=True) is None
+    assert Answer(["a"], [1]).departure(alone, is_whole=False) is None
+    assert Answer(["a"], [1]).departure(alone, is_whole=True) == (1, math.inf)
+    assert Answer(["a", "c"], [1, 2]).departure(alone, is_whole=True) == (2, math.inf)
+    assert Answer(["a", "c"], [1, 3]).departure(alone, is_whole=True) == (1, 0.1)
 
 
 def test_a_siege_tells_what_an_honest_client_waits_and_what_is_left(stack: Stack, tmp_path: Path) -> None:

@@ -136,21 +136,18 @@ class RecallCache(Cache):
 
     def prepare(self, sequence: Sequence) -> None:
         """Allocate the state that a sequence of so many slots needs beside them. Raises CapacityError."""
-        no_room = CapacityError(
-            f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
-            "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
-        )
-        policy = recall_policy(sequence)
-        if self._in_store is None and not self.indexes.fits(policy):
-            raise no_room
         try:
-            self.fixed.make_room(sequence.num_fixed)
+            # Before the fixed slots, which are others' too, are made anew for who is refused.
             if self._in_store is None:
-                self.indexes.of(policy)
+                self.indexes.of(recall_policy(sequence))
+            self.fixed.make_room(sequence.num_fixed)
             if sequence.can_miss:
                 self._hot_cache()
         except torch.OutOfMemoryError as error:
-            raise no_room from error
+            raise CapacityError(
+                f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
+                "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
+            ) from error
 
     def _hot_cache(self) -> HotCache:
         if self.hot is None:

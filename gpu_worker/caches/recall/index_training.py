@@ -41,7 +41,10 @@ def index_bytes(policy: Policy, shape: CacheShape) -> int:
     """A policy's index of every seat."""
     if policy.family is not Family.RECALL:
         return 0
-    index = cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta")))
+    return _num_bytes(cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta"))))
+
+
+def _num_bytes(index: Any) -> int:
     if not is_dataclass(index):
         return 0
     tensors = [getattr(index, field.name) for field in fields(index)]
@@ -55,20 +58,22 @@ class PolicyIndexes:
         """most_bytes: of all of them together; what else is free is for prompts and steps. None: no such limit."""
         self._shape = shape
         self._most_bytes = most_bytes
-        self._num_bytes = 0
         self._indexes: dict[str, Any] = {}
 
-    def fits(self, policy: RecallPolicy) -> bool:
-        """Whether there is room for its index, or it is there."""
-        if self._most_bytes is None or policy.name in self._indexes:
-            return True
-        return self._num_bytes + index_bytes(policy, self._shape) <= self._most_bytes
-
     def of(self, policy: RecallPolicy) -> Any:
+        """Raises torch.OutOfMemoryError where it is not there, and there is no room for it."""
         if policy.name not in self._indexes:
+            if self._most_bytes is not None:
+                self._check(policy, self._most_bytes)
             self._indexes[policy.name] = policy.allocate(self._shape)
-            self._num_bytes += index_bytes(policy, self._shape)
         return self._indexes[policy.name]
+
+    def _check(self, policy: RecallPolicy, most_bytes: int) -> None:
+        held, needed = sum(map(_num_bytes, self._indexes.values())), index_bytes(policy, self._shape)
+        if held + needed > most_bytes:
+            raise torch.OutOfMemoryError(
+                f"indexes have room for {most_bytes} bytes, of which {held} are taken: {needed} more do not fit"
+            )
 
 
 class IndexTraining:

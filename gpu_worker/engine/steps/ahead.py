@@ -16,8 +16,8 @@ from gpu_worker.state.sequence import Sequence, Status
 def followers(decoding: Decoding, scheduler: Scheduler, has_arena: bool) -> list[Sequence]:
     """The sequences of the step after `decoding`; none where it has to wait, for a prompt or for the host's part in it.
     has_arena: whether the device writes to the store's arena itself."""
-    drawn = decoding.drawn
-    if drawn is None or not decoding.is_clean or len(drawn.sequences) < len(decoding.sequences):
+    # Also where something is left to do for one that took no part.
+    if decoding.drawn is None or len(decoding.drawn.sequences) < len(decoding.sequences):
         return []
     running = [one for one in decoding.sequences if one.status is Status.DECODE]
     if scheduler.num_waiting or scheduler.num_running != len(running):

@@ -22,16 +22,14 @@ class End(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """A decode step of some sequences between two marks. has_run: whether anybody took part. is_clean: whether all did,
-    and nothing is left to do for any of them. short: those for which the arena had no room; crowded: those for which
-    there were no slots. drawn: its tokens on their way; None: there are none, or they were taken. is_over: its end was
-    waited for."""
+    """A decode step of some sequences between two marks. has_run: whether anybody took part. short: those for which the
+    arena had no room; crowded: those for which there were no slots. drawn: its tokens on their way; None: there are
+    none, or they were taken. is_over: its end was waited for."""
 
     begun: Mark
     ended: Mark
     sequences: list[Sequence] = field(default_factory=list)
     has_run: bool = True
-    is_clean: bool = False
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
     crowded: list[Sequence] = field(default_factory=list)
     drawn: Drawn | None = None

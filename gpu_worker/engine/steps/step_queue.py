@@ -105,8 +105,7 @@ class StepQueue:
         finally:
             self._copy_counts(sequences)
         has_run = bool(result.sequences or result.failed)
-        step = Decoding(begun, self._mark(), sequences, has_run, short=result.short, crowded=result.crowded)
-        step.is_clean = len(result.sequences) == len(sequences)
+        step = Decoding(begun, self._mark(), sequences, has_run, result.short, result.crowded)
         self._steps.append(step)
         for sequence, failure in result.failed:
             self._fail([sequence], failure)

@@ -201,7 +201,7 @@ def check_schedule(seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
             rig.engine.abort(name)
         store.tick()
         rig.engine.step()
-        # Steps that are queued ahead end before the store is looked after.
+        # Also while a step is on its way.
         if draw.random() < 0.2:
             rig.engine.tend()
         return not (waiting or rig.engine.has_work)

@@ -378,7 +378,7 @@ def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, 
     [
         ("full", 0),
         ("pqcache", 1),
-        *(pytest.param(*one, marks=SLOW) for one in (("bitkeys", 0), ("clusterkv", 0))),
+        *(pytest.param(*one, marks=SLOW) for one in (("bitkeys", 0), ("clusterkv", 0), ("oracle", 1))),
     ],
 )
 def test_who_takes_slots_as_it_grows_answers_as_with_all_of_them(policy: str, full_layers: int) -> None:
