@@ -93,7 +93,7 @@ class Scheduler:
     ) -> Sequence | None:
         """The sequence whose prompt is next; a waiting one only if it may be admitted, and there are room for it and a
         seat, or one of lower priority that gives way. may_offload: also those that were refused by a full arena. held:
-        are left out."""
+        are left out; of prompts among them nothing is left to compute, or the store is silent."""
         prompts = self.with_status(Status.PREFILL)
         if may_admit:
             prompts += self._next_waiting(prompts, may_offload, held)
@@ -106,16 +106,24 @@ class Scheduler:
         overtakes them to the room that comes."""
         waiting = [each for each in self._waiting if may_offload or not each.offloads]
         waiting = [each for each in waiting if each not in held]
-        found = [self._first(waiting, is_short, prefilling) for is_short in (True, False)]
+        is_lent = all(self._room.is_short(each.num_prefill) for each in waiting)
+        computed = [each for each in prefilling if is_lent and each in held]
+        left = [each for each in prefilling if each not in computed]
+        found = [self._first(waiting, is_short, left, computed) for is_short in (True, False)]
         return [sequence for sequence in found if sequence is not None]
 
     def _first(
-        self, waiting: Iterable[Sequence], is_short: bool, prefilling: list[Sequence]
+        self,
+        waiting: Iterable[Sequence],
+        is_short: bool,
+        prefilling: list[Sequence],
+        computed: Iterable[Sequence] = (),
     ) -> Sequence | None:
+        """computed: prompts of which nothing is left to compute, see `PromptRoom.fits`."""
         alike = [each for each in waiting if self._room.is_short(each.num_prefill) is is_short]
         first = min(alike, key=self._urgency, default=None)
-        lengths = [sequence.num_prefill for sequence in prefilling]
-        if first is None or not self._room.fits(first.num_prefill, lengths):
+        lengths = ([each.num_prefill for each in some] for some in (prefilling, computed))
+        if first is None or not self._room.fits(first.num_prefill, *lengths):
             return None
         return first if self._free_seats or self.lower(first) else None
 

@@ -59,11 +59,20 @@ class PromptRoom:
     def is_short(self, num_tokens: int) -> bool:
         return num_tokens <= self.prefill_chunk
 
-    def fits(self, num_tokens: int, others: Iterable[int]) -> bool:
-        """Whether a prompt's buffers fit beside those of others, which are so long."""
-        is_short = self.is_short(num_tokens)
-        alike = [self._width(other) for other in others if self.is_short(other) is is_short]
-        return self._width(num_tokens) + sum(alike) <= (self._of_short if is_short else self.max_model_len)
+    def fits(self, num_tokens: int, others: Iterable[int], computed: Iterable[int] = ()) -> bool:
+        """Whether a prompt's buffers fit beside those of others, which are so long. computed: of those of which nothing
+        is left to compute. Where nobody needs the longest one's room these take of it, not the short ones' own."""
+        width, left, computed = self._width(num_tokens), list(others), list(computed)
+        short, longer = (
+            sum(self._width(each) for each in (*left, *computed) if self.is_short(each) is kind)
+            for kind in (True, False)
+        )
+        if not self.is_short(num_tokens):
+            return width + longer + max(0, short - self._of_short) <= self.max_model_len
+        if width + short <= self._of_short:
+            return True
+        of_left = sum(map(self._width, left))
+        return not longer and width + of_left <= self._of_short and width + short <= self.total
 
 
 def prefill_bytes(workload: Workload) -> int:

@@ -200,6 +200,26 @@ def test_a_short_prompt_waits_for_no_room_that_a_long_one_waits_for() -> None:
     assert scheduler.next_prompt(may_admit=True) is second
 
 
+def test_a_short_prompt_waits_for_none_that_is_computed_unless_a_long_one_needs_the_room() -> None:
+    scheduler = make(chunk=MAX_LEN // 8)
+    short = [prompt(f"short {number}", 1, number, tokens=MAX_LEN // 8) for number in range(3)]
+    for sequence in short:
+        scheduler.add(sequence)
+    start(scheduler, short[0])
+    # Nothing is left to compute of the first; of the second there is.
+    assert scheduler.next_prompt(may_admit=True, held=short[:1]) is short[1]
+    start(scheduler, short[1])
+    assert scheduler.next_prompt(may_admit=True, held=short[:1]) is short[1]
+    long = prompt("long", 9, tokens=MAX_LEN)
+    scheduler.add(long)
+    # Which waits for the room that was lent, and nobody takes more of it.
+    assert scheduler.next_prompt(may_admit=True, held=short[:2]) is None
+    scheduler.remove(short[0])
+    assert scheduler.next_prompt(may_admit=True, held=short[1:2]) is long
+    start(scheduler, long)
+    assert scheduler.next_prompt(may_admit=True, held=short[1:2]) is long
+
+
 def test_a_seat_that_was_of_no_use_is_given_back() -> None:
     scheduler = make(max_num_seqs=1)
     first, second = prompt("first", 1), prompt("second", 2)
