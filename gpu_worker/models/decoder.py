@@ -58,16 +58,21 @@ class Decoder(torch.nn.Module):
         return F.embedding(token_ids, self.embed_weight)
 
     def project_qkv(
-        self, layer: int, hidden: torch.Tensor, positions: torch.Tensor
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of one layer: input norm, projections, bias, q/k norm and RoPE applied.
 
         `hidden` [T, hidden_size], `positions` int64 [T], each below `config.max_model_len`. Returns queries
         [T, num_heads, head_dim] and keys, values [T, num_kv_heads, head_dim]. They are views into shared
         buffers: a token's heads lie together, the step from token to token may be longer (not so queries and
-        keys on a GPU, which are contiguous). `hidden` is only read.
+        keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, 2 head_dim], of contiguous
+        elements, to be filled with keys and values, of which those that are returned are views then.
         """
-        return self._layer(layer).project_qkv(hidden, self._rope_table, positions)
+        return self._layer(layer).project_qkv(hidden, self._rope_table, positions, rows)
 
     def finish_layer(self, layer: int, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """A layer's output from its input `hidden` [T, hidden_size] and `attention` [T, num_heads, head_dim].

@@ -48,7 +48,11 @@ class DecoderLayer(torch.nn.Module):
         self.post_mlp_norm = weight(hidden, present=config.post_norms)
 
     def project_qkv(
-        self, hidden: torch.Tensor, rope_table: torch.Tensor, positions: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        rope_table: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Decoder.project_qkv`; `rope_table` as `models.rope.rope_table` makes it."""
         config = self._config
@@ -63,6 +67,7 @@ class DecoderLayer(torch.nn.Module):
             self.q_norm,
             self.k_norm,
             config.rms_norm_eps,
+            rows,
         )
 
     def finish(self, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:

@@ -138,8 +138,11 @@ class Prefill(PromptPass[PromptRows]):
         hidden, positions = self._hidden, self._positions
         if end - begin < self._num_tokens:
             hidden, positions = hidden[begin:end], positions[begin:end]
-        query, key, value = decoder.project_qkv(layer, hidden, positions)
-        self._put(begin, end, key.transpose(0, 1), value.transpose(0, 1))
+        first = self._parts[0].first
+        rows = self._rows[:, first + begin : first + end] if self._places is None else None
+        query, key, value = decoder.project_qkv(layer, hidden, positions, rows)
+        if self._places is not None:
+            self._rows[:, self._places] = torch.cat((key, value), dim=2).transpose(0, 1)
         for prompt in self.prompts:
             prompt.pass_chunk(query, begin)
         if (attended := self._attend(query, begin)) is not None:
@@ -154,18 +157,6 @@ class Prefill(PromptPass[PromptRows]):
                 self._hidden[tokens] = finished
         if self._scores and layer == decoder.config.num_layers - 1:
             self._score(begin, end)
-
-    def _put(self, begin: int, end: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values: [H_kv, T, d], of the tokens at [begin, end)."""
-        head_dim = keys.shape[2]
-        if self._places is None:
-            first = self._parts[0].first
-            of_keys, of_values = self._rows[:, first + begin : first + end].split(head_dim, dim=2)
-            of_keys.copy_(keys)
-            of_values.copy_(values)
-        else:
-            self._rows[:, self._places, :head_dim] = keys
-            self._rows[:, self._places, head_dim:] = values
 
     def _score(self, begin: int, end: int) -> None:
         """The last layer's output of the tokens at [begin, end) is there."""

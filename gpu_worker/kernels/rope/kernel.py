@@ -1,9 +1,10 @@
-"""RoPE in one launch: a program for some 1024 elements of a token's queries and keys; values are not touched.
+"""RoPE in one launch: a program for some 1024 elements of a token's queries and keys; values are not touched, or passed
+on to where rows are wanted.
 
-The result goes to a new buffer. In place would move as many bytes, and the kernels that score and attend would first
-have to copy the queries, which they need contiguous. A decode batch of 32 tokens of 40 heads is 160 programs; a prefill
-chunk of 8192 tokens moves 160 MiB, bound by memory. Each element is read once: halves that rotate together are two
-tiles of a program, neighbours that rotate together are split from one.
+The result goes to a new buffer, but for keys that are wanted in rows. In place would move as many bytes, and the
+kernels that score and attend would first have to copy the queries, which they need contiguous. A decode batch of 32
+tokens of 40 heads is 160 programs; a prefill chunk of 8192 tokens moves 160 MiB, bound by memory. Each element is read
+once: halves that rotate together are two tiles of a program, neighbours that rotate together are split from one.
 """
 
 # The launched functions take what no annotation names.
@@ -29,22 +30,34 @@ def rope(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the reference. Queries and keys come contiguous, from one buffer."""
+    """See the reference. Queries come contiguous; so do keys without rows, from one buffer with them."""
     num_tokens, num_turned = qkv.shape[0], num_heads + num_kv_heads
-    head_dim, rotary_dim = qkv.shape[1] // (num_turned + num_kv_heads), table.shape[2]
+    num_all, rotary_dim = num_turned + num_kv_heads, table.shape[2]
+    head_dim = qkv.shape[1] // num_all
     assert qkv.stride(1) == 1, "rows are contiguous"
     assert table.is_contiguous(), "the table is contiguous"
-    values = qkv[:, num_turned * head_dim :].view(num_tokens, num_kv_heads, head_dim)
-    turned = torch.empty(num_tokens * num_turned * head_dim, dtype=qkv.dtype, device=qkv.device)
-    num_query_elements = num_tokens * num_heads * head_dim
-    queries = turned[:num_query_elements].view(num_tokens, num_heads, head_dim)
-    keys = turned[num_query_elements:].view(num_tokens, num_kv_heads, head_dim)
+    num_new = num_heads if rows is not None else num_turned
+    turned = torch.empty(num_tokens * num_new * head_dim, dtype=qkv.dtype, device=qkv.device)
+    queries, keys = turned.split(
+        (num_tokens * num_heads * head_dim, num_tokens * (num_new - num_heads) * head_dim)
+    )
+    queries = queries.view(num_tokens, num_heads, head_dim)
+    if rows is None:
+        keys = keys.view(num_tokens, num_kv_heads, head_dim)
+        values = qkv[:, num_turned * head_dim :].view(num_tokens, num_kv_heads, head_dim)
+    else:
+        assert rows.stride(2) == 1, "the elements of a row lie side by side"
+        keys, values = rows.transpose(0, 1).split(head_dim, dim=2)
     if num_tokens:
-        heads = min(triton.next_power_of_2(num_turned), max(1, TILE // triton.next_power_of_2(head_dim)))
-        _rope[(num_tokens * triton.cdiv(num_turned, heads),)](
-            qkv, qkv.stride(0), table, positions, positions.stride(0), q_norm, k_norm, eps, turned, num_tokens,
-            NUM_HEADS=num_heads, NUM_TURNED=num_turned, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
+        # Values are only passed on where there are rows for them.
+        num_read = num_turned if rows is None else num_all
+        heads = min(triton.next_power_of_2(num_read), max(1, TILE // triton.next_power_of_2(head_dim)))
+        _rope[(num_tokens * triton.cdiv(num_read, heads),)](
+            qkv, qkv.stride(0), table, positions, positions.stride(0), q_norm, k_norm, eps, queries, keys,
+            *keys.stride()[:2],
+            NUM_HEADS=num_heads, NUM_TURNED=num_turned, NUM_READ=num_read, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
             INTERLEAVED=interleaved, HAS_NORMS=q_norm is not None, HEADS=heads,
             HALF_WIDTH=triton.next_power_of_2(rotary_dim // 2),
             REST_WIDTH=triton.next_power_of_2(max(1, head_dim - rotary_dim)), num_warps=2,
@@ -52,33 +65,40 @@ def rope(
     return queries, keys, values
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def _rope(
-    qkv, qkv_row, table, positions, position_stride, q_norm, k_norm, eps, turned, num_tokens,
-    NUM_HEADS: tl.constexpr, NUM_TURNED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr, HEADS: tl.constexpr, HALF_WIDTH: tl.constexpr,
-    REST_WIDTH: tl.constexpr,
+    qkv, qkv_row, table, positions, position_stride, q_norm, k_norm, eps, queries, keys, key_token, key_head,
+    NUM_HEADS: tl.constexpr, NUM_TURNED: tl.constexpr, NUM_READ: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr, HEADS: tl.constexpr,
+    HALF_WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of one token. turned: all queries [T, H_q, d], then all keys [T, H_kv, d]."""
-    TILES: tl.constexpr = (NUM_TURNED + HEADS - 1) // HEADS
+    """HEADS heads of one token. queries: [T, H_q, d]. keys: [T, H_kv, d] with these steps between tokens and heads; of
+    NUM_READ heads those above NUM_TURNED are values, which go behind their keys."""
+    TILES: tl.constexpr = (NUM_READ + HEADS - 1) // HEADS
     HAS_REST: tl.constexpr = HEAD_DIM > ROTARY_DIM
+    HAS_VALUES: tl.constexpr = NUM_READ > NUM_TURNED
     token = (tl.program_id(0) // TILES).to(tl.int64)
     # [HEADS, 1], and so is every pointer to a row: a tile for each head of what all heads share needs no exchange
     # between threads, and its repeated reads come from the nearest cache.
     head = tl.program_id(0) % TILES * HEADS + tl.arange(0, HEADS)[:, None]
-    is_head, is_query = head < NUM_TURNED, head < NUM_HEADS
+    is_head, is_query, is_value = head < NUM_READ, head < NUM_HEADS, head >= NUM_TURNED
     source = qkv + (token * qkv_row + head * HEAD_DIM)
     left, right = _load_pairs(source, is_head, ROTARY_DIM, HALF_WIDTH, INTERLEAVED)
     cosines = table + (tl.load(positions + token * position_stride) * (2 * ROTARY_DIM) + head * 0)
     cos_left, cos_right = _load_pairs(cosines, is_head, ROTARY_DIM, HALF_WIDTH, INTERLEAVED)
     sin_left, sin_right = _load_pairs(cosines + ROTARY_DIM, is_head, ROTARY_DIM, HALF_WIDTH, INTERLEAVED)
-    first_key = tl.cast(num_tokens, tl.int64) * NUM_HEADS
-    key_place = first_key + token * (NUM_TURNED - NUM_HEADS) + head - NUM_HEADS
-    target = turned + tl.where(is_query, token * NUM_HEADS + head, key_place) * HEAD_DIM
+    if HAS_VALUES:
+        kv_head = tl.where(is_value, head - NUM_TURNED, head - NUM_HEADS)
+        at_key = keys + (token * key_token + kv_head * key_head + tl.where(is_value, HEAD_DIM, 0))
+    else:
+        at_key = keys + (token * key_token + (head - NUM_HEADS) * key_head)
+    target = tl.where(is_query, queries + (token * NUM_HEADS + head) * HEAD_DIM, at_key)
     rest_dims = ROTARY_DIM + tl.arange(0, REST_WIDTH)[None, :]
     is_rest = is_head & (rest_dims < HEAD_DIM)
     if HAS_REST:
         rest = tl.load(source + rest_dims, mask=is_rest, other=0).to(tl.float32)
+    # Values stay as they are.
+    plain_left, plain_right = left, right
     if HAS_NORMS:
         squares = tl.sum(left * left + right * right, axis=1, keep_dims=True)
         if HAS_REST:
@@ -88,12 +108,16 @@ def _rope(
         weight_left, weight_right = _load_pairs(weight, is_head, ROTARY_DIM, HALF_WIDTH, INTERLEAVED)
         left, right = left * scale * weight_left, right * scale * weight_right
         if HAS_REST:
-            rest = rest * scale * tl.load(weight + rest_dims, mask=is_rest, other=0).to(tl.float32)
+            normed = rest * scale * tl.load(weight + rest_dims, mask=is_rest, other=0).to(tl.float32)
+            rest = tl.where(is_value, rest, normed) if HAS_VALUES else normed
     turned_left = left * cos_left + right * sin_left
     turned_right = right * cos_right + left * sin_right
+    if HAS_VALUES:
+        turned_left = tl.where(is_value, plain_left, turned_left)
+        turned_right = tl.where(is_value, plain_right, turned_right)
     _store_pairs(target, is_head, turned_left, turned_right, ROTARY_DIM, HALF_WIDTH, INTERLEAVED)
     if HAS_REST:
-        tl.store(target + rest_dims, rest.to(turned.dtype.element_ty), mask=is_rest)
+        tl.store(target + rest_dims, rest.to(queries.dtype.element_ty), mask=is_rest)
 
 
 @triton.jit

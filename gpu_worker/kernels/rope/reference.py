@@ -17,6 +17,7 @@ def rope(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, H_q, d], keys and values [T, H_kv, d]: queries and keys normed and rotated, values as they are.
 
@@ -25,7 +26,8 @@ def rope(
     and signed sines: element i of a head becomes `x[i] * cos[i] + x[partner of i] * sin[i]`, those from rotary_dim on
     stay. interleaved: partners are neighbours (0, 1), (2, 3), ...; else i and i + rotary_dim / 2. positions: int64
     [T], each a row of the table. q_norm, k_norm: [d], weights of the RMSNorm of each head before its rotation, both or
-    none.
+    none. rows: [H_kv, T, 2d], of contiguous elements, to be filled with keys and values side by side; those that are
+    returned are views of them.
 
     In 16-bit types the kernel computes in float32 and rounds once: its result is this function's for float32 copies of
     its arguments, rounded. Here, where conversions would cost a CPU more than the rotation, each operation rounds.
@@ -41,7 +43,12 @@ def rope(
     cos, sin = table.index_select(0, positions).unsqueeze(1).unbind(2)
     turned = _turn(query_keys, cos, sin, interleaved)
     queries, keys = turned.split((num_heads, num_kv_heads), 1)
-    return queries, keys, values
+    if rows is None:
+        return queries, keys, values
+    of_rows = rows.transpose(0, 1).split(heads.shape[2], dim=2)
+    for target, source in zip(of_rows, (keys, values), strict=True):
+        target.copy_(source)
+    return queries, *of_rows
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

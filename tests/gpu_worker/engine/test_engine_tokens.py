@@ -250,10 +250,12 @@ def test_an_early_query_is_the_layers_own_of_the_layer_before(
     decoder = rig.model.decoder
     project = decoder.project_qkv
 
-    def noted(layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def noted(
+        layer: int, hidden: Tensor, positions: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if hidden.shape[0] == 1:
             inputs.append((layer, hidden.clone(), positions.clone()))
-        return project(layer, hidden, positions)
+        return project(layer, hidden, positions, rows)
 
     monkeypatch.setattr(decoder, "project_qkv", noted)
     rig.run(request("one", "oracle", 30, max_tokens=4))

@@ -92,6 +92,31 @@ def test_equals_the_reference(name: str, has_norms: bool, device: torch.device) 
     check(SHAPES[name], 5, has_norms, torch.bfloat16, device)
 
 
+@pytest.mark.parametrize("has_norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_keys_and_values_go_to_the_rows_that_are_asked_for(
+    name: str, has_norms: bool, device: torch.device
+) -> None:
+    shape, num_tokens, dtype = SHAPES[name], 5, torch.bfloat16
+    qkv, table, positions = problem(shape, num_tokens, dtype, device)
+    # What is no number in a value stays there.
+    qkv[0, -1] = math.inf
+    heads, d = (shape.num_heads, shape.num_kv_heads, shape.interleaved), shape.head_dim
+    norms = (*(1 + torch.rand(2, d, device=device)).to(dtype), EPS) if has_norms else (None, None, 0.0)
+    buffer = torch.full((shape.num_kv_heads, 16, 2 * d), math.nan, dtype=dtype, device=device)
+    for module in kernel, reference:
+        expected = module.rope(qkv, table, positions, *heads, *norms)
+        rows = buffer.clone()
+        found = module.rope(qkv, table, positions, *heads, *norms, rows[:, 3 : 3 + num_tokens])
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(rows[:, 3:8, :d], expected[1].transpose(0, 1))
+        assert torch.equal(rows[:, 3:8, d:], expected[2].transpose(0, 1))
+        assert rows[:, :3].isnan().all()
+        assert rows[:, 8:].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("name", "num_tokens"), [("group7", 33), ("group1-96", 1), ("interleaved-32-of-64", 1)]
