@@ -96,7 +96,8 @@ def _attend(
     group = num_heads // num_kv_heads
     dim_tile = max(16, triton.next_power_of_2(head_dim))
     tile = min(BLOCK_SIZE, max(16, TILE_BYTES // (2 * dim_tile * pool.element_size())))
-    splits = num_splits(batch * num_kv_heads, triton.cdiv(capacity, tile), num_processors(query.device))
+    num_tiles, processors = triton.cdiv(capacity, tile), num_processors(query.device)
+    splits = num_splits(batch * num_kv_heads, num_tiles, processors, may_be_shorter=lengths is not None)
     partial = torch.empty(batch * num_kv_heads, splits, group, head_dim, device=query.device)
     partial_lse = torch.empty(batch * num_kv_heads, splits, group, device=query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)

@@ -12,18 +12,32 @@ PROGRAMS_PER_PROCESSOR = 4
 START_TILES = 1
 
 
+# Lengths of rows, each a fourth of an octave below the one before, at which a number of splits is tried.
+NUM_LENGTHS = 20
+
+
 @cache
 def num_splits(
-    num_rows: int, num_tiles: int, num_processors: int, per_processor: int = PROGRAMS_PER_PROCESSOR
+    num_rows: int,
+    num_tiles: int,
+    num_processors: int,
+    per_processor: int = PROGRAMS_PER_PROCESSOR,
+    may_be_shorter: bool = False,
 ) -> int:
     """The number of splits with which `num_rows` (lane, KV head) pairs of `num_tiles` tiles each end soonest, the
-    fewest of equals.
+    fewest of equals. may_be_shorter: of rows with fewer tiles too, which then lose least against their own best number:
+    one captured step serves all lengths.
 
-    The host knows all three without waiting for the device, so that a captured step keeps its grid.
+    The host knows all of it without waiting for the device, so that a captured step keeps its grid.
     """
 
-    def time(splits: int) -> int:
+    def time(splits: int, tiles: int) -> int:
         waves = -(-num_rows * splits // (num_processors * per_processor))
-        return waves * (-(-num_tiles // splits) + START_TILES)
+        return waves * (-(-tiles // splits) + START_TILES)
 
-    return min(range(1, max(1, min(num_tiles, MAX_SPLITS)) + 1), key=time)
+    counts = range(1, max(1, min(num_tiles, MAX_SPLITS)) + 1)
+    lengths = [
+        max(1, round(num_tiles * 2 ** (-step / 4))) for step in range(NUM_LENGTHS if may_be_shorter else 1)
+    ]
+    shortest = {tiles: min(time(splits, tiles) for splits in counts) for tiles in lengths}
+    return min(counts, key=lambda splits: max(time(splits, tiles) / shortest[tiles] for tiles in lengths))

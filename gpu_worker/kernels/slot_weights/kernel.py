@@ -43,7 +43,8 @@ def slot_weights(
     dim_tile, group_width = max(16, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
     tile = min(BLOCK_SIZE, max(16, TILE_BYTES // (dim_tile * pool.element_size())))
     capacity = min(block_tables.shape[2] * BLOCK_SIZE, longest)
-    splits = num_splits(num_rows, triton.cdiv(capacity, tile), num_processors(query.device))
+    num_tiles, processors = triton.cdiv(capacity, tile), num_processors(query.device)
+    splits = num_splits(num_rows, num_tiles, processors, may_be_shorter=True)
     scores = torch.empty(num_rows, group, capacity, dtype=torch.float32, device=query.device)
     partial_lse = torch.empty(num_rows, splits, group, dtype=torch.float32, device=query.device)
     score_split[(num_rows, splits)](

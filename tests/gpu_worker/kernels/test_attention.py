@@ -13,7 +13,12 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention import reference
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE, Rest
-from gpu_worker.kernels.attention.splits import MAX_SPLITS, PROGRAMS_PER_PROCESSOR, num_splits
+from gpu_worker.kernels.attention.splits import (
+    MAX_SPLITS,
+    PROGRAMS_PER_PROCESSOR,
+    START_TILES,
+    num_splits,
+)
 
 kernel = pytest.importorskip("gpu_worker.kernels.attention.kernel")
 
@@ -398,6 +403,19 @@ def test_a_captured_graph_holds_for_other_lengths_and_slots(device: torch.device
     assert_attends(of_blocks, expected.double().cpu(), torch.bfloat16)
     expected = reference.attend_slots(*wide, fixed, seats, selected, scale)
     assert_attends(of_slots, expected.double().cpu(), torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_rows", [8, 32, 48, 64, 128, 192, 256])
+def test_a_captured_step_cuts_shorter_rows_as_well_as_their_own_does(num_rows: int) -> None:
+    def rounds(splits: int, num_tiles: int) -> int:
+        programs = num_rows * splits
+        return -(-programs // (132 * PROGRAMS_PER_PROCESSOR)) * (-(-num_tiles // splits) + START_TILES)
+
+    longest = 2048
+    splits = num_splits(num_rows, longest, 132, may_be_shorter=True)
+    for num_tiles in (longest, 1024, 512, 258, 130):
+        own = rounds(num_splits(num_rows, num_tiles, 132), num_tiles)
+        assert rounds(splits, num_tiles) <= 1.05 * own
 
 
 @pytest.mark.parametrize(
