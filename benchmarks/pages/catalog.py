@@ -51,6 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gateway": others.gateway,
     "nodes": others.nodes,
     "under-load": served.under_load,
+    "hit-rates": decode.hit_rates,
     "cpu": others.cpu_rivals,
     "compose-faults": others.faults,
     "compose-images": others.images,

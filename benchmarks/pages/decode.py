@@ -16,6 +16,7 @@ from benchmarks.tables import Column
 
 MAIN = "decode_h200"
 OFFLOADED = ("decode_offload_h200", "decode_24gib_h200", "decode_trace_h200")
+HIT_RATES = "decode_hit_rates_h200"
 SECOND_TOKENS = ("prefill_cpu_index_8k_128k_h200", "prefill_cpu_index_32k_h200")
 # what a step's kernels are for, by parts of their names
 KERNELS = {
@@ -102,6 +103,20 @@ def offload() -> str:
         Column("x dense", lambda row: tables.number(row.throughput_ratio, 2)),
     )
     return tables.markdown(columns, [row for row in found if row.rival == "carrel"])
+
+
+def hit_rates() -> str:
+    """Under a memory limit, by the share of a selection that the step before had."""
+    found = [row for row in rows(DecodeRow, HIT_RATES) if row.rival == "carrel"]
+    rates = sorted({row.case.hit_rate or 0.0 for row in found})
+    columns = [Column[float]("selected by the step before too", lambda rate: f"{rate:g}")]
+    for policy in dict.fromkeys(row.case.policy for row in found):
+        own = {row.case.hit_rate or 0.0: row for row in found if row.case.policy == policy}
+        step_ms = _of(lambda figures: tables.number(figures.step_ms.median, 1))
+        moved = _of(lambda figures: f"{figures.bytes_moved / 2**20:,.0f}")
+        columns.append(Column(f"`{policy}`, ms", lambda rate, own=own, text=step_ms: text(own[rate])))
+        columns.append(Column("MiB moved", lambda rate, own=own, text=moved: text(own[rate])))
+    return tables.markdown(columns, rates)
 
 
 def verdicts() -> str:
