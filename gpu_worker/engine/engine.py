@@ -169,8 +169,8 @@ class Engine:
         num_waiting, spans = self.scheduler.num_waiting, list[Span]()
         left = self._pace.prefill_seconds(decoding is not None)
         while (prefill := self._next_prefill()) is not None:
-            work, is_short = prefill.next_work, prefill.is_short
-            seconds = self._pace.seconds(work, is_short)
+            work, kind = prefill.next_work, prefill.next_kind
+            seconds = self._pace.seconds(work, kind)
             if spans and (seconds is None or seconds > left):
                 break
             for prompt in prefill.prompts:
@@ -178,7 +178,7 @@ class Engine:
             begun = spans[-1].ended if spans else self._pace.mark()
             if not self._run_quantum(prefill):
                 break
-            spans.append(Span(begun, self._pace.mark(), work, is_short))
+            spans.append(Span(begun, self._pace.mark(), work, kind))
             left -= seconds or 0.0
             if decoding is not None and decoding.ended.is_reached:
                 self._end_decode(decoding)

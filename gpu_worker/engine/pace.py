@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
-from gpu_worker.engine.prompts.work import prompt_work
+from gpu_worker.engine.prompts.work import WorkKind, prompt_work
 from gpu_worker.models import ModelConfig
 from gpu_worker.state.sequence import Sequence, Status
 
@@ -21,12 +21,12 @@ NUM_SAMPLES = 15
 
 
 class Span(NamedTuple):
-    """A quantum between two marks. is_short: of prompts that fit a chunk, in which launching takes its part."""
+    """A quantum between two marks."""
 
     begun: Mark
     ended: Mark
     work: float
-    is_short: bool
+    kind: WorkKind
 
 
 class _Recent:
@@ -54,8 +54,8 @@ class Pace:
         self.mark = mark
         self._itl_seconds = itl_seconds
         self._step_seconds = _Recent()
-        # Of an operation in short prompts' quanta, and in others.
-        self._work_seconds = {True: _Recent(), False: _Recent()}
+        # Of an operation.
+        self._work_seconds = {kind: _Recent() for kind in WorkKind}
         # Of one iteration each.
         self._queued: deque[list[Span]] = deque()
 
@@ -67,10 +67,12 @@ class Pace:
         """Of an iteration, for prompts; may be below 0 where steps alone take longer than the target."""
         return self.iteration_seconds - (self._step if is_decoding else 0.0)
 
-    def seconds(self, work: float, is_short: bool) -> float | None:
-        """What so many operations of prefill take; None before any was measured."""
-        alike, other = self._work_seconds[is_short].median, self._work_seconds[not is_short].median
-        measured = alike if alike is not None else other
+    def seconds(self, work: float, kind: WorkKind) -> float | None:
+        """What so many operations of prefill take; None before any was measured that tells."""
+        measured = self._work_seconds[kind].median
+        if measured is None and kind is not WorkKind.SCORED:
+            other = WorkKind.LONG if kind is WorkKind.SHORT else WorkKind.SHORT
+            measured = self._work_seconds[other].median
         return None if measured is None else work * measured
 
     @property
@@ -93,7 +95,7 @@ class Pace:
             done = self._queued.popleft()
             done[-1].ended.wait()
             for span in done:
-                self._work_seconds[span.is_short].add(span.ended.seconds_since(span.begun) / span.work)
+                self._work_seconds[span.kind].add(span.ended.seconds_since(span.begun) / span.work)
 
 
 class PromptSeconds:
@@ -108,4 +110,5 @@ class PromptSeconds:
         is_waiting = sequence.status is Status.WAITING
         num_known = sequence.num_expected if is_waiting else sequence.num_cached
         work = prompt_work(self._config, num_known, sequence.num_prefill)
-        return self._pace.seconds(work, self._room.is_short(sequence.num_prefill - num_known)) or 0.0
+        is_short = self._room.is_short(sequence.num_prefill - num_known)
+        return self._pace.seconds(work, WorkKind.SHORT if is_short else WorkKind.LONG) or 0.0

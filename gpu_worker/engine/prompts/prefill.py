@@ -15,7 +15,7 @@ from gpu_worker.engine.prompts.prompt_memory import buffer_tokens
 from gpu_worker.engine.prompts.prompt_pass import PromptPass
 from gpu_worker.engine.prompts.prompt_rows import PromptRows
 from gpu_worker.engine.prompts.prompt_scores import PromptScores
-from gpu_worker.engine.prompts.work import last_layer_work, layer_work
+from gpu_worker.engine.prompts.work import WorkKind, last_layer_work, layer_work
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
@@ -47,7 +47,6 @@ class Prefill(PromptPass[PromptRows]):
         self._chunk_size = chunk_size
         self._device = decoder.device
         self._num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in sequences)
-        self.is_short = self._num_tokens <= chunk_size
         self._buffers = self._make_buffers(sequences, offloader, max_tokens)
         super().__init__(self._make_parts(sequences, caches, offloader))
         token_ids = list(chain(*(part.token_ids for part in self._parts)))
@@ -80,12 +79,26 @@ class Prefill(PromptPass[PromptRows]):
         config, begin, end = self._decoder.config, self._begin, self._next_end
         if self._is_computed:
             return 0.0
-        num_layers = max(1, self._quantum_tokens // (end - begin))
-        layers = range(self._layer, min(self._layer + num_layers, config.num_layers))
+        layers = self._next_layers
         has_last = layers.stop == config.num_layers and not self._scores
         spans = [part.positions(begin, end) for part in self._parts]
         work = (len(layers) - has_last) * sum(layer_work(config, span.start, span.stop) for span in spans)
         return work + has_last * sum(last_layer_work(config, span.start, span.stop) for span in spans)
+
+    @property
+    def next_kind(self) -> WorkKind:
+        if (
+            self._scores
+            and not self._is_computed
+            and self._next_layers.stop == self._decoder.config.num_layers
+        ):
+            return WorkKind.SCORED
+        return WorkKind.SHORT if self._num_tokens <= self._chunk_size else WorkKind.LONG
+
+    @property
+    def _next_layers(self) -> range:
+        num_layers = max(1, self._quantum_tokens // (self._next_end - self._begin))
+        return range(self._layer, min(self._layer + num_layers, self._decoder.config.num_layers))
 
     def _has_computed(self, prompt: Prompt) -> bool:
         return self._is_computed

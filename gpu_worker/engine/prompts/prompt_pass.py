@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpu_worker.engine.each import each
 from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.work import WorkKind
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.trainings import TrainedLayer
@@ -25,9 +26,6 @@ class PromptPass(ABC, Generic[One]):
 
     prompts: those that neither failed nor were cancelled, until they are taken.
     """
-
-    # Whether a chunk has all of its tokens.
-    is_short: bool
 
     def __init__(self, parts: list[One]) -> None:
         self._parts = parts
@@ -61,6 +59,11 @@ class PromptPass(ABC, Generic[One]):
     @abstractmethod
     def next_work(self) -> float:
         """Floating-point operations of the next quantum; 0 where copies only are waited for."""
+
+    @property
+    @abstractmethod
+    def next_kind(self) -> WorkKind:
+        """Of what kind these are."""
 
     @abstractmethod
     def _has_computed(self, prompt: Prompt) -> bool:

@@ -13,7 +13,7 @@ from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.prompt_pass import PromptPass
 from gpu_worker.engine.prompts.short_batch import MAX_PROMPTS, ShortBatch
 from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.work import prompt_work
+from gpu_worker.engine.prompts.work import WorkKind, prompt_work
 from gpu_worker.errors import no_room
 from gpu_worker.models import Decoder
 from gpu_worker.state.sequence import Sequence
@@ -75,8 +75,6 @@ class ShortPrompt(Prompt):
 class ShortPrefill(PromptPass[ShortPrompt]):
     """A quantum computes as many prompts as one pass is for."""
 
-    is_short = True
-
     def __init__(
         self,
         sequences: list[Sequence],
@@ -102,6 +100,10 @@ class ShortPrefill(PromptPass[ShortPrompt]):
     @property
     def next_work(self) -> float:
         return sum((prompt_work(self._config, 0, prompt.num_tokens) for prompt in self._next_group()), 0.0)
+
+    @property
+    def next_kind(self) -> WorkKind:
+        return WorkKind.SHORT
 
     def _has_computed(self, prompt: Prompt) -> bool:
         return prompt in self._computed

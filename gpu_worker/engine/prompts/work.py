@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from gpu_worker.models import ModelConfig
+
+
+class WorkKind(Enum):
+    """Work whose operations take alike. SHORT: of prompts that fit a chunk, in which launching takes its part. LONG: of
+    others. SCORED: with how likely a prompt's tokens were, which takes much more than its operations tell."""
+
+    SHORT = auto()
+    LONG = auto()
+    SCORED = auto()
 
 
 def layer_work(config: ModelConfig, begin: int, end: int) -> float:

@@ -9,7 +9,7 @@ from engine_rig import make_model
 
 from gpu_worker.device import Mark
 from gpu_worker.engine.pace import ITL_SECONDS, ITL_STEPS, Pace, Span
-from gpu_worker.engine.prompts.work import layer_work
+from gpu_worker.engine.prompts.work import WorkKind, layer_work
 
 
 @dataclass
@@ -42,10 +42,10 @@ class FakeMark(Mark):
         return self.at - earlier.at
 
 
-def prefill(pace: Pace, device: Device, work: float, seconds: float, is_short: bool = False) -> None:
+def prefill(pace: Pace, device: Device, work: float, seconds: float, kind: WorkKind = WorkKind.LONG) -> None:
     begun = pace.mark()
     device.now += seconds
-    pace.prefilled([Span(begun, pace.mark(), work, is_short)])
+    pace.prefilled([Span(begun, pace.mark(), work, kind)])
 
 
 def step(pace: Pace, device: Device, seconds: float) -> None:
@@ -58,7 +58,7 @@ def step(pace: Pace, device: Device, seconds: float) -> None:
 def test_nothing_is_foretold_before_it_was_measured() -> None:
     device = Device()
     pace = Pace(device.mark)
-    assert pace.seconds(1e9, is_short=True) is None
+    assert pace.seconds(1e9, WorkKind.SHORT) is None
     assert pace.prefill_seconds(is_decoding=True) == pace.iteration_seconds == ITL_SECONDS
 
 
@@ -69,7 +69,7 @@ def test_work_takes_what_it_took_and_one_slow_time_does_not_count() -> None:
         prefill(pace, device, 1e9, seconds)
     device.done = device.now
     pace.settle()
-    assert pace.seconds(5e9, is_short=False) == pytest.approx(0.05)
+    assert pace.seconds(5e9, WorkKind.LONG) == pytest.approx(0.05)
 
 
 def test_short_prompts_are_measured_by_themselves_once_there_were_some() -> None:
@@ -78,12 +78,26 @@ def test_short_prompts_are_measured_by_themselves_once_there_were_some() -> None
     prefill(pace, device, 1e9, 0.01)
     device.done = device.now
     pace.settle()
-    assert pace.seconds(1e9, is_short=True) == pytest.approx(0.01)
-    prefill(pace, device, 1e9, 0.05, is_short=True)
+    assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.01)
+    prefill(pace, device, 1e9, 0.05, WorkKind.SHORT)
     device.done = device.now
     pace.settle()
-    assert pace.seconds(1e9, is_short=True) == pytest.approx(0.05)
-    assert pace.seconds(1e9, is_short=False) == pytest.approx(0.01)
+    assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.05)
+    assert pace.seconds(1e9, WorkKind.LONG) == pytest.approx(0.01)
+
+
+def test_scored_prompts_are_foretold_by_scored_ones_only() -> None:
+    device = Device()
+    pace = Pace(device.mark)
+    prefill(pace, device, 1e9, 0.01)
+    device.done = device.now
+    pace.settle()
+    assert pace.seconds(1e9, WorkKind.SCORED) is None
+    prefill(pace, device, 1e9, 0.2, WorkKind.SCORED)
+    device.done = device.now
+    pace.settle()
+    assert pace.seconds(1e9, WorkKind.SCORED) == pytest.approx(0.2)
+    assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.01)
 
 
 def test_prompts_get_what_steps_leave_and_long_steps_stretch_the_iteration() -> None:

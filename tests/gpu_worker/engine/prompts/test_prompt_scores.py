@@ -16,10 +16,14 @@ from live_bytes import LiveBytes
 from offload_rig import make_sequence
 
 from gpu_worker.engine.prompts import prompt_scores
+from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.short_pass import ShortPass
 from gpu_worker.engine.prompts.short_prefill import PrefillChoice
+from gpu_worker.engine.prompts.work import WorkKind
+from gpu_worker.errors import WorkerError
 from gpu_worker.models import Decoder
 from gpu_worker.records import GenerationRequest, PromptEvent, TokenEvent
+from gpu_worker.state.sequence import Sequence
 
 
 def scored(one: GenerationRequest, num_top: int) -> GenerationRequest:
@@ -67,6 +71,28 @@ def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pyt
     rig.submit(replace(plain, request_id="again"))
     rig.drain()
     assert rig.records["again"].usage.cached_tokens == 128
+
+
+def test_the_first_quantum_that_is_scored_has_an_iteration_for_itself() -> None:
+    iterations: list[list[WorkKind]] = []
+
+    class Noted(Prefill):
+        def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
+            if self.next_work:
+                iterations[-1].append(self.next_kind)
+            return super().advance(wait)
+
+    rig = Rig(make_prefill=Noted, itl_seconds=60.0)
+    rig.submit(scored(request("one", "full", prompt=random_prompt(300, 1)), 1))
+    while not rig.records["one"].tokens:
+        iterations.append([])
+        rig.step()
+    of_scores = [kinds for kinds in iterations if WorkKind.SCORED in kinds]
+    # What it takes is known then, and the others come together.
+    assert of_scores[0] == [WorkKind.SCORED]
+    assert len(of_scores[1]) > 1
+    assert {*of_scores[1]} == {WorkKind.SCORED}
+    assert WorkKind.LONG in iterations[0]
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5])
