@@ -15,7 +15,7 @@ from questions import ask
 from serving import Serving, serving
 from waiting import PATIENCE, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.slow]
 
 NUM_STREAMS = 8
 QUESTION = ask(800, seed=3)

@@ -16,6 +16,7 @@ from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
 from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
+from carrel.serve import hang_watch
 from carrel.serve.hang_watch import HangWatch
 from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import Restart, RestartPolicy, Restarts
@@ -246,7 +247,9 @@ def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
     assert harness.left() == []
 
 
-def test_who_answers_again_in_time_or_is_not_watched_is_left_alone() -> None:
+def test_who_answers_again_in_time_or_is_not_watched_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of a limit of minutes it would be seconds.
+    monkeypatch.setattr(hang_watch, "MOST_PAUSE_S", 0.1)
     answers = True
     asked = threading.Semaphore(0)
     errors = [ValueError("what no probe expects")]

@@ -396,14 +396,14 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
 
 
 def mixed(number: int, source: random.Random) -> GenerationRequest:
-    length = source.randrange(1, 200)
+    length = source.randrange(1, 120)
     budget = source.choice([0.05, 0.3, 1.0, 2, 40, 5000])
     return request(
         f"m{number}",
         source.choice(ALL),
         budget,
         prompt=random_prompt(length, number),
-        max_tokens=source.randrange(1, 30),
+        max_tokens=source.randrange(1, 15),
         num_prefill=source.choice([0, 0, max(1, length // 2)]),
     )
 
@@ -411,12 +411,12 @@ def mixed(number: int, source: random.Random) -> GenerationRequest:
 def test_a_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
     source = random.Random(1)
     rig = Rig(
-        max_num_seqs=5, slot_bytes=pool_of(9), hot_cache=LEAST, capacity_tokens=700, full_layers=1,
+        max_num_seqs=5, slot_bytes=pool_of(6), hot_cache=LEAST, capacity_tokens=420, full_layers=1,
         prefill_chunk=61, tokens_per_slab=32,
     )  # fmt: skip
     for number in range(100):
         rig.submit(mixed(number, source))
-        rig.step(source.randrange(0, 12))
+        rig.step(source.randrange(0, 7))
         if source.random() < 0.35:
             rig.engine.abort(f"m{source.randrange(number + 1)}")
     rig.drain()

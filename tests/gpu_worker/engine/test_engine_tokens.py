@@ -153,7 +153,7 @@ def test_full_gives_the_same_tokens_when_part_of_the_prompt_is_decoded(
 
 @pytest.mark.parametrize("policy", ["pqcache", "clusterkv"])
 def test_the_hot_caches_size_changes_traffic_and_no_token(policy: str) -> None:
-    one = request("one", policy, 0.25, max_tokens=100)
+    one = request("one", policy, 0.25, max_tokens=60)
     sizes = [HotCacheSize(), HotCacheSize(share=1.0), HotCacheSize(tokens=40), LEAST]
     rigs = [Rig(hot_cache=size, tokens_per_slab=256) for size in sizes]
     tokens = [rig.tokens(one) for rig in rigs]
@@ -165,7 +165,7 @@ def test_the_hot_caches_size_changes_traffic_and_no_token(policy: str) -> None:
     assert moved[1] < moved[3]
     for rig, usage in zip(rigs, usages, strict=True):
         num_sink, num_recent = 4, 13 if policy == "pqcache" else 0
-        num_rows = (30 - num_sink - num_recent) * NUM_KV_HEADS * 3 * 99
+        num_rows = (30 - num_sink - num_recent) * NUM_KV_HEADS * 3 * 59
         assert usage.bytes_moved == pytest.approx((1 - usage.hit_rate) * num_rows * 2 * 16 * 4)
         stats = rig.engine.stats()
         assert stats.fetched_bytes_total == usage.bytes_moved

@@ -344,11 +344,15 @@ def test_nobody_gives_way_for_a_seat_to_one_that_waits_for_the_arena() -> None:
 
 
 CONTEXT = 448
+# Five blocks, for what is answered to its end, some times over.
+SHORT = 320
 
 
-def open_ended(name: str, policy: str = "full", prompt: int = 60) -> GenerationRequest:
-    """It may fill a context of CONTEXT tokens, as a chat without max_tokens may."""
-    return request(name, policy, 0.3, prompt=prompt, max_tokens=CONTEXT - prompt)
+def open_ended(
+    name: str, policy: str = "full", prompt: int = 60, context: int = CONTEXT
+) -> GenerationRequest:
+    """It may fill its context, as a chat without max_tokens may."""
+    return request(name, policy, 0.3, prompt=prompt, max_tokens=context - prompt)
 
 
 @pytest.mark.parametrize(
@@ -382,10 +386,10 @@ def test_answers_that_may_fill_the_context_begin_beside_each_other(policy: str, 
     ],
 )
 def test_who_takes_slots_as_it_grows_answers_as_with_all_of_them(policy: str, full_layers: int) -> None:
-    one = open_ended("one", policy)
+    one = open_ended("one", policy, context=SHORT)
     # In a longer context the same answer has a limit.
     expected = tokens_alone(one, full_layers=full_layers)
-    rig = Rig(full_layers=full_layers, max_model_len=CONTEXT)
+    rig = Rig(full_layers=full_layers, max_model_len=SHORT)
     assert rig.tokens(one) == expected
     rig.check_empty()
 
@@ -424,9 +428,9 @@ def test_the_youngest_gives_way_where_slots_run_out_and_goes_on_with_the_same_to
 def test_resident_answers_that_outgrow_the_slots_go_on_with_the_same_tokens(
     policy: str, full_layers: int
 ) -> None:
-    requests = [open_ended(f"r{number}", policy, prompt=60 + number) for number in range(3)]
+    requests = [open_ended(f"r{number}", policy, 60 + number, SHORT) for number in range(3)]
     alone = [tokens_alone(one, full_layers=full_layers) for one in requests]
-    rig = Rig(full_layers=full_layers, max_model_len=CONTEXT, slot_bytes=pool_of(16))
+    rig = Rig(full_layers=full_layers, max_model_len=SHORT, slot_bytes=pool_of(11))
     rig.run(*requests)
     assert [rig.records[one.request_id].tokens for one in requests] == alone
     assert rig.engine.stats().requests_failed_total == 0

@@ -81,13 +81,13 @@ def requests() -> list[GenerationRequest]:
     return [
         request("full", prompt=40, max_tokens=30),
         request("kept", "snapkv", 0.3, prompt=random_prompt(90, 8), max_tokens=20),
-        request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=60),
+        request("pq", "pqcache", 0.25, prompt=random_prompt(112, 1), max_tokens=30),
         request("pq decoded", "pqcache", 30, prompt=random_prompt(130, 2), num_prefill=96, max_tokens=20),
-        request("product", "pqcache+ip", 0.25, prompt=random_prompt(112, 9), max_tokens=40),
-        request("bits", "bitkeys", 0.25, prompt=random_prompt(112, 10), max_tokens=60),
+        request("product", "pqcache+ip", 0.25, prompt=random_prompt(112, 9), max_tokens=20),
+        request("bits", "bitkeys", 0.25, prompt=random_prompt(112, 10), max_tokens=30),
         request("bits decoded", "bitkeys", 30, prompt=random_prompt(130, 11), num_prefill=96, max_tokens=20),
-        request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=90),
-        request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=60),
+        request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=50),
+        request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=30),
         request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
         request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
         # All of the budget is sinks and window.

@@ -183,16 +183,16 @@ def request(
 def mixed_requests() -> list[GenerationRequest]:
     """Unequal length, policy, budget, output and protocol, prompts that fill slabs and that do not; one is measured."""
     return [
-        request("a", "full", prompt=random_prompt(33, 1), max_tokens=35),
-        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
+        request("a", "full", prompt=random_prompt(33, 1), max_tokens=20),
+        request("b", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=30),
         request("c", "pqcache", 17, prompt=random_prompt(96, 3), max_tokens=20),
-        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=65),
-        request("e", "clusterkv", 30, prompt=random_prompt(140, 5), max_tokens=30, num_prefill=88),
-        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=25),
-        request("g", "oracle", 1.0, prompt=random_prompt(7, 7), max_tokens=25),
-        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=20, num_prefill=50),
-        request("i", "clusterkv", 1.0, prompt=random_prompt(40, 9), max_tokens=20),
-        request("j", "pqcache", 30, prompt=random_prompt(100, 10), max_tokens=20, measure=True),
+        request("d", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=50),
+        request("e", "clusterkv", 30, prompt=random_prompt(140, 5), max_tokens=12, num_prefill=88),
+        request("f", "oracle", 0.1, prompt=random_prompt(140, 6), max_tokens=15),
+        request("g", "oracle", 1.0, prompt=random_prompt(7, 7), max_tokens=15),
+        request("h", "pqcache", 25, prompt=random_prompt(90, 8), max_tokens=12, num_prefill=50),
+        request("i", "clusterkv", 1.0, prompt=random_prompt(40, 9), max_tokens=12),
+        request("j", "pqcache", 30, prompt=random_prompt(100, 10), max_tokens=15, measure=True),
     ]
 
 
