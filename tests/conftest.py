@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -38,8 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(mark))
 
 
-def pytest_collection_finish() -> None:
-    """What thousands of collected tests hold stays to the end: no garbage collection need walk it again, and those that
-    benchmarks ask for took a second each."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What thousands of collected tests hold stays to the end, and no garbage collection walks it: neither while it
+    grows nor later, where a benchmark that collects several times took seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()

@@ -87,7 +87,7 @@ def requests() -> list[GenerationRequest]:
         request("bits", "bitkeys", 0.25, prompt=random_prompt(112, 10), max_tokens=30),
         request("bits decoded", "bitkeys", 30, prompt=random_prompt(130, 11), num_prefill=96, max_tokens=20),
         request("clusters", "clusterkv", 0.2, prompt=random_prompt(120, 3), max_tokens=50),
-        request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=30),
+        request("two windows", "clusterkv", 30, prompt=random_prompt(140, 4), num_prefill=88, max_tokens=36),
         request("all", "pqcache", 1.0, prompt=random_prompt(50, 6), max_tokens=20),
         request("measured", "pqcache", 0.3, prompt=random_prompt(100, 7), max_tokens=20, measure=True),
         # All of the budget is sinks and window.

@@ -116,7 +116,7 @@ for dtype, width, chunk, num_rows in (bfloat16, 128, 256, 32768), (float32, 128,
     positions, both = torch.arange(num_rows).expand(2, -1), zeros(2, num_rows, 2 * width, dtype=dtype)
     rows = WeightedRows(positions, zeros(2, num_rows), both[..., :width], both[..., width:])
     match_rows(rows.keys, chunk)
-    # A sum's type is told apart once; rows are of a type of their own in the others.
+    # Into another type than that of the rows, once.
     for into in (dtype, float32) if dtype is bfloat16 else (dtype,):
         merge_rows(rows, chunk, 40, into)
 """

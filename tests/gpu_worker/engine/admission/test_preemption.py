@@ -283,13 +283,13 @@ def pressed(number: int, source: random.Random) -> GenerationRequest:
         source.choice(["pqcache", "pqcache", "clusterkv", "full", "oracle"]),
         source.choice([0.1, 0.2, 40]),
         prompt=source.randrange(80, 400),
-        max_tokens=source.randrange(1, 25),
+        max_tokens=source.randrange(1, 40),
     )
 
 
 def test_tokens_under_pressure_are_those_without() -> None:
     source = random.Random(5)
-    requests = [pressed(number, source) for number in range(14)]
+    requests = [pressed(number, source) for number in range(18)]
     expected = [tokens_alone(one) for one in requests]
     rig = Rig(slot_bytes=pool_of(8), max_num_seqs=6)
     shrunk = set()
