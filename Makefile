@@ -115,8 +115,10 @@ format: $(READY)  ## rewrite the code in the project's format
 stubs: $(READY)  ## generate the gRPC stubs from proto/
 	$(BIN)/python -m tools.gen_stubs
 
-docs: $(READY)  ## write the tables of README.md and docs/, and the soak's picture, from benchmarks/results
+docs: $(READY)  ## write the tables of README.md and docs/, and two of their pictures, from benchmarks/results
 	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.report benchmarks/results/decode_h200.json --plots build/plots >/dev/null
+	cp build/plots/decode_throughput.png docs/images/decode_throughput_h200.png
 	$(BIN)/python -m benchmarks.report benchmarks/results/soak_faults_cpu.json --plots docs/images >/dev/null
 
 clean:  ## remove .venv and everything generated beside the stubs
