@@ -10,8 +10,6 @@ MAX_SPLITS = 128
 PROGRAMS_PER_PROCESSOR = 4
 # What a program costs before its first tile has arrived and after its last, in tiles.
 START_TILES = 1
-
-
 # Lengths of rows, each a fourth of an octave below the one before, at which a number of splits is tried.
 NUM_LENGTHS = 20
 

@@ -12,7 +12,6 @@ once: halves that rotate together are two tiles of a program, neighbours that ro
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,20 +31,15 @@ def rope(
     eps: float = 0.0,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See the reference. Queries come contiguous; so do keys without rows, from one buffer with them."""
+    """See the reference. Queries come contiguous, and so do keys where there are no rows."""
     num_tokens, num_turned = qkv.shape[0], num_heads + num_kv_heads
     num_all, rotary_dim = num_turned + num_kv_heads, table.shape[2]
     head_dim = qkv.shape[1] // num_all
     assert qkv.stride(1) == 1, "rows are contiguous"
     assert table.is_contiguous(), "the table is contiguous"
-    num_new = num_heads if rows is not None else num_turned
-    turned = torch.empty(num_tokens * num_new * head_dim, dtype=qkv.dtype, device=qkv.device)
-    queries, keys = turned.split(
-        (num_tokens * num_heads * head_dim, num_tokens * (num_new - num_heads) * head_dim)
-    )
-    queries = queries.view(num_tokens, num_heads, head_dim)
+    queries = qkv.new_empty(num_tokens, num_heads, head_dim)
     if rows is None:
-        keys = keys.view(num_tokens, num_kv_heads, head_dim)
+        keys = qkv.new_empty(num_tokens, num_kv_heads, head_dim)
         values = qkv[:, num_turned * head_dim :].view(num_tokens, num_kv_heads, head_dim)
     else:
         assert rows.stride(2) == 1, "the elements of a row lie side by side"

@@ -48,6 +48,13 @@ def prefill(pace: Pace, device: Device, work: float, seconds: float, kind: WorkK
     pace.prefilled([Span(begun, pace.mark(), work, kind)])
 
 
+def measured(pace: Pace, device: Device, seconds: float, kind: WorkKind = WorkKind.LONG) -> None:
+    """A quantum of 1e9 operations, which is done."""
+    prefill(pace, device, 1e9, seconds, kind)
+    device.done = device.now
+    pace.settle()
+
+
 def step(pace: Pace, device: Device, seconds: float) -> None:
     begun = pace.mark()
     device.now += seconds
@@ -75,13 +82,9 @@ def test_work_takes_what_it_took_and_one_slow_time_does_not_count() -> None:
 def test_short_prompts_are_measured_by_themselves_once_there_were_some() -> None:
     device = Device()
     pace = Pace(device.mark)
-    prefill(pace, device, 1e9, 0.01)
-    device.done = device.now
-    pace.settle()
+    measured(pace, device, 0.01)
     assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.01)
-    prefill(pace, device, 1e9, 0.05, WorkKind.SHORT)
-    device.done = device.now
-    pace.settle()
+    measured(pace, device, 0.05, WorkKind.SHORT)
     assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.05)
     assert pace.seconds(1e9, WorkKind.LONG) == pytest.approx(0.01)
 
@@ -89,13 +92,9 @@ def test_short_prompts_are_measured_by_themselves_once_there_were_some() -> None
 def test_scored_prompts_are_foretold_by_scored_ones_only() -> None:
     device = Device()
     pace = Pace(device.mark)
-    prefill(pace, device, 1e9, 0.01)
-    device.done = device.now
-    pace.settle()
+    measured(pace, device, 0.01)
     assert pace.seconds(1e9, WorkKind.SCORED) is None
-    prefill(pace, device, 1e9, 0.2, WorkKind.SCORED)
-    device.done = device.now
-    pace.settle()
+    measured(pace, device, 0.2, WorkKind.SCORED)
     assert pace.seconds(1e9, WorkKind.SCORED) == pytest.approx(0.2)
     assert pace.seconds(1e9, WorkKind.SHORT) == pytest.approx(0.01)
 

@@ -225,6 +225,8 @@ for dtype in bfloat16, float32:
         table, columns = zeros(9, 2, rotary_dim, dtype=dtype), zeros(3, 3, dtype=int64)
         qkv = zeros(3, (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
         rope(qkv, table, columns[:, 1], *heads, interleaved, *with_norms)
+    # Of the last form, with keys and values side by side.
+    rope(qkv, table, columns[:, 1], *heads, interleaved, rows=zeros(heads[1], 9, 2 * head_dim, dtype=dtype)[:, 1:4])
 packed = zeros(2, 1 + 4008, dtype=int32)
 keep_allowed(zeros(3, 128256), packed[:, 0], packed[:, 1:])
 """
