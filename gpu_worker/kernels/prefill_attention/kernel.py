@@ -2,8 +2,9 @@
 
 cuDNN's is much the fastest, but has no mask for a chunk behind its past, and plans every shape that it has not seen for
 tens of milliseconds. So it gets 2 ** i units of queries at a time, by themselves and then 2 ** j units of their past,
-all weighed by their softmax sums. The remaining queries go through flash attention with a mask; what that does not
-support (float32, large heads, old GPUs) is attended some queries at a time.
+all weighed by their softmax sums. The remaining queries go through flash attention, their past in pieces at once where
+they alone would leave SMs idle, and themselves with a mask; what that does not support (float32, large heads, old GPUs)
+is attended some queries at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in
 
 # Of queries and of past tokens, in what goes to cuDNN.
 UNIT = 1024
-# Flash attention's heads have a multiple of so many dimensions.
-FLASH_DIMS = 8
+# Flash attention's heads have a multiple of so many dimensions, and its programs so many queries.
+FLASH_DIMS, FLASH_QUERIES = 8, 128
+# Two for each of the 132 SMs of an H200, and as many again: the last are done soon.
+PROGRAMS = 528
+# Tokens of a piece, at least.
+LEAST_PIECE = 512
 
 
 def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
@@ -40,7 +45,7 @@ def attend_chunk(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tenso
         parts.append(_units(grouped[:, :, piece], keys[:, :, seen], values[:, :, seen], scale))
     if whole < num_tokens:
         rest = grouped[:, :, whole:] if whole else grouped
-        parts.append(_flash(rest, keys, values, scale)[0])
+        parts.append(_few(rest, keys, values, scale))
     attended = [part[0].transpose(0, 1) for part in parts]
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
@@ -116,6 +121,32 @@ def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return joined.transpose(0, 1)[None]
 
 
+def _few(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of fewer than `UNIT` queries, which are of the last keys: those before them in pieces of one length, a
+    batch of which each has all the queries, the others with a mask, joined in float32."""
+    num_queries, num_kv_heads = query.shape[2], keys.shape[1]
+    # Nothing masks the past, so that a group's heads are more queries of the same keys.
+    by_head = query.unflatten(1, (num_kv_heads, -1)).flatten(2, 3)
+    past = keys.shape[2] - num_queries
+    programs = -(-by_head.shape[2] // FLASH_QUERIES) * num_kv_heads
+    num_pieces = min(PROGRAMS // programs, past // LEAST_PIECE)
+    if num_pieces < 2:
+        return _flash(query, keys, values, scale)[0]
+    length = past // num_pieces // FLASH_QUERIES * FLASH_QUERIES
+    split = num_pieces * length
+    past_keys, past_values = (
+        each[0, :, :split].unflatten(1, (num_pieces, length)).transpose(0, 1) for each in (keys, values)
+    )
+    in_pieces = by_head.expand(num_pieces, -1, -1, -1)
+    found, sums = _flash(in_pieces, past_keys, past_values, scale, is_causal=False)
+    own, own_sum = _flash(query, keys[:, :, split:], values[:, :, split:], scale)
+    # [P, H_kv, group * T, ...] as [P, H_q, T, ...]
+    outputs, log_sums = (each.unflatten(2, (-1, num_queries)).flatten(1, 2) for each in (found, sums))
+    shares = torch.cat((log_sums, own_sum)).softmax(dim=0)
+    joined = (shares[:-1] * outputs).sum(dim=0, keepdim=True).addcmul_(shares[-1:], own.float())
+    return joined.to(query.dtype)
+
+
 def _pieces(num_tokens: int) -> Iterator[slice]:
     """A multiple of `UNIT` as powers of two of it, the largest first."""
     begin = 0
@@ -135,12 +166,14 @@ def _cudnn(
     return output, log_sum.reshape(*output.shape[:3], 1)
 
 
-def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """As `_cudnn`; the last query sees all keys, each one before it one less."""
+def _flash(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `_cudnn`; causal, the last query sees all keys, each one before it one less."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention
     head_dim = query.shape[3]
     query, keys, values = (_padded(each) for each in (query, keys, values))
-    output, log_sum, *_ = attend(query, keys, values, 0.0, True, False, scale=scale)
+    output, log_sum, *_ = attend(query, keys, values, 0.0, is_causal, False, scale=scale)
     return output if output.shape[3] == head_dim else output[..., :head_dim], log_sum[..., None]
 
 

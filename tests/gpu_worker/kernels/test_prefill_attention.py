@@ -131,6 +131,10 @@ def joined(
         (23, 0, [(16, 16, True), "flash"]),
         (7, 48, ["flash"]),
         (24, 16, [(16, 16, True), (16, 16, False), (8, 8, True), (8, 32, False)]),
+        # Few queries behind much: pieces of the past at once.
+        (7, 149, [(4, 36), "flash"]),
+        (1, 400, [(13, 28), "flash"]),
+        (13, 400, [(8, 8, True), (8, 256, False), (8, 128, False), (8, 16, False), (13, 28), "flash"]),
     ],
 )
 def test_whole_chunks_need_few_shapes(
@@ -145,11 +149,15 @@ def test_whole_chunks_need_few_shapes(
         asked.append((query.shape[2], keys.shape[2], is_causal))
         return joined(query, keys, values, scale, is_causal)
 
-    def flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        asked.append("flash")
-        return joined(query, keys, values, scale, True)
+    def flash(
+        query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        asked.append("flash" if is_causal else (keys.shape[0], keys.shape[2]))
+        return joined(query, keys, values, scale, is_causal)
 
     monkeypatch.setattr(kernel, "UNIT", 8)
+    for name, value in (("FLASH_QUERIES", 4), ("PROGRAMS", 20 * 6), ("LEAST_PIECE", 30)):
+        monkeypatch.setattr(kernel, name, value)
     monkeypatch.setattr(kernel, "_cudnn", cudnn)
     monkeypatch.setattr(kernel, "_flash", flash)
     for name in ("can_use_cudnn_attention", "can_use_flash_attention"):
@@ -164,7 +172,21 @@ def test_whole_chunks_need_few_shapes(
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 96), (2, 100), (4, 128), (16, 128)])
 @pytest.mark.parametrize(
     ("num_tokens", "begin"),
-    [(1024, 0), (2048, 1024), (1024, 7168), (1024, 5000), (1000, 2048), (2048, 100), (3071, 0), (2047, 3072)],
+    [
+        (1024, 0),
+        (2048, 1024),
+        (1024, 7168),
+        (1024, 5000),
+        (1000, 2048),
+        (2048, 100),
+        (3071, 0),
+        (2047, 3072),
+        # Of few queries the past is in pieces.
+        (264, 32000),
+        (1, 5000),
+        (8, 20001),
+        (1032, 8192),
+    ],
 )
 def test_a_whole_chunk_on_a_gpu(
     num_tokens: int, begin: int, group: int, head_dim: int, dtype: torch.dtype
