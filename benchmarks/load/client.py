@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from random import Random
@@ -98,16 +99,25 @@ class LoadClient:
         }
         if self._is_carrel:
             body["carrel"] = {name: value for name, value in carrel.items() if value is not None}
+        # what writing so many token ids takes is the client's
+        pieces = self.pieces(body)
         begin = time.perf_counter()
         try:
-            return await _result(self.pieces(body), begin)
+            return await _result(pieces, begin)
         except (ValueError, KeyError, AttributeError) as exc:
             raise RequestFailed(f"this is not OpenAI's protocol: {exc!r}") from exc
 
-    async def pieces(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The pieces of a streamed completion; closing it leaves the stream. Raises RequestFailed."""
+    def pieces(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The pieces of a streamed completion, whose body is written now; closing it leaves the stream. Raises
+        RequestFailed as it is iterated."""
+        return self._pieces(json.dumps(body, separators=(",", ":")).encode())
+
+    async def _pieces(self, body: bytes) -> AsyncGenerator[dict[str, Any]]:
+        headers = {"content-type": "application/json"}
         try:
-            async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            async with self._client.stream(
+                "POST", "/v1/completions", content=body, headers=headers
+            ) as response:
                 if response.is_error:
                     await response.aread()
                     raise RequestFailed(_refusal(response), _code(response))

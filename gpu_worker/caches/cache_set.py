@@ -19,6 +19,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
 from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 from gpu_worker.store.trainings import TrainedLayer
@@ -45,6 +46,7 @@ class CacheSet:
         retain: RetainCache,
         recall: RecallCache,
         full_layers: int,
+        residents: ResidentPrefixes,
     ) -> None:
         self._shape = shape
         self._pool = pool
@@ -56,6 +58,7 @@ class CacheSet:
         self._full_layers = min(full_layers, shape.num_layers)
         self.buckets = Buckets(is_exact=shape.device.type != "cuda")
         self._sharing = SlotSharing(shape, pool, recall)
+        self.residents = residents
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -240,10 +243,34 @@ class CacheSet:
         self._sharing.spread()
 
     def release(self, sequence: Sequence) -> None:
+        if self._sparse_layers(sequence):
+            self._keep_prompt(sequence)
         self._sharing.remove(sequence)
         sparse = self._sparse_layers(sequence)
         self._dense.release(sequence, range(sparse.start))
         self._serving(sequence).release(sequence, sparse)
+
+    def find_resident(self, sequence: Sequence, names: tuple[bytes, ...], num_known: int) -> None:
+        """Of an admitted sequence: where the slabs of its prompt that are known lie in slots, so many of these names,
+        and what others may find of a prompt that is compressed."""
+        residents = self.residents
+        sequence.resident = residents.find(names[:num_known])
+        is_kept = sequence.is_compressed and bool(names)
+        sequence.left = residents.leave(names, num_known if sequence.resident else 0) if is_kept else None
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """Its prompt is computed. Slots that are all attended stay as they are; those of one that recalls may become
+        others' tokens' until it ends."""
+        if not self._sparse_layers(sequence):
+            self._keep_prompt(sequence)
+
+    def _keep_prompt(self, sequence: Sequence) -> None:
+        """Where each token of a prompt lies at its own place, let others find it there."""
+        is_whole = not (sequence.is_compressed or sequence.can_miss) and sequence.num_tokens > 0
+        names = sequence.names if is_whole and sequence.shares_prompt else None
+        if names and (num_blocks := self.residents.num_blocks(names)):
+            layers = range(self._shape.num_layers)
+            self.residents.keep(names, self.block_tables.blocks_of(sequence.seat, layers, num_blocks))
 
 
 def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:

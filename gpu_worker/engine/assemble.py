@@ -24,6 +24,7 @@ from gpu_worker.models import Decoder, LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo
+from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 from gpu_worker.store.offload import Offloader
@@ -68,6 +69,8 @@ class EngineOptions:
     most_index_bytes: int | None = None
     # As `Engine` has it; None: where it saves time, which is on a GPU.
     runs_ahead: bool | None = None
+    # Whether known prefixes are read from slots that still hold them; None: where that saves time, which is on a GPU.
+    reads_slots: bool | None = None
 
 
 def assemble(
@@ -123,7 +126,10 @@ def assemble(
     )
     retain = RetainCache(shape, pool, tables, probe, options.full_layers)
     dense = DenseCache(pool, tables, shape.scale)
-    caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers)
+    reads_slots = device.type == "cuda" if options.reads_slots is None else options.reads_slots
+    tokens_per_slab = client.tokens_per_slab if reads_slots else 0
+    residents = ResidentPrefixes(pool, tokens_per_slab, config.num_layers, config.num_kv_heads)
+    caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers, residents)
     info = _info(model, options, num_blocks, client)
     intake = Intake(
         options.policies,

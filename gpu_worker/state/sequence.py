@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
 from gpu_worker.records import EventSink, FinishReason, GenerationRequest, ProgressEvent, Usage
 from gpu_worker.sampling import SamplerState
+from gpu_worker.state.resident_prefixes import LeftRows, Resident
 
 
 class Status(enum.Enum):
@@ -74,15 +75,17 @@ class Sequence:
 
     num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_expected: a
     guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
-    next decode step; below -1 it is on its way (`drawn_at`). forced: tokens that go through decode steps before
-    anything is sampled: of the prompt (protocol P2), and those that it generated before it gave way. generated: its
-    answer so far. capacity: tokens it may ever hold. is_open_ended: its answer may fill the context. num_grown_slots:
-    of each head in the layers where it takes slots as it grows; num_slots: in those that recall, of a fully resident
-    sequence its capacity. ring_size: window tokens and the new one, at most, where it selects. leaving: the position
-    that leaves the window at the next step, -1 for none. offloads: its rows go to the store; known once it is admitted.
-    kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that
-    kept most then, and of all heads and layers together; kept_layers: more of each layer. mark: its policy's number for
-    the next step. is_scored: how likely the prompt's tokens are was told.
+    next decode step; below -1 it is on its way (`drawn_at`). names: of the slabs that its prompt fills, once asked for;
+    resident: the known prefix, where it may lie in slots; left: what is left there of a compressed prompt. forced:
+    tokens that go through decode steps before anything is sampled: of the prompt (protocol P2), and those that it
+    generated before it gave way. generated: its answer so far. capacity: tokens it may ever hold. is_open_ended: its
+    answer may fill the context. num_grown_slots: of each head in the layers where it takes slots as it grows;
+    num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window tokens and the new
+    one, at most, where it selects. leaving: the position that leaves the window at the next step, -1 for none.
+    offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when
+    it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads and layers together;
+    kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how likely the prompt's
+    tokens are was told.
     """
 
     request: GenerationRequest
@@ -99,6 +102,9 @@ class Sequence:
     num_tokens: int = 0
     num_cached: int = 0
     num_expected: int = 0
+    names: tuple[bytes, ...] | None = None
+    resident: Resident | None = None
+    left: LeftRows | None = None
     # False once a prefix that the store had was lost or corrupt: all of the prompt is computed then.
     trusts_prefixes: bool = True
     next_token: int = -1
@@ -161,6 +167,12 @@ class Sequence:
         return self.request.prefix_salt
 
     @property
+    def shares_prompt(self) -> bool:
+        """Whether others may have its prompt's rows: of one that is attended in part they depend on policy and
+        budget."""
+        return self.request.shares_prefix and self.prompt_attention() is None
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether all of its prompt is to be computed, to tell how likely its tokens are."""
         return self.request.sampling.prompt_logprobs is not None and not self.is_scored
@@ -201,6 +213,7 @@ class Sequence:
             self.num_prefill = self.known_tokens
             self.forced.clear()
         self.has_given_way = True
+        self.names = self.resident = self.left = None
         self.next_token = -1
         self.num_tokens = self.num_cached = self.num_slots = self.num_grown_slots = 0
         self.window_begin = self.policy.window_begin(self.plan, first)

@@ -19,17 +19,22 @@ BlockIds = npt.NDArray[np.int64]
 
 
 class SlotPool:
-    """Blocks of 64 slots and the stack of free ones.
+    """Blocks of 64 slots and the queue of free ones: who was freed last is taken last, and keeps its rows longest.
 
     rows: [num_blocks * 64, 2d], K then V. Freed blocks keep their bytes: readers go by lengths, never by content.
+    num_allocations: so many there were; `taken_at` says in which of them each block was taken last, 0 for never.
     """
 
     def __init__(self, num_blocks: int, row_elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_blocks = num_blocks
         self.rows = torch.empty(num_blocks * BLOCK_SIZE, row_elements, dtype=dtype, device=device)
-        # A prompt of 128K takes half a million: they are moved in arrays. The first `num_free_blocks` are free.
-        self._free: BlockIds = np.arange(num_blocks - 1, -1, -1)
+        # A prompt of 128K takes half a million: they are moved in arrays. From `_first` on `num_free_blocks` are free,
+        # around the end.
+        self._free: BlockIds = np.arange(num_blocks)
+        self._first = 0
         self.num_free_blocks = num_blocks
+        self.num_allocations = 0
+        self.taken_at: BlockIds = np.zeros(num_blocks, np.int64)
 
     @property
     def row_bytes(self) -> int:
@@ -40,21 +45,27 @@ class SlotPool:
         return (self.num_blocks - self.num_free_blocks) * BLOCK_SIZE
 
     def allocate(self, num_blocks: int) -> BlockIds:
-        """Block ids [num_blocks], ascending runs where possible. Raises CapacityError that says how many bytes are
+        """Block ids [num_blocks], those that are free the longest. Raises CapacityError that says how many bytes are
         missing."""
         left = self.num_free_blocks - num_blocks
         if left < 0:
             missing = -left * BLOCK_SIZE * self.row_bytes
             raise CapacityError(f"{missing} bytes of slots are missing; give more with --slot-memory")
-        taken = self._free[left : self.num_free_blocks][::-1].copy()
+        taken = self._free[self._places(0, num_blocks)]
+        self._first = (self._first + num_blocks) % max(1, self.num_blocks)
         self.num_free_blocks = left
+        self.num_allocations += 1
+        self.taken_at[taken] = self.num_allocations
         return taken
 
     def free(self, block_ids: BlockIds) -> None:
         """Of any shape."""
-        end = self.num_free_blocks + block_ids.size
-        self._free[self.num_free_blocks : end] = block_ids.ravel()[::-1]
-        self.num_free_blocks = end
+        self._free[self._places(self.num_free_blocks, block_ids.size)] = block_ids.ravel()
+        self.num_free_blocks += block_ids.size
+
+    def _places(self, begin: int, number: int) -> BlockIds:
+        """Of so many in the queue, from the `begin`-th on."""
+        return (np.arange(self._first + begin, self._first + begin + number)) % max(1, self.num_blocks)
 
 
 class BlockTables:
@@ -125,6 +136,10 @@ class BlockTables:
             held = self._held[seat, layer]
             self._held[seat, layer] = held[:, :num_kept].copy()
             self._pool.free(held[:, num_kept:])
+
+    def blocks_of(self, seat: int, layers: range, num_blocks: int) -> BlockIds:
+        """The first blocks of each KV head of layers that `assign` gave some: [layers, H_kv, num_blocks]."""
+        return np.stack([self._held[seat, layer][:, :num_blocks] for layer in layers])
 
     def num_held(self, seat: int) -> int:
         """Blocks that a seat holds in all layers; 0 for none."""

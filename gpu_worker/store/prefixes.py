@@ -31,7 +31,12 @@ class PrefixChain:
         self.tokens_per_slab = tokens_per_slab
 
     def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
-        """Of the slabs that the prefilled part of the prompt fills."""
+        """Of the slabs that the prefilled part of the prompt fills; the sequence keeps them."""
+        if sequence.names is None:
+            sequence.names = self._hashes(sequence)
+        return sequence.names
+
+    def _hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
         per_slab, request = self.tokens_per_slab, sequence.request
         token_ids = array("I", sequence.prefill_token_ids)
         link, chain = _digest(self._root, request.prefix_salt), []

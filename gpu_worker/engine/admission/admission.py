@@ -145,16 +145,18 @@ class Admission:
         """Start the sequence, or a copy of its prompt, in the store; returns how many of its tokens are there. There is
         room for all that it had when it gave way."""
         hashes, num_reusable = self._names(sequence)
-        if not sequence.offloads:
-            return self._offloader.copies.open(sequence, hashes, num_reusable)
-        room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
-        return self._offloader.open(sequence, room, hashes, num_reusable)
+        if sequence.offloads:
+            room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
+            num_known = self._offloader.open(sequence, room, hashes, num_reusable)
+        else:
+            num_known = self._offloader.copies.open(sequence, hashes, num_reusable)
+        if self._prefixes is not None:
+            self._caches.find_resident(sequence, hashes, num_known // self._prefixes.tokens_per_slab)
+        return num_known
 
     def _names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
         """Of the slabs that its prompt fills, and how many of them it may have from others."""
-        # Rows of a prompt that is attended in part depend on policy and budget, so they are not shared.
-        is_shared = sequence.request.shares_prefix and sequence.prompt_attention() is None
-        if self._prefixes is None or not is_shared:
+        if self._prefixes is None or not sequence.shares_prompt:
             return (), 0
         num_reusable = self._prefixes.num_reusable(sequence) if sequence.trusts_prefixes else 0
         return self._prefixes.hashes(sequence), num_reusable

@@ -111,3 +111,4 @@ class Prefills(Mapping[Sequence, AnyPass]):
     def finish(self, prompt: Prompt) -> None:
         """One that is done, which is in progress no more."""
         self._by_sequence.pop(prompt.sequence).leave(prompt)
+        self._caches.prefilled(prompt.sequence)

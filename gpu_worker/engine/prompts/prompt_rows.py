@@ -68,8 +68,9 @@ class PromptRows(Prompt):
         # Tokens of the next layer that are computed.
         self._num_passed = 0
         self._computed: deque[_Computed] = deque()
-        # Of the known rows, while they are compared with their checksums.
-        self._verified = self._keeper.verify(sequence)
+        # Of the known rows in the arena, while they are compared with their checksums, from when they are read on.
+        self._verified: futures.Future[int] | None = None
+        self._is_proving = False
 
     @property
     def rows(self) -> Tensor:
@@ -93,14 +94,25 @@ class PromptRows(Prompt):
         does."""
         if not self.first:
             return
-        layer = self._num_layers
-        loading = self._loading if self._loading is not None else self._load(layer)
-        loading.hold()
-        self._loading = None
-        if len(self._buffers) > 1 and layer + 1 < len(self._caches):
+        layer, loading, self._loading = self._num_layers, self._loading, None
+        if loading is None and not self._loads_resident(layer):
+            loading = self._load(layer)
+        if loading is not None:
+            loading.hold()
+        has_next = len(self._buffers) > 1 and layer + 1 < len(self._caches)
+        resident = self.sequence.resident
+        if has_next and not (resident is not None and resident.is_there(layer + 1)):
             self._loading = self._load(layer + 1)
 
+    def _loads_resident(self, layer: int) -> bool:
+        """Whether the known rows come from slots that still hold them."""
+        resident = self.sequence.resident
+        return resident is not None and resident.load(layer, self.rows[:, : self.first])
+
     def _load(self, layer: int) -> Mark:
+        """From the arena. What nobody reads there need not be proven."""
+        if not self._is_proving:
+            self._is_proving, self._verified = True, self._keeper.verify(self.sequence)
         place = layer % len(self._buffers)
         try:
             return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
@@ -136,6 +148,8 @@ class PromptRows(Prompt):
             self._computed.append(_Computed(layer, put, begun, ended))
             self._copied[layer % len(self._buffers)] = put
         self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
+        if sequence.left is not None:
+            sequence.left.put(layer, rows)
         self._num_layers, self._num_passed = layer + 1, 0
         if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
             # The next layer's rows take the place of these.

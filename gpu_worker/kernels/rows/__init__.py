@@ -15,6 +15,7 @@ gather_pairs = by_device(reference.gather_pairs)
 scatter_pairs = by_device(reference.scatter_pairs)
 keep_rows = by_device(reference.keep_rows, "prompt_kernel")
 store_prompt = by_device(reference.store_prompt, "prompt_kernel")
+load_prompt = by_device(reference.load_prompt, "prompt_kernel")
 store_token = by_device(reference.store_token)
 fetch_misses = by_device(reference.fetch_misses, "fetch_kernel")
 pool_rows = by_device(reference.pool_rows, "fetch_kernel")
@@ -35,6 +36,7 @@ __all__ = [
     "gather_pairs",
     "gather_rows",
     "keep_rows",
+    "load_prompt",
     "pool_rows",
     "scatter_pairs",
     "scatter_rows",

@@ -1,4 +1,5 @@
-"""Rows of prefilled layers put into slots, all or what is kept of them, in one launch: every layer of a prompt has one.
+"""Rows of prefilled layers put into slots, all or what is kept of them, or taken from there, in one launch: every layer
+of a prompt has one.
 
 A program for every 16 slots of a head; where rows are kept for the empty slots too, and the first program of a head
 counts those that are filled.
@@ -60,7 +61,36 @@ def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, la
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_place", "num_tokens", "row_layer"])
+def load_prompt(rows: Tensor, pool: Tensor, blocks: Tensor) -> None:
+    """See the reference. All on one CUDA device."""
+    num_heads, num_tokens, row = rows.shape
+    if num_tokens == 0:
+        return
+    assert pool.is_contiguous(), "rows of the pool lie one behind the other"
+    assert rows.stride(2) == 1, "a row's elements lie side by side"
+    _load_prompt[(triton.cdiv(num_tokens, SLOTS), num_heads)](
+        rows, pool, blocks, num_tokens, blocks.shape[1],
+        *rows.stride()[:2], ROW=row, WIDTH=triton.next_power_of_2(row), BLOCK=BLOCK_SIZE, SLOTS=SLOTS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks"], do_not_specialize_on_alignment=["blocks"])
+def _load_prompt(
+    rows, pool, blocks, num_tokens, num_blocks, row_head, row_token,
+    ROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """SLOTS tokens of one head."""
+    head = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
+    is_token = slot < num_tokens
+    block = tl.load(blocks + head * num_blocks + slot // BLOCK, mask=is_token, other=0)
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = is_token[:, None] & (column < ROW)
+    row = tl.load(pool + (block * BLOCK + slot % BLOCK)[:, None] * ROW + column, mask=mask)
+    tl.store(rows + head * row_head + slot.to(tl.int64)[:, None] * row_token + column, row, mask=mask)
+
+
+@triton.jit(do_not_specialize=["first_place", "num_tokens", "num_blocks", "row_layer"])
 def _store_prompt(
     rows, pool, block_tables, first_place, num_tokens, num_heads, num_blocks, row_layer, row_head, row_token,
     ROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,

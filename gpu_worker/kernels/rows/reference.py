@@ -115,6 +115,18 @@ def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, la
     pool.view(word)[slots[..., :num_tokens]] = rows.view(word)
 
 
+def load_prompt(rows: Tensor, pool: Tensor, blocks: Tensor) -> None:
+    """The other way, of one layer: fill rows with what slots hold, token i with logical slot i.
+
+    rows: [H_kv, n, 2d] of the pool's type, contiguous in 2d only; written in place. pool: [num_slots, 2d], contiguous.
+    blocks: int64 [H_kv, >= those of n slots], contiguous: where the slots of a head lie.
+    """
+    num_tokens, row = rows.shape[1:]
+    slots = (blocks[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=rows.device)).flatten(1)
+    word = torch.int64 if row * rows.itemsize % 8 == 0 else torch.int32
+    rows.view(word).copy_(pool.view(word)[slots[:, :num_tokens]])
+
+
 def keep_rows(
     positions: Tensor,
     keys: Tensor,

@@ -82,7 +82,7 @@ PROMPT = """
 from gpu_worker.kernels.best_rows.kernel import best_rows
 from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 from gpu_worker.kernels.observed_weight.kernel import observed_weight
-from gpu_worker.kernels.rows.prompt_kernel import keep_rows, store_prompt
+from gpu_worker.kernels.rows.prompt_kernel import keep_rows, load_prompt, store_prompt
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_prompt
 from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
 
@@ -105,6 +105,9 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     pool = torch.zeros(640, 256, dtype=bfloat16)
     keep_rows(slots, *kept.split(128, 2), pool, tables, held, few, few, *of_layer)
     store_prompt(torch.zeros(1, 8, num_tokens, 256, dtype=bfloat16), pool, tables, *of_layer[:2])
+    of_prompt = torch.zeros(1, 1, 8, num_tokens // 64, dtype=int64)
+    store_prompt(torch.zeros(1, 8, num_tokens, 256, dtype=bfloat16), pool, of_prompt, 0, 0)
+    load_prompt(torch.zeros(8, num_tokens, 256, dtype=bfloat16), pool, of_prompt[0, 0])
     last = torch.arange(num_tokens - 32, num_tokens).expand(32, 32)
     for told in (None, None), (last, torch.ones(32, 1).expand(32, 32)):
         observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, *told, 0.1)

@@ -170,7 +170,7 @@ from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table, pool_rows
 from gpu_worker.kernels.rows.kernel import gather_pairs, gather_rows, scatter_pairs, scatter_rows, store_token
-from gpu_worker.kernels.rows.prompt_kernel import keep_rows, store_prompt
+from gpu_worker.kernels.rows.prompt_kernel import keep_rows, load_prompt, store_prompt
 from gpu_worker.kernels.rows.reference import ArenaLayout
 
 counts, bits = zeros(2, 2, dtype=int32), zeros(2, 2, 5000, dtype=uint8)
@@ -191,6 +191,7 @@ for dtype, head_dim in (bfloat16, 128), (float32, 96):
     scatter_pairs(arena, offsets[0], keys, keys)
     held, few = zeros(3, 4, 2, 100, dtype=int64), zeros(3, 4, 2, dtype=int32)
     store_prompt(zeros(1, 2, 9, 2 * head_dim, dtype=dtype), pool, zeros(3, 4, 2, 5, dtype=int64), 1, 2)
+    load_prompt(zeros(2, 9, 2 * head_dim, dtype=dtype), pool, zeros(2, 5, dtype=int64))
     keep_rows(slots[0], keys, keys, pool, zeros(3, 4, 2, 5, dtype=int64), held, few, few, 1, 2, 3)
     store_token(keys, keys, pool, slots[0].int())
     store_token(keys, keys, pool, slots[0], arena, offsets[0])
@@ -290,8 +291,8 @@ SCRIPTS = {
     "attention_rows": (
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
         "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile count_digit tally write_best "
-        "resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt find_rows list_misses copy_misses "
-        "find_offsets _rms_norm _rope _silu_mul _keep_allowed",
+        "resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt _load_prompt find_rows list_misses "
+        "copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
     ),
     "scores": (
         SCORES + PAIRS + BITS,

@@ -84,3 +84,8 @@ def test_a_whole_prompt_fills_its_slots_and_no_others(
         pool = torch.full_like(expected, -1.0, device=device)
         module.store_prompt(on_device, pool, tables.to(device), SEAT, LAYER)
         assert torch.equal(pool.cpu(), expected)
+        # And back, of one layer, into rows whose heads lie further apart too.
+        back = torch.full_like(room[0], math.nan, device=device)
+        module.load_prompt(back[:, :num_tokens], pool, tables[SEAT, LAYER].to(device))
+        assert torch.equal(back[:, :num_tokens].cpu(), rows[0])
+        assert back[:, num_tokens:].isnan().all()

@@ -257,6 +257,7 @@ class Rig:
         make_decode: MakeDecode = DecodeStep,
         runs_ahead: bool = False,
         most_index_bytes: int | None = None,
+        reads_slots: bool = False,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
         least has one quantum."""
@@ -278,6 +279,7 @@ class Rig:
             max_full_tokens=max_full_tokens,
             runs_ahead=runs_ahead,
             most_index_bytes=most_index_bytes,
+            reads_slots=reads_slots,
         )
         self.client = client or self.store
         self.engine: Engine = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""Rows of known prompts, where they still lie: in slots of who runs, or in free ones until others take them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from torch import Tensor
+
+from gpu_worker.device import to_device
+from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.kernels.rows import load_prompt, store_prompt
+from gpu_worker.state.slot_pool import BlockIds, SlotPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """blocks: [L, H_kv, B], of some slabs of a prompt. since: [L], after so many allocations of the pool a layer's were
+    noted."""
+
+    blocks: BlockIds
+    since: BlockIds
+
+
+class Resident:
+    """A known prefix in slots, which may be anybody's."""
+
+    def __init__(self, pool: SlotPool, blocks: BlockIds, since: BlockIds) -> None:
+        """blocks: [L, H_kv, B]. since: [L, B], the pool's allocations after which they hold it unless taken again."""
+        self._pool = pool
+        self._blocks = blocks
+        self._since = since
+        self._on_device: Tensor | None = None
+
+    def is_there(self, layer: int) -> bool:
+        """Whether none of a layer's slots was taken since."""
+        return bool((self._pool.taken_at[self._blocks[layer]] <= self._since[layer]).all())
+
+    def load(self, layer: int, rows: Tensor) -> bool:
+        """Queue filling rows [H_kv, n, 2d] with the prefix; False where it is gone. Whoever takes the slots later
+        writes to them behind this."""
+        if not self.is_there(layer):
+            return False
+        if self._on_device is None:
+            self._on_device = to_device(self._blocks, rows.device)
+        load_prompt(rows, self._pool.rows, self._on_device[layer])
+        return True
+
+
+class ResidentPrefixes:
+    """Where the rows of prompts' slabs lie, by the slabs' names. Holds no slot: those of prompts that ended are free,
+    and what was freed last is taken last. A name covers all that decides the rows: who may know it may read them."""
+
+    def __init__(self, pool: SlotPool, tokens_per_slab: int, num_layers: int, num_kv_heads: int) -> None:
+        """tokens_per_slab: that each name stands for; 0: nothing is found."""
+        self._pool = pool
+        self.num_layers, self._num_kv_heads = num_layers, num_kv_heads
+        # Blocks of a head; slabs that do not fill whole ones are not found.
+        self._width = 0 if tokens_per_slab % BLOCK_SIZE else tokens_per_slab // BLOCK_SIZE
+        self._most = pool.num_blocks // (num_layers * num_kv_heads * self._width) if self._width else 0
+        self._places: OrderedDict[bytes, tuple[_Kept, int]] = OrderedDict()
+
+    def num_blocks(self, names: tuple[bytes, ...]) -> int:
+        """Of each head, that hold the slabs of these names; 0 where they are not found again."""
+        return len(names) * self._width if self._most else 0
+
+    def keep(self, names: tuple[bytes, ...], blocks: BlockIds, since: BlockIds | None = None) -> None:
+        """Note where slabs lie, which nobody writes to before the slots are free and taken again. blocks: [L, H_kv,
+        `num_blocks`]. since: [L], the pool's allocations by which each layer's were taken; None: by now."""
+        if since is None:
+            since = np.full(self.num_layers, self._pool.num_allocations)
+        kept = _Kept(blocks, since)
+        for index, name in enumerate(names):
+            self._places[name] = kept, index
+            self._places.move_to_end(name)
+        while len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+    def find(self, names: tuple[bytes, ...]) -> Resident | None:
+        """The slabs of all these names; None where one is not known, or gone from the first layer, whose slots are the
+        first to go."""
+        places = [place for name in names if (place := self._places.get(name)) is not None]
+        if not places or len(places) < len(names):
+            return None
+        blocks, since = [], []
+        # Slabs that lie behind one another in the same prompt are found together, which most are.
+        for (kept, ahead), run in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
+            numbers = [number for number, _ in run]
+            begin, end = (self._width * (ahead + number) for number in (numbers[0], numbers[-1] + 1))
+            blocks.append(kept.blocks[:, :, begin:end])
+            since.append(np.broadcast_to(kept.since[:, None], (self.num_layers, end - begin)))
+        found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=2)
+        resident = Resident(self._pool, found, np.concatenate(since, axis=1))
+        return resident if resident.is_there(0) else None
+
+    def leave(self, names: tuple[bytes, ...], num_known: int) -> LeftRows | None:
+        """Of a prompt of which no slots will hold all: its slabs' rows are left in free ones, but for the first
+        `num_known`, which lie there. None where there are no others."""
+        return LeftRows(self, names, num_known) if self.num_blocks(names[num_known:]) else None
+
+    def put(self, slabs: range, rows: Tensor) -> tuple[BlockIds, int] | None:
+        """Queue copying some slabs of a layer's rows [H_kv, n, 2d] to free slots, which stay free; returns the blocks
+        [H_kv, B], and the pool's allocations by now. None where too few are free."""
+        begin, end = (self._width * number for number in (slabs.start, slabs.stop))
+        num_blocks = self._num_kv_heads * (end - begin)
+        if num_blocks > self._pool.num_free_blocks:
+            return None
+        blocks = self._pool.allocate(num_blocks).reshape(self._num_kv_heads, -1)
+        some = rows[None, :, begin * BLOCK_SIZE : end * BLOCK_SIZE]
+        # Whoever takes the slots later writes to them behind this.
+        store_prompt(some, self._pool.rows, to_device(blocks[None, None], rows.device), 0, 0)
+        self._pool.free(blocks)
+        return blocks, self._pool.num_allocations
+
+
+class LeftRows:
+    """A prompt's slabs that are left in free slots while it is computed, one layer after the other."""
+
+    def __init__(self, residents: ResidentPrefixes, names: tuple[bytes, ...], num_known: int) -> None:
+        self._residents = residents
+        self._names = names
+        self._slabs = range(num_known, len(names))
+        self._layers: list[tuple[BlockIds, int]] = []
+
+    def put(self, layer: int, rows: Tensor) -> None:
+        """A layer's, of all tokens [H_kv, n, 2d]; from the last one on they are found, unless slots were missing."""
+        if len(self._layers) == layer and (left := self._residents.put(self._slabs, rows)) is not None:
+            self._layers.append(left)
+        if len(self._layers) == self._residents.num_layers == layer + 1:
+            blocks, since = zip(*self._layers, strict=True)
+            self._residents.keep(self._names[self._slabs.start :], np.stack(blocks), np.array(since))
