@@ -51,7 +51,7 @@ class SlotPool:
         if left < 0:
             missing = -left * BLOCK_SIZE * self.row_bytes
             raise CapacityError(f"{missing} bytes of slots are missing; give more with --slot-memory")
-        taken = self._free[self._places(0, num_blocks)]
+        taken = np.concatenate([self._free[places] for places in self._queue(0, num_blocks)])
         self._first = (self._first + num_blocks) % max(1, self.num_blocks)
         self.num_free_blocks = left
         self.num_allocations += 1
@@ -60,12 +60,17 @@ class SlotPool:
 
     def free(self, block_ids: BlockIds) -> None:
         """Of any shape."""
-        self._free[self._places(self.num_free_blocks, block_ids.size)] = block_ids.ravel()
-        self.num_free_blocks += block_ids.size
+        freed = block_ids.ravel()
+        first, rest = self._queue(self.num_free_blocks, freed.size)
+        self._free[first] = freed[: first.stop - first.start]
+        self._free[rest] = freed[first.stop - first.start :]
+        self.num_free_blocks += freed.size
 
-    def _places(self, begin: int, number: int) -> BlockIds:
-        """Of so many in the queue, from the `begin`-th on."""
-        return (np.arange(self._first + begin, self._first + begin + number)) % max(1, self.num_blocks)
+    def _queue(self, begin: int, number: int) -> tuple[slice, slice]:
+        """The places of so many, from the `begin`-th in the queue on: up to the end, and from the beginning on."""
+        begin = (self._first + begin) % max(1, self.num_blocks)
+        end = begin + number
+        return slice(begin, min(end, self.num_blocks)), slice(0, max(0, end - self.num_blocks))
 
 
 class BlockTables:
