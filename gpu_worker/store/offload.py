@@ -187,10 +187,10 @@ class Offloader:
         """Start to compare the shared rows with their checksums: how many slabs are corrupt. See `StoreLink.verify`."""
         return self._link.verify(sequence)
 
-    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor, begin: int = 0) -> Mark:
         """Start to write prefilled layers, except the shared rows; `seal_layers` follows at the mark. rows:
-        [L, H_kv, n, 2d], not to be changed until then."""
-        return self._rows.write(sequence, self._extents[sequence.sequence_id], layers, rows)
+        [L, H_kv, n, 2d], from the position `begin` on, not to be changed until then."""
+        return self._rows.write(sequence, self._extents[sequence.sequence_id], layers, rows, begin)
 
     def seal_layers(self, sequence: Sequence, layers: range, num_tokens: int) -> None:
         """Make copied layers readable, in one call."""

@@ -91,16 +91,16 @@ class PromptCopies:
         """See `Offloader.verify`."""
         return self._link.verify(sequence) if self.holds(sequence) else None
 
-    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark | None:
-        """Start to write computed layers [L, H_kv, n, 2d], which must not change until the mark; None where there is no
-        copy."""
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor, begin: int = 0) -> Mark | None:
+        """Start to write computed layers [L, H_kv, n, 2d], from the position `begin` on, which must not change until
+        the mark; None where there is no copy."""
         extent = self._extent(sequence)
         if extent is None:
             return None
         if not _is_written(extent):
             return Mark(self._device)
         try:
-            return self._rows.write(sequence, extent, layers, rows[:, :, : extent.reserved])
+            return self._rows.write(sequence, extent, layers, rows[:, :, : extent.reserved - begin], begin)
         except WorkerError:
             # What is still to be read of a prefix is lost too: `load_layer` tells.
             self._arena.wait_for_writes()

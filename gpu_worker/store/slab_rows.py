@@ -44,17 +44,16 @@ class SlabRows:
             read = Mark(self._device)
         return read
 
-    def write(self, sequence: Sequence, extent: Extent, layers: range, rows: Tensor) -> Mark:
+    def write(self, sequence: Sequence, extent: Extent, layers: range, rows: Tensor, begin: int = 0) -> Mark:
         """Start to write rows of some layers [L, H_kv, n, 2d], except the shared ones; they must not change until the
-        mark."""
+        mark. begin: the position of the first, before which all are shared."""
         self._prepare(sequence, extent, layers.stop)
-        begin = extent.shared
-        own, first = rows[:, :, begin:], begin // self._client.tokens_per_slab
+        own, first = rows[:, :, extent.shared - begin :], extent.shared // self._client.tokens_per_slab
         copied = self._arena.write(own, extent.slabs[layers.start : layers.stop, first:])
         if copied is None:
             begun = Mark(self._device)
             for layer, data in zip(layers, host_bytes(own), strict=True):
-                self._host.put(sequence.sequence_id, layer, begin, data)
+                self._host.put(sequence.sequence_id, layer, extent.shared, data)
             copied = Mark(self._device, begun)
         return copied
 

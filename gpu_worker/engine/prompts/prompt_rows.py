@@ -19,6 +19,9 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from kv_store.client import StoreError
 
+# Where so few tokens follow on a known prefix, copying each layer by itself takes the host longer than the device
+# computes it.
+FEW_TOKENS = 512
 # How long a prompt that is computed waits for its proof before others are looked after.
 POLL_SECONDS = 0.001
 
@@ -38,8 +41,9 @@ class PromptRows(Prompt):
     """Holds what is the prompt's own while a `Prefill` computes it, alone or with others.
 
     Of a layer that is computed: the rows of all tokens, [H_kv, n, 2d], in two buffers in turn where one is copied to
-    the arena while the next is computed; and as many of the last tokens' queries as the policy reads. `cancel` those of
-    a prompt that is not done.
+    the arena while the next is computed; and as many of the last tokens' queries as the policy reads. Of a known prefix
+    few rows that follow go to the arena once all layers are computed, unless an index is trained there. `cancel` those
+    of a prompt that is not done.
     """
 
     def __init__(
@@ -68,6 +72,12 @@ class PromptRows(Prompt):
         # Tokens of the next layer that are computed.
         self._num_passed = 0
         self._computed: deque[_Computed] = deque()
+        # When the layers were computed that are not on their way yet, and their computed rows, where these are few.
+        self._times: list[tuple[Mark, Mark]] = []
+        self._few: Tensor | None = None
+        num_new, num_heads = self.num_tokens - self.first, buffers[0].shape[0]
+        if self.first and num_new <= FEW_TOKENS and not any(map(self._job, range(len(caches)))):
+            self._few = buffers[0].new_empty(len(caches), num_heads, num_new, buffers[0].shape[2])
         # Of the known rows in the arena, while they are compared with their checksums, from when they are read on.
         self._verified: futures.Future[int] | None = None
         self._is_proving = False
@@ -144,9 +154,13 @@ class PromptRows(Prompt):
 
     def _finish_layer(self, begun: Mark, ended: Mark) -> None:
         sequence, layer, rows = self.sequence, self._num_layers, self.rows
-        if (put := self._keeper.put_layers(sequence, range(layer, layer + 1), rows[None])) is not None:
-            self._computed.append(_Computed(layer, put, begun, ended))
-            self._copied[layer % len(self._buffers)] = put
+        self._times.append((begun, ended))
+        if self._few is None:
+            self._put(range(layer, layer + 1), rows[None])
+        else:
+            self._few[layer].copy_(rows[:, self.first :])
+            if layer + 1 == len(self._caches):
+                self._put(range(layer + 1), self._few, self.first)
         self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
         if sequence.left is not None:
             sequence.left.put(layer, rows)
@@ -154,6 +168,14 @@ class PromptRows(Prompt):
         if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
             # The next layer's rows take the place of these.
             copied.hold()
+
+    def _put(self, layers: range, rows: Tensor, begin: int = 0) -> None:
+        """Start to copy computed layers to the arena, [L, H_kv, n, 2d] from the position `begin` on."""
+        times, self._times = self._times, []
+        if (put := self._keeper.put_layers(self.sequence, layers, rows, begin)) is not None:
+            for layer, (begun, ended) in zip(layers, times, strict=True):
+                self._computed.append(_Computed(layer, put, begun, ended))
+            self._copied[layers[-1] % len(self._buffers)] = put
 
     def take_copied(self) -> None:
         """Seal the layers that are in the arena by now, and request their indexes; layers without one wait for the
@@ -171,9 +193,10 @@ class PromptRows(Prompt):
             layers = range(copied[0].layer, copied[-1].layer + 1)
             # They stay until the store has answered.
             self._offloader.seal_layers(sequence, layers, self.num_tokens)
+        for mark in dict.fromkeys(computed.copied for computed in copied):
+            self._note_copied(mark)
         for computed, job in zip(copied, jobs, strict=True):
             self._computed.popleft()
-            self._note_copied(computed.copied)
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)

@@ -99,3 +99,14 @@ def test_a_prompt_that_was_not_computed_leaves_nothing() -> None:
     second = ask("second", "full", 1)
     assert rig.run(second)[0].tokens == tokens_alone(second)
     rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["full", "oracle", "snapkv"])
+def test_what_few_tokens_add_to_a_known_prefix_is_found_in_the_arena(policy: str) -> None:
+    rig = Rig(reuses_prefixes=True)
+    first, second, third = (ask(f"{number}", policy, *range(40 * number)) for number in range(3))
+    for one, cached in ((first, 0), (second, 192), (third, 256)):
+        record = rig.run(one)[0]
+        assert record.tokens == tokens_alone(one)
+        assert record.usage.cached_tokens == cached
+    rig.check_empty()

@@ -84,7 +84,8 @@ class SlowOffloader(Offloader):
     def verify(self, sequence: Sequence) -> Future[int] | None:
         return self.verified
 
-    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor, begin: int = 0) -> Mark:
+        assert begin in (0, sequence.num_cached)
         if self.fails_at in layers:
             raise StoreUnavailable("gone")
         if rows.is_cuda:
