@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from carrel.process.certificates import Identity
 from carrel.process.request_context import trace_metadata
 from carrel.process.request_limits import CODE_KEY, PARAM_KEY
+from carrel.process.trailing import trailing_of
 from carrel.process.version import Edition, edition_of
 from gateway.errors import (
     STORE_UNAVAILABLE,
@@ -169,7 +170,7 @@ async def _translated() -> AsyncGenerator[None, None]:
 
 def error_of(exc: grpc.aio.AioRpcError, timeout_s: float) -> ServiceError:
     """The gateway's error for a call that failed."""
-    trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
+    trailing = trailing_of(exc)
     return status_error(
         exc.code(), exc.details() or "", timeout_s, trailing.get(PARAM_KEY), trailing.get(CODE_KEY)
     )

@@ -9,6 +9,7 @@ import grpc
 
 from carrel.cluster.messages import Failure, Frame
 from carrel.process.request_limits import CODE_KEY, PARAM_KEY
+from carrel.process.trailing import trailing_of
 
 BEAT_S = 1.0
 # events that wait to be taken; the worker waits when there are more
@@ -61,5 +62,5 @@ async def _next_frame(waiting: asyncio.Queue[bytes | Failure | None], replica: s
 
 
 def failure_of(exc: grpc.aio.AioRpcError) -> Failure:
-    trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
+    trailing = trailing_of(exc)
     return Failure(exc.code().name, exc.details() or "", trailing.get(PARAM_KEY), trailing.get(CODE_KEY))

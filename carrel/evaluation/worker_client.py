@@ -12,6 +12,7 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell, is_tokens
 from carrel.evaluation.questions import Question
 from carrel.process.request_limits import PARAM_KEY
+from carrel.process.trailing import trailing_of
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 
 INFO_TIMEOUT_S = 10.0
@@ -119,8 +120,7 @@ def make_budget(budget: float | None) -> gpu_worker_pb2.Budget:
 def _refuses_budget(error: grpc.RpcError) -> bool:
     if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
         return False
-    trailing: dict[str, str] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
-    return trailing.get(PARAM_KEY) == BUDGET_PARAM
+    return trailing_of(error).get(PARAM_KEY) == BUDGET_PARAM
 
 
 def _reason(error: grpc.RpcError) -> str:

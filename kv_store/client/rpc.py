@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from carrel.process.trace_context import TRACEPARENT, TraceContext
+from carrel.process.trailing import trailing_of
 from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.channel import open_channel
@@ -87,8 +88,7 @@ def translated(target: str) -> Iterator[None]:
             details = refusal(Edition("", ""))
         kind, text = _ERRORS.get(status, StoreError), details or status.name
         if kind is StoreFull:
-            trailing: dict[str, str] = dict(exc.trailing_metadata() or ())  # type: ignore[arg-type]
-            raise StoreFull(text, target, int(trailing.get(MISSING_BYTES_KEY, 0))) from exc
+            raise StoreFull(text, target, int(trailing_of(exc).get(MISSING_BYTES_KEY, 0))) from exc
         raise kind(text, target) from exc
     except ValueError as exc:
         # gRPC's way to say that the channel was closed by our own `close` or `reattach`.
