@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
@@ -18,7 +19,18 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.processes import ROUND, Blow, Server, is_gone
 from benchmarks.load.questions import MARGINS, Answer, Question
-from benchmarks.load.soak_row import Bin, Ending, Meter, Sample, SoakRow, Struck, Waits, slopes
+from benchmarks.load.soak_row import (
+    MOST_TOLD,
+    Bin,
+    Ending,
+    Meter,
+    Sample,
+    SoakRow,
+    Struck,
+    Waits,
+    Wrong,
+    slopes,
+)
 
 # One request of so many is aborted in mid-answer, one goes on with a session, one has a salt that nobody had.
 ABORTED, IN_SESSION, SALTED = 8, 4, 2
@@ -206,7 +218,7 @@ class Soak:
                 await answer.read(self._client, body, most)
             except RequestFailed as error:
                 self._ends.append((asked_s, self._now, error.code))
-                self._check(index, answer, is_whole=False)
+                self._check(index, answer, "cache_salt" in extra, is_whole=False)
                 if not self._is_in_fault(asked_s, self._now):
                     self.row.error = self.row.error or str(error)
                 if self._plan.fault_every == 0 or self._is_over:
@@ -218,11 +230,11 @@ class Soak:
             self._answered.append(self._now)
             if answer.first_at is not None:
                 self._waits.append(Wait(first_asked, answer.first_at - self._begin))
-            self._check(index, answer, is_whole=most is None)
+            self._check(index, answer, "cache_salt" in extra, is_whole=most is None)
             return
 
-    def _check(self, index: int, answer: Answer, is_whole: bool) -> None:
-        alone, row = self._alone[index], self.row
+    def _check(self, index: int, answer: Answer, is_salted: bool, is_whole: bool) -> None:
+        alone, row, question = self._alone[index], self.row, self._asked[index]
         departure = answer.departure(alone, is_whole)
         if departure is None:
             return
@@ -232,6 +244,10 @@ class Soak:
             row.widest_tie = max(row.widest_tie or 0.0, margin)
             return
         row.num_differing += 1
+        if len(row.wrong) < MOST_TOLD:
+            at, length = round(self._now, 1), len(question.prompt)
+            told = round(margin, 3) if math.isfinite(margin) else None
+            row.wrong.append(Wrong(at, question.policy, length, is_salted, same, told))
         earliest = 1.0 if row.first_difference is None else row.first_difference
         row.first_difference = min(earliest, same / max(1, len(alone.tokens)))
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from benchmarks.load.fits import Slope, fit
 from benchmarks.load.processes import DESCRIPTORS, OWN_MIB, PID, PROCESSES
 
+# Wrong answers that are told one by one.
+MOST_TOLD = 50
 # A process's first seconds: what it loads then is no growth.
 YOUNG_S = 90.0
 
@@ -70,6 +72,21 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class Wrong:
+    """An answer that was not what the same question got alone: of a prompt of so many tokens under a policy (None: the
+    server's), at_s after the start; the first token that differed, and how much likelier alone's own was there than the
+    second best, in nats (None: no token differed, but their number or the text). is_salted: nobody else could have had
+    its prefix."""
+
+    at_s: float
+    policy: str | None
+    prompt_tokens: int
+    is_salted: bool
+    token: int
+    margin: float | None
+
+
+@dataclass(frozen=True)
 class Bin:
     """Some seconds from at_s on: requests answered and ended by an error, and the first tokens that came."""
 
@@ -91,7 +108,8 @@ class Sample:
 @dataclass
 class SoakRow:
     """num_differing: answers, or beginnings of answers, that were not what the same question got alone;
-    first_difference: where the first of them left it, as a share of the answer. num_tied: those that left it at a
+    first_difference: where the first of them left it, as a share of the answer; wrong: the first `MOST_TOLD` of them.
+    num_tied: those that left it at a
     near tie, and so differ by rounding; widest_tie: of these, between the two best tokens alone, in nats.
     num_failed: requests that ended by an error while no fault was on; num_ended: while one was. load_average: of a
     minute, (median, most) over the run."""
@@ -106,6 +124,7 @@ class SoakRow:
     num_tied: int = 0
     widest_tie: float | None = None
     first_difference: float | None = None
+    wrong: list[Wrong] = field(default_factory=list)
     error: str | None = None
     meters: list[Meter] = field(default_factory=list)
     ran_s: float = 0.0
