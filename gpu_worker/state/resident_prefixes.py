@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import groupby
@@ -100,19 +101,22 @@ class ResidentPrefixes:
         `num_known`, which lie there. None where there are no others."""
         return LeftRows(self, names, num_known) if self.num_blocks(names[num_known:]) else None
 
-    def put(self, slabs: range, rows: Tensor) -> tuple[BlockIds, int] | None:
-        """Queue copying some slabs of a layer's rows [H_kv, n, 2d] to free slots, which stay free; returns the blocks
-        [H_kv, B], and the pool's allocations by now. None where too few are free."""
-        begin, end = (self._width * number for number in (slabs.start, slabs.stop))
-        num_blocks = self._num_kv_heads * (end - begin)
-        if num_blocks > self._pool.num_free_blocks:
+    def put(self, rows: Tensor) -> tuple[BlockIds, int] | None:
+        """Queue copying slabs of some layers' rows [L, H_kv, n, 2d] to free slots, which stay free; returns the blocks
+        [L, H_kv, B], and the pool's allocations by now. None where too few are free."""
+        num_layers, num_heads, num_tokens = rows.shape[:3]
+        shape = num_layers, num_heads, num_tokens // BLOCK_SIZE
+        if math.prod(shape) > self._pool.num_free_blocks:
             return None
-        blocks = self._pool.allocate(num_blocks).reshape(self._num_kv_heads, -1)
-        some = rows[None, :, begin * BLOCK_SIZE : end * BLOCK_SIZE]
+        blocks = self._pool.allocate(math.prod(shape)).reshape(shape)
         # Whoever takes the slots later writes to them behind this.
-        store_prompt(some, self._pool.rows, to_device(blocks[None, None], rows.device), 0, 0)
+        store_prompt(rows, self._pool.rows, to_device(blocks[None], rows.device), 0, 0)
         self._pool.free(blocks)
         return blocks, self._pool.num_allocations
+
+    def span(self, slabs: range) -> range:
+        """The positions of some slabs' tokens."""
+        return range(*(self._width * BLOCK_SIZE * number for number in (slabs.start, slabs.stop)))
 
 
 class LeftRows:
@@ -120,14 +124,23 @@ class LeftRows:
 
     def __init__(self, residents: ResidentPrefixes, names: tuple[bytes, ...], num_known: int) -> None:
         self._residents = residents
-        self._names = names
-        self._slabs = range(num_known, len(names))
-        self._layers: list[tuple[BlockIds, int]] = []
+        self._names = names[num_known:]
+        self._span = residents.span(range(num_known, len(names)))
+        self._blocks: list[BlockIds] = []
+        self._since: list[int] = []
 
-    def put(self, layer: int, rows: Tensor) -> None:
-        """A layer's, of all tokens [H_kv, n, 2d]; from the last one on they are found, unless slots were missing."""
-        if len(self._layers) == layer and (left := self._residents.put(self._slabs, rows)) is not None:
-            self._layers.append(left)
-        if len(self._layers) == self._residents.num_layers == layer + 1:
-            blocks, since = zip(*self._layers, strict=True)
-            self._residents.keep(self._names[self._slabs.start :], np.stack(blocks), np.array(since))
+    @property
+    def begin(self) -> int:
+        """The position of the first token that is left."""
+        return self._span.start
+
+    def put(self, layers: range, rows: Tensor, begin: int = 0) -> None:
+        """The next layers', [L, H_kv, n, 2d] from the position `begin` on; from the last one on they are found, unless
+        slots were missing."""
+        some = rows[:, :, self._span.start - begin : self._span.stop - begin]
+        if len(self._since) == layers.start and (left := self._residents.put(some)) is not None:
+            blocks, now = left
+            self._blocks.append(blocks)
+            self._since += [now] * len(layers)
+        if len(self._since) == self._residents.num_layers == layers.stop:
+            self._residents.keep(self._names, np.concatenate(self._blocks), np.array(self._since))

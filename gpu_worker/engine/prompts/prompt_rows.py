@@ -162,12 +162,21 @@ class PromptRows(Prompt):
             if layer + 1 == len(self._caches):
                 self._put(range(layer + 1), self._few, self.first)
         self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
-        if sequence.left is not None:
-            sequence.left.put(layer, rows)
+        self._leave(layer, rows)
         self._num_layers, self._num_passed = layer + 1, 0
         if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
             # The next layer's rows take the place of these.
             copied.hold()
+
+    def _leave(self, layer: int, rows: Tensor) -> None:
+        """Rows of a compressed prompt, in slots where others may find them."""
+        left = self.sequence.left
+        if left is None:
+            return
+        if self._few is None or left.begin < self.first:
+            left.put(range(layer, layer + 1), rows[None])
+        elif layer + 1 == len(self._caches):
+            left.put(range(layer + 1), self._few, self.first)
 
     def _put(self, layers: range, rows: Tensor, begin: int = 0) -> None:
         """Start to copy computed layers to the arena, [L, H_kv, n, 2d] from the position `begin` on."""

@@ -87,7 +87,7 @@ def test_slabs_of_several_prompts_make_one_prefix() -> None:
 
 
 def test_a_compressed_prompt_leaves_its_rows_in_slots_of_nobody() -> None:
-    pool = new_pool(30)
+    pool = new_pool(60)
     known, whole = residents(pool), torch.arange(3 * SLAB * HEADS * 4.0).view(HEADS, 3 * SLAB, 4)
     # The last slab is not full.
     rows, prompt = whole[:, :-1], names("a", 2)
@@ -95,8 +95,8 @@ def test_a_compressed_prompt_leaves_its_rows_in_slots_of_nobody() -> None:
     assert left is not None
     for layer in range(LAYERS):
         assert known.find(prompt) is None
-        left.put(layer, rows + layer)
-    assert pool.num_free_blocks == 30
+        left.put(range(layer, layer + 1), rows[None] + layer)
+    assert pool.num_free_blocks == 60
     for layer in range(LAYERS):
         found = loaded(pool, known, prompt, layer)
         assert found is not None
@@ -105,10 +105,14 @@ def test_a_compressed_prompt_leaves_its_rows_in_slots_of_nobody() -> None:
     assert known.leave(prompt, 2) is None
     more = known.leave(names("a", 3), 2)
     assert more is not None
+    assert more.begin == 2 * SLAB
+    # All layers' at once, without those that are known.
+    every = torch.stack([whole + layer for layer in range(LAYERS)])
+    more.put(range(LAYERS), every[:, :, SLAB:], SLAB)
     for layer in range(LAYERS):
-        more.put(layer, whole + layer)
-    found = loaded(pool, known, names("a", 3), 1)
-    assert found is None or torch.equal(found, whole + 1)
+        found = loaded(pool, known, names("a", 3), layer)
+        assert found is not None
+        assert torch.equal(found, whole + layer)
 
 
 def test_where_slots_are_missing_nothing_is_left() -> None:
@@ -117,11 +121,11 @@ def test_where_slots_are_missing_nothing_is_left() -> None:
     left = known.leave(names("a", 1), 0)
     assert left is not None
     rows = torch.zeros(HEADS, SLAB, 4)
-    left.put(0, rows)
+    left.put(range(1), rows[None])
     held = pool.allocate(12)
-    left.put(1, rows)
+    left.put(range(1, 2), rows[None])
     pool.free(held)
-    left.put(2, rows)
+    left.put(range(2, 3), rows[None])
     assert known.find(names("a", 1)) is None
 
 
