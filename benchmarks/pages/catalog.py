@@ -85,6 +85,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-chunks": claims.experiments("chunks"),
     "siege": soaked.siege,
     "soak-faults": soaked.faults,
+    "soak-faults-gpu": soaked.faults_on_gpu,
     "soak-growth": soaked.growth,
     "step-times": step_times.table,
 }

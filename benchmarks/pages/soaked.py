@@ -15,7 +15,7 @@ from benchmarks.load.soak_row import SoakRow, Struck, Waits
 from benchmarks.pages.sources import rows
 from benchmarks.tables import Column
 
-SOAK, SIEGE = "soak_faults_cpu", "siege_cpu"
+SOAK, ON_GPU, SIEGE = "soak_faults_cpu", "soak_faults_smollm2_h100", "siege_cpu"
 MIB = 2**20
 # The process that has the arena is the store to whoever uses it.
 NAMES = {ARENA: "store"}
@@ -31,8 +31,17 @@ class Kind:
 
 
 def faults() -> str:
-    """What each kind of fault cost."""
-    (row,) = rows(SoakRow, SOAK)
+    """What each kind of fault cost in an hour on a CPU."""
+    return _faults(SOAK)
+
+
+def faults_on_gpu() -> str:
+    """The same of ten minutes on a GPU."""
+    return _faults(ON_GPU)
+
+
+def _faults(source: str) -> str:
+    (row,) = rows(SoakRow, source)
     kinds = dict.fromkeys((fault.who, fault.how) for fault in row.faults)
     found = [
         Kind(f"{NAMES.get(who, who)} {how}", tuple(f for f in row.faults if (f.who, f.how) == (who, how)))
