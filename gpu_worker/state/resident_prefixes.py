@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from torch import Tensor
@@ -16,10 +15,9 @@ from gpu_worker.kernels.rows import load_prompt, store_prompt
 from gpu_worker.state.slot_pool import BlockIds, SlotPool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """blocks: [L, H_kv, B], of some slabs of a prompt. since: [L], after so many allocations of the pool a layer's were
-    noted."""
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """blocks: [L, H_kv, blocks of a slab]. since: [L], after so many allocations of the pool a layer's were noted."""
 
     blocks: BlockIds
     since: BlockIds
@@ -61,7 +59,7 @@ class ResidentPrefixes:
         # Blocks of a head; slabs that do not fill whole ones are not found.
         self._width = 0 if tokens_per_slab % BLOCK_SIZE else tokens_per_slab // BLOCK_SIZE
         self._most = pool.num_blocks // (num_layers * num_kv_heads * self._width) if self._width else 0
-        self._places: OrderedDict[bytes, tuple[_Kept, int]] = OrderedDict()
+        self._slabs: OrderedDict[bytes, _Slab] = OrderedDict()
 
     def num_blocks(self, names: tuple[bytes, ...]) -> int:
         """Of each head, that hold the slabs of these names; 0 where they are not found again."""
@@ -72,28 +70,23 @@ class ResidentPrefixes:
         `num_blocks`]. since: [L], the pool's allocations by which each layer's were taken; None: by now."""
         if since is None:
             since = np.full(self.num_layers, self._pool.num_allocations)
-        kept = _Kept(blocks, since)
         for index, name in enumerate(names):
-            self._places[name] = kept, index
-            self._places.move_to_end(name)
-        while len(self._places) > self._most:
-            self._places.popitem(last=False)
+            # A copy: the whole of it would stay for as long as one slab is known.
+            own = blocks[:, :, index * self._width : (index + 1) * self._width].copy()
+            self._slabs[name] = _Slab(own, since)
+            self._slabs.move_to_end(name)
+        while len(self._slabs) > self._most:
+            self._slabs.popitem(last=False)
 
     def find(self, names: tuple[bytes, ...]) -> Resident | None:
         """The slabs of all these names; None where one is not known, or gone from the first layer, whose slots are the
         first to go."""
-        places = [place for name in names if (place := self._places.get(name)) is not None]
-        if not places or len(places) < len(names):
+        slabs = [slab for name in names if (slab := self._slabs.get(name)) is not None]
+        if not slabs or len(slabs) < len(names):
             return None
-        blocks, since = [], []
-        # Slabs that lie behind one another in the same prompt are found together, which most are.
-        for (kept, ahead), run in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
-            numbers = [number for number, _ in run]
-            begin, end = (self._width * (ahead + number) for number in (numbers[0], numbers[-1] + 1))
-            blocks.append(kept.blocks[:, :, begin:end])
-            since.append(np.broadcast_to(kept.since[:, None], (self.num_layers, end - begin)))
-        found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=2)
-        resident = Resident(self._pool, found, np.concatenate(since, axis=1))
+        blocks = np.concatenate([slab.blocks for slab in slabs], axis=2)
+        since = np.stack([slab.since for slab in slabs], axis=1).repeat(self._width, axis=1)
+        resident = Resident(self._pool, blocks, since)
         return resident if resident.is_there(0) else None
 
     def leave(self, names: tuple[bytes, ...], num_known: int) -> LeftRows | None:
