@@ -109,10 +109,9 @@ class Sample:
 class SoakRow:
     """num_differing: answers, or beginnings of answers, that were not what the same question got alone;
     first_difference: where the first of them left it, as a share of the answer; wrong: the first `MOST_TOLD` of them.
-    num_tied: those that left it at a
-    near tie, and so differ by rounding; widest_tie: of these, between the two best tokens alone, in nats.
-    num_failed: requests that ended by an error while no fault was on; num_ended: while one was. load_average: of a
-    minute, (median, most) over the run."""
+    num_tied: those that left it at a near tie, and so differ by rounding; widest_tie: of these, between the two best
+    tokens alone, in nats. num_failed: requests that ended by an error while no fault was on; num_ended: while one was.
+    load_average: of a minute, (median, most) over the run."""
 
     num_streams: int
     seconds: float

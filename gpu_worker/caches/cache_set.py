@@ -243,10 +243,10 @@ class CacheSet:
         self._sharing.spread()
 
     def release(self, sequence: Sequence) -> None:
-        if self._sparse_layers(sequence):
+        sparse = self._sparse_layers(sequence)
+        if sparse:
             self._keep_prompt(sequence)
         self._sharing.remove(sequence)
-        sparse = self._sparse_layers(sequence)
         self._dense.release(sequence, range(sparse.start))
         self._serving(sequence).release(sequence, sparse)
 
@@ -259,8 +259,11 @@ class CacheSet:
         sequence.left = residents.leave(names, num_known if sequence.resident else 0) if is_kept else None
 
     def prefilled(self, sequence: Sequence) -> None:
-        """Its prompt is computed. Slots that are all attended stay as they are; those of one that recalls may become
-        others' tokens' until it ends."""
+        """Its prompt is computed, and what it read is proven: others may find it. Slots that are all attended stay as
+        they are; those of one that recalls may become other tokens' until it ends (`release`)."""
+        if sequence.left is not None:
+            sequence.left.publish()
+        sequence.resident = sequence.left = None
         if not self._sparse_layers(sequence):
             self._keep_prompt(sequence)
 

@@ -84,15 +84,18 @@ class ResidentPrefixes:
         slabs = [slab for name in names if (slab := self._slabs.get(name)) is not None]
         if not slabs or len(slabs) < len(names):
             return None
+        for name in names:
+            self._slabs.move_to_end(name)
         blocks = np.concatenate([slab.blocks for slab in slabs], axis=2)
         since = np.stack([slab.since for slab in slabs], axis=1).repeat(self._width, axis=1)
         resident = Resident(self._pool, blocks, since)
         return resident if resident.is_there(0) else None
 
     def leave(self, names: tuple[bytes, ...], num_known: int) -> LeftRows | None:
-        """Of a prompt of which no slots will hold all: its slabs' rows are left in free ones, but for the first
-        `num_known`, which lie there. None where there are no others."""
-        return LeftRows(self, names, num_known) if self.num_blocks(names[num_known:]) else None
+        """For a prompt whose own slots will not hold all rows: those of its slabs are left in free slots, but for the
+        first `num_known`, which lie there. None where there are no others, or too few free slots."""
+        num_blocks = self.num_layers * self._num_kv_heads * self.num_blocks(names[num_known:])
+        return LeftRows(self, names, num_known) if 0 < num_blocks <= self._pool.num_free_blocks else None
 
     def put(self, rows: Tensor) -> tuple[BlockIds, int] | None:
         """Queue copying slabs of some layers' rows [L, H_kv, n, 2d] to free slots, which stay free; returns the blocks
@@ -128,12 +131,14 @@ class LeftRows:
         return self._span.start
 
     def put(self, layers: range, rows: Tensor, begin: int = 0) -> None:
-        """The next layers', [L, H_kv, n, 2d] from the position `begin` on; from the last one on they are found, unless
-        slots were missing."""
+        """The next layers', [L, H_kv, n, 2d] from the position `begin` on, unless slots are missing."""
         some = rows[:, :, self._span.start - begin : self._span.stop - begin]
         if len(self._since) == layers.start and (left := self._residents.put(some)) is not None:
             blocks, now = left
             self._blocks.append(blocks)
             self._since += [now] * len(layers)
-        if len(self._since) == self._residents.num_layers == layers.stop:
+
+    def publish(self) -> None:
+        """Let others find them, where no layer is missing: once what they follow on is proven."""
+        if len(self._since) == self._residents.num_layers:
             self._residents.keep(self._names, np.concatenate(self._blocks), np.array(self._since))

@@ -19,7 +19,7 @@ BlockIds = npt.NDArray[np.int64]
 
 
 class SlotPool:
-    """Blocks of 64 slots and the queue of free ones: who was freed last is taken last, and keeps its rows longest.
+    """Blocks of 64 slots and the queue of free ones: what was freed last is taken last, and keeps its rows longest.
 
     rows: [num_blocks * 64, 2d], K then V. Freed blocks keep their bytes: readers go by lengths, never by content.
     num_allocations: so many there were; `taken_at` says in which of them each block was taken last, 0 for never.

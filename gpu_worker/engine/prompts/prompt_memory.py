@@ -20,6 +20,10 @@ from gpu_worker.store.layer_writer import STAGE_BYTES
 # Below this a prompt's rows are few.
 LEAST_BUFFER_TOKENS = 64
 
+# Where so few tokens follow on a known prefix, copying each layer to the arena by itself takes the host longer than the
+# device computes it.
+FEW_TOKENS = 512
+
 
 def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
     """Rows of a head in a prompt's buffers: few different numbers, since cuDNN plans attention for each."""
@@ -76,8 +80,8 @@ class PromptRoom:
 
 
 def prefill_bytes(workload: Workload) -> int:
-    """Hidden states, and two layers' rows, of all prompts in progress; staging buffers to write rows and to read them;
-    and the largest temporary of one prompt."""
+    """Hidden states, and two layers' rows, of all prompts in progress; all layers' of few tokens behind a known prefix;
+    staging buffers to write rows and to read them; and the largest temporary of one prompt."""
     model, shape, itemsize = workload.model, workload.shape, workload.dtype.itemsize
     length, chunk = shape.max_model_len, min(workload.prefill_chunk, shape.max_model_len)
     rows = length * workload.head_layer_bytes
@@ -85,6 +89,7 @@ def prefill_bytes(workload: Workload) -> int:
     num_tokens = PromptRoom(length, workload.prefill_chunk).total
     num_queries = min(num_tokens, shape.max_num_seqs * workload.num_queries)
     kept = num_tokens * a_token + 2 * STAGE_BYTES
+    kept += min(FEW_TOKENS, length) * shape.num_layers * workload.head_layer_bytes
     kept += num_queries * model.num_heads * model.head_dim * itemsize
     # Rows that the hot cache keeps, and their slots: five int64 for each row of a head.
     storing = rows + 5 * 8 * shape.num_kv_heads * length

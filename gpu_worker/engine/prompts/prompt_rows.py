@@ -13,15 +13,13 @@ from torch import Tensor
 from gpu_worker.caches import Cache
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
 from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from kv_store.client import StoreError
 
-# Where so few tokens follow on a known prefix, copying each layer by itself takes the host longer than the device
-# computes it.
-FEW_TOKENS = 512
 # How long a prompt that is computed waits for its proof before others are looked after.
 POLL_SECONDS = 0.001
 
@@ -75,12 +73,16 @@ class PromptRows(Prompt):
         # When the layers were computed that are not on their way yet, and their computed rows, where these are few.
         self._times: list[tuple[Mark, Mark]] = []
         self._few: Tensor | None = None
-        num_new, num_heads = self.num_tokens - self.first, buffers[0].shape[0]
-        if self.first and num_new <= FEW_TOKENS and not any(map(self._job, range(len(caches)))):
-            self._few = buffers[0].new_empty(len(caches), num_heads, num_new, buffers[0].shape[2])
-        # Of the known rows in the arena, while they are compared with their checksums, from when they are read on.
+        num_new, is_alone = self.num_tokens - self.first, share == 1.0
+        if self.first and is_alone and num_new <= FEW_TOKENS and not any(map(self._job, range(len(caches)))):
+            num_kv_heads, _, row = buffers[0].shape
+            self._few = buffers[0].new_empty(len(caches), num_kv_heads, num_new, row)
+        # Of the known rows in the arena, while they are compared with their checksums. Who offloads reads them while it
+        # decodes; others from when they are first read on, which may be never.
         self._verified: futures.Future[int] | None = None
         self._is_proving = False
+        if self.first and sequence.offloads:
+            self._prove()
 
     @property
     def rows(self) -> Tensor:
@@ -120,14 +122,18 @@ class PromptRows(Prompt):
         return resident is not None and resident.load(layer, self.rows[:, : self.first])
 
     def _load(self, layer: int) -> Mark:
-        """From the arena. What nobody reads there need not be proven."""
-        if not self._is_proving:
-            self._is_proving, self._verified = True, self._keeper.verify(self.sequence)
+        """From the arena."""
+        self._prove()
         place = layer % len(self._buffers)
         try:
             return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
         except RowsCorrupt as error:
             raise self._lost(str(error)) from error
+
+    def _prove(self) -> None:
+        """Have the known rows in the arena compared with their checksums, once."""
+        if not self._is_proving:
+            self._is_proving, self._verified = True, self._keeper.verify(self.sequence)
 
     def positions(self, begin: int, end: int) -> range:
         """Of its tokens among those at [begin, end) of all that are computed together."""
@@ -202,10 +208,10 @@ class PromptRows(Prompt):
             layers = range(copied[0].layer, copied[-1].layer + 1)
             # They stay until the store has answered.
             self._offloader.seal_layers(sequence, layers, self.num_tokens)
-        for mark in dict.fromkeys(computed.copied for computed in copied):
-            self._note_copied(mark)
         for computed, job in zip(copied, jobs, strict=True):
             self._computed.popleft()
+            if all(left.copied is not computed.copied for left in self._computed):
+                self._note_copied(computed.copied)
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)

@@ -122,13 +122,11 @@ def _units(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 
 def _few(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attention of fewer than `UNIT` queries, which are of the last keys: those before them in pieces of one length, a
-    batch of which each has all the queries, the others with a mask, joined in float32."""
+    """Attention of the queries that cuDNN does not get, of the last keys: where they are few, those before them in
+    pieces of one length, a batch of which each has all the queries, the others with a mask, joined in float32."""
     num_queries, num_kv_heads = query.shape[2], keys.shape[1]
-    # Nothing masks the past, so that a group's heads are more queries of the same keys.
-    by_head = query.unflatten(1, (num_kv_heads, -1)).flatten(2, 3)
-    past = keys.shape[2] - num_queries
-    programs = -(-by_head.shape[2] // FLASH_QUERIES) * num_kv_heads
+    past, group = keys.shape[2] - num_queries, query.shape[1] // num_kv_heads
+    programs = -(-group * num_queries // FLASH_QUERIES) * num_kv_heads
     num_pieces = min(PROGRAMS // programs, past // LEAST_PIECE)
     if num_pieces < 2:
         return _flash(query, keys, values, scale)[0]
@@ -137,6 +135,8 @@ def _few(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     past_keys, past_values = (
         each[0, :, :split].unflatten(1, (num_pieces, length)).transpose(0, 1) for each in (keys, values)
     )
+    # Nothing masks the past, so that a group's heads are more queries of the same keys.
+    by_head = query.unflatten(1, (num_kv_heads, group)).flatten(2, 3)
     in_pieces = by_head.expand(num_pieces, -1, -1, -1)
     found, sums = _flash(in_pieces, past_keys, past_values, scale, is_causal=False)
     own, own_sum = _flash(query, keys[:, :, split:], values[:, :, split:], scale)

@@ -129,7 +129,7 @@ def test_indexes_that_nobody_may_ask_for_do_not_take_the_slots() -> None:
     assert indexes(10 * GIB, "clusterkv") == clusters
     # The smaller of two goes first, and never at the cost of a sequence of the greatest length.
     assert indexes(60 * GIB, others=("quest", "clusterkv")) == pq + clusters
-    assert indexes(22 * GIB + GIB // 16, "full") == pq
+    assert indexes(22 * GIB + GIB // 8, "full") == pq
 
 
 def test_ablations_take_no_room_from_what_is_asked_for() -> None:

@@ -110,3 +110,14 @@ def test_what_few_tokens_add_to_a_known_prefix_is_found_in_the_arena(policy: str
         assert record.tokens == tokens_alone(one)
         assert record.usage.cached_tokens == cached
     rig.check_empty()
+
+
+def test_who_recalls_from_the_arena_has_its_prefix_there_proven_though_it_is_read_from_slots() -> None:
+    rig = Rig(reuses_prefixes=True, reads_slots=True)
+    rig.run(ask("first", "full"))
+    rig.store.num_corrupt = 1
+    for policy, cached in (("full", 192), ("oracle", 0)):
+        second = ask(policy, policy, 1)
+        record = rig.run(second)[0]
+        assert record.usage.cached_tokens == cached
+        assert record.tokens == tokens_alone(second)

@@ -96,6 +96,8 @@ def test_a_compressed_prompt_leaves_its_rows_in_slots_of_nobody() -> None:
     for layer in range(LAYERS):
         assert known.find(prompt) is None
         left.put(range(layer, layer + 1), rows[None] + layer)
+    assert known.find(prompt) is None
+    left.publish()
     assert pool.num_free_blocks == 60
     for layer in range(LAYERS):
         found = loaded(pool, known, prompt, layer)
@@ -109,6 +111,7 @@ def test_a_compressed_prompt_leaves_its_rows_in_slots_of_nobody() -> None:
     # All layers' at once, without those that are known.
     every = torch.stack([whole + layer for layer in range(LAYERS)])
     more.put(range(LAYERS), every[:, :, SLAB:], SLAB)
+    more.publish()
     for layer in range(LAYERS):
         found = loaded(pool, known, names("a", 3), layer)
         assert found is not None
@@ -126,7 +129,10 @@ def test_where_slots_are_missing_nothing_is_left() -> None:
     left.put(range(1, 2), rows[None])
     pool.free(held)
     left.put(range(2, 3), rows[None])
+    left.publish()
     assert known.find(names("a", 1)) is None
+    # It would overwrite itself.
+    assert known.leave(names("a", 2), 0) is None
 
 
 @pytest.mark.parametrize("tokens_per_slab", [0, 96])
