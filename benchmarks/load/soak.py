@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections import Counter
@@ -19,18 +18,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.processes import ROUND, Blow, Server, is_gone
 from benchmarks.load.questions import MARGINS, Answer, Question
-from benchmarks.load.soak_row import (
-    MOST_TOLD,
-    Bin,
-    Ending,
-    Meter,
-    Sample,
-    SoakRow,
-    Struck,
-    Waits,
-    Wrong,
-    slopes,
-)
+from benchmarks.load.soak_row import Bin, Ending, Meter, Sample, SoakRow, Struck, Waits, Wrong, slopes
 
 # One request of so many is aborted in mid-answer, one goes on with a session, one has a salt that nobody had.
 ABORTED, IN_SESSION, SALTED = 8, 4, 2
@@ -207,7 +195,7 @@ class Soak:
         extra: dict[str, Any] = {"priority": rng.choice((0, 0, 1))}
         if rng.randrange(IN_SESSION) == 0:
             extra["session_id"] = f"soak-{rng.randrange(NUM_SESSIONS)}"
-        if rng.randrange(SALTED) == 0:
+        if is_salted := rng.randrange(SALTED) == 0:
             extra["cache_salt"] = str(rng.getrandbits(64))
         most = rng.randrange(1, 16) if rng.randrange(ABORTED) == 0 else None
         body = self._asked[index].body(self._model, **extra)
@@ -218,7 +206,7 @@ class Soak:
                 await answer.read(self._client, body, most)
             except RequestFailed as error:
                 self._ends.append((asked_s, self._now, error.code))
-                self._check(index, answer, "cache_salt" in extra, is_whole=False)
+                self._check(index, answer, is_salted, is_whole=False)
                 if not self._is_in_fault(asked_s, self._now):
                     self.row.error = self.row.error or str(error)
                 if self._plan.fault_every == 0 or self._is_over:
@@ -230,11 +218,11 @@ class Soak:
             self._answered.append(self._now)
             if answer.first_at is not None:
                 self._waits.append(Wait(first_asked, answer.first_at - self._begin))
-            self._check(index, answer, "cache_salt" in extra, is_whole=most is None)
+            self._check(index, answer, is_salted, is_whole=most is None)
             return
 
     def _check(self, index: int, answer: Answer, is_salted: bool, is_whole: bool) -> None:
-        alone, row, question = self._alone[index], self.row, self._asked[index]
+        alone, row = self._alone[index], self.row
         departure = answer.departure(alone, is_whole)
         if departure is None:
             return
@@ -243,13 +231,8 @@ class Soak:
             row.num_tied += 1
             row.widest_tie = max(row.widest_tie or 0.0, margin)
             return
-        row.num_differing += 1
-        if len(row.wrong) < MOST_TOLD:
-            at, length = round(self._now, 1), len(question.prompt)
-            told = round(margin, 3) if math.isfinite(margin) else None
-            row.wrong.append(Wrong(at, question.policy, length, is_salted, same, told))
-        earliest = 1.0 if row.first_difference is None else row.first_difference
-        row.first_difference = min(earliest, same / max(1, len(alone.tokens)))
+        wrong = Wrong.of(self._now, self._asked[index], is_salted, same, margin)
+        row.count_wrong(wrong, len(alone.tokens))
 
     def _is_in_fault(self, begin: float, end: float) -> bool:
         return any(begin <= _until(fault, self._now) and end >= fault.at_s for fault in self.row.faults)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.load.fits import Slope, fit
 from benchmarks.load.processes import DESCRIPTORS, OWN_MIB, PID, PROCESSES
+from benchmarks.load.questions import Question
 
 # Wrong answers that are told one by one.
 MOST_TOLD = 50
@@ -85,6 +86,12 @@ class Wrong:
     token: int
     margin: float | None
 
+    @classmethod
+    def of(cls, at_s: float, question: Question, is_salted: bool, token: int, margin: float) -> Wrong:
+        """margin: infinite where no token differed."""
+        told = round(margin, 3) if math.isfinite(margin) else None
+        return cls(round(at_s, 1), question.policy, len(question.prompt), is_salted, token, told)
+
 
 @dataclass(frozen=True)
 class Bin:
@@ -134,6 +141,14 @@ class SoakRow:
     bins: list[Bin] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     load_average: list[float] = field(default_factory=list)
+
+    def count_wrong(self, wrong: Wrong, num_tokens: int) -> None:
+        """An answer that should have been of so many tokens, and was not what it is alone."""
+        self.num_differing += 1
+        if len(self.wrong) < MOST_TOLD:
+            self.wrong.append(wrong)
+        earliest = 1.0 if self.first_difference is None else self.first_difference
+        self.first_difference = min(earliest, wrong.token / max(1, num_tokens))
 
 
 def slopes(samples: Sequence[Sample]) -> list[Slope]:

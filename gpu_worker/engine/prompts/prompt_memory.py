@@ -19,7 +19,6 @@ from gpu_worker.store.layer_writer import STAGE_BYTES
 
 # Below this a prompt's rows are few.
 LEAST_BUFFER_TOKENS = 64
-
 # Where so few tokens follow on a known prefix, copying each layer to the arena by itself takes the host longer than the
 # device computes it.
 FEW_TOKENS = 512
