@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
 from gpu_worker.records import EventSink, FinishReason, GenerationRequest, ProgressEvent, Usage
 from gpu_worker.sampling import SamplerState
+from gpu_worker.state.account import Clock, Meter
 from gpu_worker.state.resident_prefixes import LeftRows, Resident
 
 
@@ -23,34 +24,8 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
-class Meter:
-    """Sums over decode steps; `usage` turns them into means."""
-
-    num_layer_steps: int = 0
-    context_tokens: int = 0
-    attended_tokens: float = 0.0
-    window_tokens: float = 0.0
-    selected_rows: int = 0
-    missed_rows: int = 0
-    num_measured: int = 0
-    attention_mass: float = 0.0
-    recall_rate: float = 0.0
-    best_recall: float = 0.0
-
-
 # Tokens for which a sequence has slots before they come, where it attends everything: more are taken that seldom.
 AHEAD = 256
-
-
-@dataclass(slots=True)
-class Clock:
-    """Monotonic times of a request's life, in seconds; 0 where not reached."""
-
-    submitted: float = field(default_factory=time.monotonic)
-    admitted: float = 0.0
-    prefilled: float = 0.0
-    indexed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

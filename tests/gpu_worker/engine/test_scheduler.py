@@ -12,7 +12,8 @@ from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.sampling import SamplerState
-from gpu_worker.state.sequence import Clock, Sequence, Status
+from gpu_worker.state.account import Clock
+from gpu_worker.state.sequence import Sequence, Status
 
 MAX_LEN = 1 << 14
 STRETCH = 4.0
