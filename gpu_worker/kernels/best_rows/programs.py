@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: counting digits, and writing the rows whose scores reach the number that is found."""
+"""The programs of `kernel.py`: a head in one, or in several that count digits and write the rows that reach a number."""
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ STATE = tl.constexpr(4)
 FIRST, SECOND, LEFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # No row has a first score that is less; -inf and NaN have this one.
 NEVER = tl.constexpr(0x00800000)
+# The least number of 32 bits: what is never taken as a first score, and comes last as a second.
+LOWEST = tl.constexpr(-(2**31))
 # What changes from prompt to prompt: no program is compiled once more for a number that divides well.
 VARYING = ["num_rows", "width"]
 # Whose counts are read at a time, of however many a head has.
@@ -193,3 +195,96 @@ def write_best(
     # Equals before the first that is taken count for nothing.
     is_taken = is_above | (is_equal & (equal + (so_far >> 16) > skipped))
     tl.store(best + place, row.to(tl.int64), mask=is_taken & (place < width))
+
+
+@triton.jit
+def _signed(scores, row, inside):
+    """Float32 scores as int32 in their order, -0.0 and 0.0 alike; -inf, NaN and what is outside as LOWEST."""
+    loaded = tl.load(scores + row, mask=inside, other=float("-inf")).to(tl.int32, bitcast=True)
+    magnitude = loaded & 0x7FFFFFFF
+    key = tl.where(loaded < 0, -magnitude, magnitude)
+    return tl.where((magnitude <= 0x7F800000) & (key != -0x7F800000), key, LOWEST)
+
+
+@triton.jit
+def _search(first_scores, second_scores, first, wanted, num_rows, IS_SECOND: tl.constexpr, TILE: tl.constexpr):
+    """The greatest number that `wanted` scores reach, LOWEST if none is; how many are above it, and how many reach it.
+    Two bits a round. IS_SECOND: of the second scores, where the first ones are `first`."""
+    found = tl.full([], LOWEST, tl.int32)
+    above, reach = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32) + num_rows
+    for turn in range(16):
+        step = tl.full([], 1, tl.int32) << (30 - 2 * turn)
+        low, middle, high = found + step, found + step + step, found + step + step + step
+        of_low, of_middle = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+        of_high = tl.zeros([TILE], tl.int32)
+        for begin in range(0, num_rows, TILE):
+            row = begin + tl.arange(0, TILE)
+            inside = row < num_rows
+            key = _signed(first_scores, row, inside)
+            if IS_SECOND:
+                key = tl.where(key == first, _signed(second_scores, row, inside), LOWEST)
+            of_low += (key >= low).to(tl.int32)
+            of_middle += (key >= middle).to(tl.int32)
+            of_high += (key >= high).to(tl.int32)
+        num_low, num_middle, num_high = tl.sum(of_low), tl.sum(of_middle), tl.sum(of_high)
+        if num_high >= wanted:
+            found, reach = high, num_high
+        elif num_middle >= wanted:
+            found, reach, above = middle, num_middle, num_high
+        elif num_low >= wanted:
+            found, reach, above = low, num_low, num_middle
+        else:
+            above = num_low
+    return found, above, reach
+
+
+@triton.jit(do_not_specialize=VARYING)
+def take_best(
+    first_scores,
+    second_scores,
+    counts,
+    best,
+    num_rows,
+    width,
+    TILE: tl.constexpr,
+):
+    """A program: one head."""
+    head = tl.program_id(0).to(tl.int64)
+    first_scores += head * num_rows
+    best += head * width
+    wanted = tl.full([], 0, tl.int32) + width
+    if counts is not None:
+        wanted = tl.minimum(tl.maximum(tl.load(counts + head), 0), width).to(tl.int32)
+    first, above, reach = _search(first_scores, first_scores, 0, wanted, num_rows, False, TILE)
+    # Of those at the number, or at both numbers, the lowest rows are left out.
+    skipped = tl.where(first == LOWEST, 0, reach - wanted)
+    second = tl.full([], LOWEST, tl.int32)
+    if second_scores is not None:
+        second_scores += head * num_rows
+        if skipped > 0:
+            left = wanted - above
+            second, above, reach = _search(first_scores, second_scores, first, left, num_rows, True, TILE)
+            # All of the ties' second scores reach LOWEST.
+            reach = tl.where(second == LOWEST, skipped + left, reach)
+            skipped = reach - left
+    num_taken, num_ties = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for begin in range(0, num_rows, TILE):
+        row = begin + tl.arange(0, TILE)
+        inside = row < num_rows
+        key = _signed(first_scores, row, inside)
+        is_above, is_tie = key > first, (key == first) & (key != LOWEST)
+        if second_scores is not None:
+            other = _signed(second_scores, row, inside)
+            is_above |= is_tie & (other > second)
+            is_tie &= other == second
+        # One scan counts both: a tile has fewer than 2^15 rows.
+        so_far = tl.cumsum(is_above.to(tl.int32) + (is_tie.to(tl.int32) << 16), axis=0)
+        tie = num_ties + (so_far >> 16)
+        is_taken = is_above | (is_tie & (tie > skipped))
+        place = num_taken + (so_far & 0xFFFF) + tl.maximum(tie - skipped, 0) - tl.maximum(num_ties - skipped, 0)
+        tl.store(best + place - 1, row.to(tl.int64), mask=is_taken)
+        num_taken += tl.sum(is_taken.to(tl.int32))
+        num_ties += tl.sum(is_tie.to(tl.int32))
+    for begin in range(num_taken, width, TILE):
+        place = begin + tl.arange(0, TILE)
+        tl.store(best + place, tl.full([TILE], -1, tl.int64), mask=place < width)

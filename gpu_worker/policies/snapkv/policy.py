@@ -53,8 +53,8 @@ class SnapKV(ScoredPolicy):
         # The group's mean comes before the pooling: a maximum of means is not a mean of maxima.
         votes = observed_weight(rows)
         # Votes for the window itself are none of its neighbours' before it.
-        pooled = self._pool(votes[:, : votes.shape[1] - plan.num_recent])
-        return Scores(F.pad(pooled, (0, plan.num_recent)), second=votes)
+        votes[:, votes.shape[1] - plan.num_recent :].fill_(0.0)
+        return Scores(self._pool(votes), second=votes)
 
     def _pool(self, votes: Tensor) -> Tensor:
         if self.pooling == "max":

@@ -17,6 +17,15 @@ TILE = kernel.TILE
 SIZES = [1, 65, TILE - 1, TILE + 1, 3 * TILE + 13]
 
 
+@pytest.fixture(autouse=True, params=["one program a head", "several"])
+def programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one program with several tiles, where all that a head has could be one."""
+    if request.param == "several":
+        monkeypatch.setattr(kernel, "MOST_IN_ONE", 0)
+    else:
+        monkeypatch.setattr(kernel, "TILE_OF_ONE", 1024)
+
+
 def check(first: Tensor, counts: list[int] | int, device: torch.device, second: Tensor | None = None) -> None:
     """counts: one number is asked of every head as the width."""
     is_even = isinstance(counts, int)

@@ -131,6 +131,6 @@ def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
         assert twice == {**dict.fromkeys(kinds, 2), "take_levels": 5}
     else:
         # As many rows of every head, or of each its own number; the last queries, or some with their shares.
-        kinds = {"tally", "write_best", "split_log_sums", "join_log_sums", "sum_weights"}
+        kinds = {"take_best", "tally", "write_best", "split_log_sums", "join_log_sums", "sum_weights"}
         # Of a score there are four digits.
         assert twice == {**dict.fromkeys(kinds, 2), "count_digit": 8}

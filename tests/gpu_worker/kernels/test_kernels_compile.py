@@ -57,8 +57,9 @@ from gpu_worker.kernels.top_k.kernel import top_k
 
 for num_positions, width in (100, 7), (40000, 2048):
     top_k(zeros(2, 3, num_positions), zeros(2, dtype=int64), width)
-best_rows(zeros(3, 5000), zeros(3, dtype=int64), 7)
-best_rows(zeros(3, 5000), None, 7, zeros(3, 5000))
+for num_rows in 5000, 70000:
+    best_rows(zeros(3, num_rows), zeros(3, dtype=int64), 7)
+    best_rows(zeros(3, num_rows), None, 7, zeros(3, num_rows))
 """
 SCORES = """
 from gpu_worker.policies.clusterkv.centroid_rank.kernel import centroid_rank
@@ -290,9 +291,9 @@ print(spilled)
 SCRIPTS = {
     "attention_rows": (
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
-        "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile count_digit tally write_best "
-        "resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt _load_prompt find_rows list_misses "
-        "copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
+        "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile take_best count_digit tally "
+        "write_best resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt _load_prompt find_rows "
+        "list_misses copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
     ),
     "scores": (
         SCORES + PAIRS + BITS,
