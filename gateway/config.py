@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -267,7 +268,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
         """Open HTTP connections at most; chat gRPC, the worker and files have the other descriptors."""
         return self.max_connections or min(num_descriptors() * 3 // 4, MOST_CONNECTIONS)
 
-    @property
+    @functools.cached_property
     def model_names(self) -> tuple[str, ...]:
         """The names in the API; answers carry the first."""
         path = Path(self.model)

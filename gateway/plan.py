@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # log probabilities that one answer tells of prompts: some megabytes of JSON
 MAX_PROMPT_SCORES = 1 << 18
-# of a prompt's tokens, that are copied in one turn of the event loop
-NUM_AT_ONCE = 2**14
+# what a field of packed numbers is on the wire
+LENGTH_DELIMITED = 2
 
 
 async def no_echo(at: int, prompt: TokenIds) -> None:
@@ -120,6 +121,20 @@ class Plan:
             sampling.max_tokens = self.default_max_tokens
         with invalid_requests():
             sampling.max_tokens = num_output_tokens(sampling, len(prompt), max_model_len, self.prompt_param)
-        for begin in range(0, len(prompt), NUM_AT_ONCE):
-            request.prompt_token_ids.extend(prompt[begin : begin + NUM_AT_ONCE])
-            await asyncio.sleep(0)
+        request.MergeFromString(_with_prompt(prompt))
+        await asyncio.sleep(0)
+
+
+def _with_prompt(prompt: TokenIds) -> bytes:
+    """A written `GenerateRequest` that has only these ids: to put them into one by one takes fifty times as long."""
+    ids = array("I", prompt)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    written = ids.tobytes()
+    head = bytearray([pb.GenerateRequest.PROMPT_TOKEN_IDS_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
+    size = len(written)
+    while size >= 0x80:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + written

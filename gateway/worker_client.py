@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
@@ -36,6 +37,7 @@ HEALTH_TIMEOUT_S = 1.0
 T = TypeVar("T")
 
 
+@functools.cache
 def own_edition() -> Edition:
     """Of this gateway, which works only with a worker of the same."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)

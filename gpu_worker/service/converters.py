@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -179,6 +180,7 @@ def write_complete(event: CompleteEvent) -> pb.GenerateResponse:
     )
 
 
+@functools.cache
 def own_edition() -> Edition:
     """Of a worker towards its callers."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
