@@ -247,24 +247,24 @@ class Engine:
                 self.indexing.ask_again_for(prompt.sequence, prompt.trained)
         for prompt in prefill.prompts:
             prompt.sequence.tell_progress(prompt.computed_tokens)
-            if prompt in prefill.done:
-                silent.discard(prompt.sequence)
+        silent -= {prompt.sequence for prompt in prefill.done}
         running = {prompt.sequence for prompt in prefill.prompts}
         self._patience.note(silent & running, running - silent)
         return not silent & running
 
     def _finish_prefills(self, wait: bool) -> bool:
-        """First tokens of the prompts that are computed, and stored, by now. wait: for what is on its way. False: there
-        was none."""
+        """First tokens of prompts that are computed and stored by now; False for none. wait: for those on their way."""
         copied = [self._run_quantum(prefill, wait) for prefill in self.prefills.copying]
         done = [prompt for prompt in self.prefills.done if self._first_tokens.is_there(prompt.sequence, wait)]
         for prompt in done:
             self.prefills.finish(prompt)
-            prompt.sequence.clock.prefilled = prompt.sequence.clock.prefilled or time.monotonic()
             self.indexing.add(prompt.sequence, prompt.trained)
-            for event in self._first_tokens.take(prompt.sequence):
-                if (end := self._take_one(prompt.sequence, event)) is not None:
-                    self._finish(*end)
+            events = self._first_tokens.take(prompt.sequence)
+            ends = [self._take_one(prompt.sequence, event) for event in events]
+            self._outbox.tell()
+            self.prefills.keep(prompt)
+            for end in filter(None, ends):
+                self._finish(*end)
         return bool(done) or (wait and any(copied))
 
     def _take_indexes(self, wait: bool) -> bool:

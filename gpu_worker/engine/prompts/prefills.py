@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -14,7 +15,7 @@ from gpu_worker.engine.prompts.prompt_pass import PromptPass
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
 
@@ -111,4 +112,11 @@ class Prefills(Mapping[Sequence, AnyPass]):
     def finish(self, prompt: Prompt) -> None:
         """One that is done, which is in progress no more."""
         self._by_sequence.pop(prompt.sequence).leave(prompt)
-        self._caches.prefilled(prompt.sequence)
+        clock = prompt.sequence.clock
+        clock.prefilled = clock.prefilled or time.monotonic()
+
+    def keep(self, prompt: Prompt) -> None:
+        """Let others find what one that is finished holds in slots, unless it has failed since. This takes the host a
+        while: its first token is told before."""
+        if prompt.sequence.status is not Status.FINISHED:
+            self._caches.prefilled(prompt.sequence)

@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: a head in one, or in several that count digits and write the rows that reach a number."""
+"""The programs of `kernel.py`: one for a whole head, and those that share one, count digits and write."""
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ def _signed(scores, row, inside):
 
 
 @triton.jit
-def _search(first_scores, second_scores, first, wanted, num_rows, IS_SECOND: tl.constexpr, TILE: tl.constexpr):
+def _search(
+    first_scores, second_scores, first, wanted, num_rows, IS_SECOND: tl.constexpr, TILE: tl.constexpr
+):
     """The greatest number that `wanted` scores reach, LOWEST if none is; how many are above it, and how many reach it.
     Two bits a round. IS_SECOND: of the second scores, where the first ones are `first`."""
     found = tl.full([], LOWEST, tl.int32)
@@ -281,7 +283,9 @@ def take_best(
         so_far = tl.cumsum(is_above.to(tl.int32) + (is_tie.to(tl.int32) << 16), axis=0)
         tie = num_ties + (so_far >> 16)
         is_taken = is_above | (is_tie & (tie > skipped))
-        place = num_taken + (so_far & 0xFFFF) + tl.maximum(tie - skipped, 0) - tl.maximum(num_ties - skipped, 0)
+        place = (
+            num_taken + (so_far & 0xFFFF) + tl.maximum(tie - skipped, 0) - tl.maximum(num_ties - skipped, 0)
+        )
         tl.store(best + place - 1, row.to(tl.int64), mask=is_taken)
         num_taken += tl.sum(is_taken.to(tl.int32))
         num_ties += tl.sum(is_tie.to(tl.int32))
