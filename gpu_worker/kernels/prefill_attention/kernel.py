@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
-from gpu_worker.kernels.join_pieces import join_pieces
+from gpu_worker.kernels.join_pieces import join_past, join_pieces
 from gpu_worker.kernels.prefill_attention.packed import Packed
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
 
@@ -69,6 +69,10 @@ def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
     for num_pieces in range(2, (num_rows // UNIT).bit_length() + 2):
         log_sums = torch.zeros(num_pieces, query.shape[1], 1, device=query.device)
         join_pieces(log_sums, *[query[:1]] * num_pieces)
+    num_kv_heads, own = rows.shape[0], query[:1]
+    log_sums = torch.zeros(2, num_kv_heads, query.shape[1] // num_kv_heads, device=query.device)
+    outputs = own.reshape(1, -1, num_kv_heads, head_dim).expand(2, -1, -1, -1)
+    join_past(log_sums, outputs, log_sums[0].view(-1, 1), own)
 
 
 def _units_up_to(num_tokens: int) -> Iterator[int]:
@@ -140,11 +144,8 @@ def _few(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     in_pieces = by_head.expand(num_pieces, -1, -1, -1)
     found, sums = _flash(in_pieces, past_keys, past_values, scale, is_causal=False)
     own, own_sum = _flash(query, keys[:, :, split:], values[:, :, split:], scale)
-    # [P, H_kv, group * T, ...] as [P, H_q, T, ...]
-    outputs, log_sums = (each.unflatten(2, (-1, num_queries)).flatten(1, 2) for each in (found, sums))
-    shares = torch.cat((log_sums, own_sum)).softmax(dim=0)
-    joined = (shares[:-1] * outputs).sum(dim=0, keepdim=True).addcmul_(shares[-1:], own.float())
-    return joined.to(query.dtype)
+    joined = join_past(sums[..., 0], found.transpose(1, 2), own_sum[0, ..., 0], own[0].transpose(0, 1))
+    return joined.transpose(0, 1)[None]
 
 
 def _pieces(num_tokens: int) -> Iterator[slice]:

@@ -28,8 +28,9 @@ def zeros(*shape, dtype=float32):
 ATTENTION = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
 from gpu_worker.kernels.attention.reference import Rest
-from gpu_worker.kernels.join_pieces.kernel import join_pieces
+from gpu_worker.kernels.join_pieces.kernel import join_past, join_pieces
 
+join_past(zeros(3, 2, 18), zeros(3, 18, 2, 128, dtype=bfloat16), zeros(4, 9), zeros(9, 4, 128, dtype=bfloat16))
 join_pieces(zeros(3, 4, 9), *[zeros(9, 4, 128, dtype=bfloat16)] * 3)
 
 lengths, seats = torch.ones(2, 2, dtype=int64), torch.arange(2)
@@ -291,9 +292,9 @@ print(spilled)
 SCRIPTS = {
     "attention_rows": (
         ATTENTION + TOP_K + ROWS + ACTIVATIONS,
-        "attend_split join_splits _join_pieces column_maxima prune finish select_in_tile take_best count_digit tally "
-        "write_best resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt _load_prompt find_rows "
-        "list_misses copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
+        "attend_split join_splits _join_pieces _join_past column_maxima prune finish select_in_tile take_best "
+        "count_digit tally write_best resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt "
+        "_load_prompt find_rows list_misses copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
     ),
     "scores": (
         SCORES + PAIRS + BITS,

@@ -19,8 +19,9 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE, num_code
 
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# Tokens that are fitted at a time.
-FITTED = 8192
+# Tokens that are fitted at a time: copies of their rows are no more than a layer's rows of a prompt. Every part takes
+# the host four launches in every layer.
+FITTED = 65536
 # Below what a variance can be that says something.
 LEAST_VARIANCE = 1e-6
 
@@ -32,21 +33,20 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     float32 [H_kv, d]. slopes: [H_kv, d, d], the covariance of each coordinate of a key with each of a value; of narrow
     keys products are of bfloat16, whose range they need, and sums of these float32.
     """
-    heads, num_tokens, head_dim = keys.shape
-    products = torch.zeros(heads, head_dim, head_dim, device=keys.device)
     torch.mean(values, dim=1, dtype=torch.float32, out=value_means)
-    dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
-    # Where keys are centred changes nothing while values are centred at their mean.
-    of_keys, of_values = (_cast(each, dtype)[:, None] for each in (means, value_means))
+    products: Tensor | None = None
     for some_keys, some_values in zip(keys.split(FITTED, dim=1), values.split(FITTED, dim=1), strict=True):
-        centred = _cast(some_keys, dtype) - of_keys, _cast(some_values, dtype) - of_values
-        products += torch.bmm(centred[0].mT, centred[1])
-    torch.div(products, num_tokens, out=slopes)
+        # Where keys are centred changes nothing while values are centred at their mean.
+        some = torch.bmm(_centred(some_keys, means).mT, _centred(some_values, value_means))
+        products = some if products is None else products.float() + some
+    assert products is not None
+    torch.div(products, keys.shape[1], out=slopes)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Asked first: every layer of a prompt comes here, and also what does nothing takes the host a while.
-    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+def _centred(rows: Tensor, means: Tensor) -> Tensor:
+    """[H_kv, n, d] less [H_kv, d], rounded once, to bfloat16 unless they are wider."""
+    dtype = torch.float32 if rows.dtype == torch.float32 else torch.bfloat16
+    return torch.sub(rows, means[:, None], out=torch.empty(rows.shape, dtype=dtype, device=rows.device))
 
 
 def bit_rest(
