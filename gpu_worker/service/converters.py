@@ -38,8 +38,8 @@ from kv_store.client import StoreStats
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SALT_BYTES = 64
 MAX_WEIGHT = 1e6
-# Of one message that says how likely a prompt's tokens are.
-PROMPT_TOKENS = 1024
+# Of one message that says how likely a prompt's tokens are; it takes some milliseconds to make.
+PROMPT_TOKENS = 256
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]+")
 _FINISH_REASONS = {

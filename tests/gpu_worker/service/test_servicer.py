@@ -25,7 +25,7 @@ from gpu_worker.errors import (
     WorkerError,
 )
 from gpu_worker.records import SamplingParams
-from gpu_worker.service import converters
+from gpu_worker.service import converters, servicer
 from gpu_worker.service.converters import own_edition, read_request
 from gpu_worker.service.server import SERVICE
 from gpu_worker.store.sessions import Sessions
@@ -83,6 +83,18 @@ async def test_a_scored_prompt_comes_in_messages_before_the_first_token(worker, 
     assert [[(top.token_id, top.logprob) for top in t.top] for t in tokens] == [
         [(2 + 3 * i, -2 - 3 * i), (3 + 3 * i, -3 - 3 * i)] for i in range(num_prompt - 1)
     ]
+
+
+async def test_the_engine_has_its_turn_between_two_messages_of_a_scored_prompt(worker, monkeypatch):
+    monkeypatch.setattr(converters, "PROMPT_TOKENS", 3)
+    monkeypatch.setattr(servicer, "PROMPT_PAUSE_SECONDS", 3600.0)
+    call = worker.stub.Generate(
+        request(prompt=range(20, 26), max_tokens=1, prompt_logprobs=2), timeout=PATIENCE
+    )
+    assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["progress", "prompt"]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(call.read(), 0.2)
+    call.cancel()
 
 
 async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
