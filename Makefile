@@ -31,10 +31,12 @@ help:  ## show this list
 setup: $(READY)  ## build .venv
 	@echo "$(VENV) is ready"
 
+# Python 3.11 brings a pip that takes a minute longer to choose a hundred packages; without a newer one that one does it.
 $(READY): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "installing into $(VENV): some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	-$(BIN)/python -m pip install --quiet "pip>=25"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	@touch $@
