@@ -167,6 +167,8 @@ def test_a_stopped_store_is_waited_for_once_and_known_to_be_silent_until_it_goes
         rows = fill(client)
         index = client.build_index("a", 0, 0, 12, PQParams(1, 4))
         process.send_signal(signal.SIGSTOP)
+        # until all of its threads stand still: one may answer meanwhile
+        os.waitpid(process.pid, os.WUNTRACED)
         with pytest.raises(StoreSilent):
             client.reserve("a", 200)
         assert client.silent_seconds > 0
