@@ -147,6 +147,7 @@ for dtype, group, ksub, dsub, num_positions in (bfloat16, 4, 64, 64, 131072), (f
     pq_append(keys, codebooks, codes, None, seats, begin)
 """
 BITS = """
+from gpu_worker.policies.bitkeys.bit_rest.fit_kernel import fit_values
 from gpu_worker.policies.bitkeys.bit_rest.kernel import bit_rest
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
 from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
@@ -158,8 +159,9 @@ for dtype, group, head_dim in (bfloat16, 4, 256), (float32, 3, 80):
     keys, means = zeros(2, 3, 2, head_dim, dtype=dtype), zeros(2, 3, 2, head_dim)
     matrix = zeros(head_dim, head_dim, dtype=bfloat16)
     code_leaving(keys, means, matrix, codes, scales, seats, begin)
-    keys = zeros(2, 900, 2 * head_dim, dtype=dtype)[..., :head_dim]
+    keys, values = zeros(2, 900, 2 * head_dim, dtype=dtype).split(head_dim, dim=2)
     code_prompt(keys, means[0, 0], matrix, codes[0, 0], scales[0, 0])
+    fit_values(keys, values, means[0, 0], means[1, 0], zeros(2, head_dim, head_dim, dtype=bfloat16))
     query, sinks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 3, 2, 4, head_dim)[:, 1]
     index = codes[:, 1], scales[:, 1], sinks, seats, begin, end
     bit_score(query, matrix, *index, 0.1, 5000)
@@ -247,6 +249,7 @@ from gpu_worker.kernels.rms_norm.kernel import rms_norm
 from gpu_worker.kernels.rope.kernel import rope
 from gpu_worker.kernels.silu_mul.kernel import silu_mul
 from gpu_worker.kernels.top_k.kernel import top_k
+from gpu_worker.policies.bitkeys.bit_rest.fit_kernel import fit_values
 from gpu_worker.policies.bitkeys.bit_rest.kernel import bit_rest
 from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
@@ -272,8 +275,9 @@ for kv_heads, group, d, wide, lanes, n, chosen in (
     bit_rest(query, matrix, codes, scales, means, means, empty(*rows, d, d), seats, begin, end, selected, 0.1)
     layered = [each[:, None] for each in (means, codes, scales)]
     code_leaving(empty(lanes, 1, kv_heads, d), layered[0], matrix, *layered[1:], seats, begin)
-    keys = empty(kv_heads, n, 2 * d)[..., :d]
+    keys, values = empty(kv_heads, n, 2 * d).split(d, dim=2)
     code_prompt(keys, means[0], matrix, codes[0], scales[0])
+    fit_values(keys, values, means[0], means[0], empty(kv_heads, d, d))
     index = torch.empty(*rows, 2, 64, d // 2), empty(*rows, n, 2, dtype=uint8), empty(*rows, 4096, dtype=int32)
     pq_select(query, *index, seats, begin, end, counts, chosen, n, 0.1)
     pq_append(empty(lanes, 1, kv_heads, d), *(each[:, None] for each in index), seats, begin)
@@ -300,7 +304,8 @@ SCRIPTS = {
         SCORES + PAIRS + BITS,
         "_tables _chunk_totals _weights _assign _products _starts _places _append "
         "_page_bound score_split weigh mark_chunk write_taken "
-        "code_vectors code_tokens round_queries weigh_codes take_levels sum_up_rest",
+        "code_vectors code_tokens round_queries weigh_codes take_levels sum_up_rest sum_products "
+        "join_products",
     ),
     "means_merging": (
         KMEANS + PROTOTYPES + SOFT_MATCHING + OBSERVED,

@@ -19,9 +19,8 @@ from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE, num_code
 
 # Candidates that are sampled, at most.
 NUM_SAMPLES = 512
-# Tokens that are fitted at a time: copies of their rows are no more than a layer's rows of a prompt. Every part takes
-# the host four launches in every layer.
-FITTED = 65536
+# Tokens that are fitted at a time.
+FITTED = 8192
 # Below what a variance can be that says something.
 LEAST_VARIANCE = 1e-6
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
+from kernel_rig import amid_nan
 from policy_index import SHAPE, Tokens, candidates_of, grow, new_index
 from seat_rig import seated
 from test_bit_score import problem
@@ -15,6 +18,7 @@ from gpu_worker.policies.bitkeys.bit_rest import reference
 from gpu_worker.policies.bitkeys.policy import BitKeys
 
 kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.kernel")
+fit_kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.fit_kernel")
 
 
 @pytest.mark.parametrize(
@@ -67,22 +71,31 @@ def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.de
     torch.testing.assert_close(found.log_weights, expected.log_weights, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("module", [reference, fit_kernel], ids=["reference", "kernel"])
+@pytest.mark.parametrize("head_dim", [16, 40])
 @pytest.mark.parametrize(
     ("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.02)]
 )
 def test_slopes_are_covariances_wherever_keys_lie(
-    device: torch.device, dtype: torch.dtype, off: float, monkeypatch: pytest.MonkeyPatch
+    device: torch.device,
+    dtype: torch.dtype,
+    off: float,
+    module: ModuleType,
+    head_dim: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference, "FITTED", 300)
     generator = torch.Generator().manual_seed(3)
-    keys = torch.randn(2, 700, 16, generator=generator) * 4
-    values = keys.flip(-1) + torch.randn(2, 700, 16, generator=generator) + 1
+    keys = torch.randn(2, 700, head_dim, generator=generator) * 4
+    values = keys.flip(-1) + torch.randn(2, 700, head_dim, generator=generator) + 1
     keys[..., 5] += 40
     # Rows as the pool has them; what is known of the keys' mean is of more tokens.
     rows = torch.cat([keys, values], dim=-1).to(device, dtype)
-    keys, values = rows[..., :16], rows[..., 16:]
-    value_means, slopes = torch.empty(2, 16, device=device), torch.empty(2, 16, 16, device=device)
-    reference.fit_values(keys, values, keys.float().mean(dim=1) + 0.05, value_means, slopes)
+    keys, values = amid_nan(rows, 8).split(head_dim, dim=2)
+    value_means, slopes = (
+        torch.full(shape, math.nan, device=device) for shape in ((2, head_dim), (2, head_dim, head_dim))
+    )
+    module.fit_values(keys, values, keys.float().mean(dim=1) + 0.05, value_means, slopes)
     exact_keys, exact_values = keys.double(), values.double()
     centred = (
         exact_keys - exact_keys.mean(dim=1, keepdim=True),

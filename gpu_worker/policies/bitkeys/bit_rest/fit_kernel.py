@@ -1,0 +1,114 @@
+"""The fit of values on keys in Triton, in two launches: keys and values are read once.
+
+`sum_products`, grid (splits, H_kv, parts of the values' coordinates): a program adds up the products of a split's keys,
+less the means that are given, with their values, and both by themselves. `join_products`, grid (parts of the keys'
+coordinates, H_kv): covariances are the mean products less the products of the means, which are small where keys are
+nearly centred. No sum is atomic: two runs agree.
+"""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_worker.kernels.attention.kernel import is_interpreted
+from gpu_worker.kernels.attention.programs import dot
+
+# Programs in all: the SMs of an H200.
+PROGRAMS = 132
+# Tokens at a time, of 16 bits and of float32, and elements of a program's products.
+TOKENS, WIDE_TOKENS = 64, 32
+MOST_PRODUCTS = 128 * 128
+# Of the keys' coordinates, that a program joins.
+JOINED = 16
+
+
+def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor, slopes: Tensor) -> None:
+    """See the reference. All on one CUDA device; keys and values have the same strides, of which the last is 1, and
+    what is written is contiguous."""
+    num_heads, num_tokens, head_dim = keys.shape
+    assert keys.stride() == values.stride(), "keys and values lie in the same rows"
+    assert value_means.is_contiguous(), "means are written in place"
+    assert slopes.is_contiguous(), "slopes are written in place"
+    is_narrow = keys.dtype != torch.float32
+    dims = max(16, triton.next_power_of_2(head_dim))
+    value_dims, tokens = min(dims, MOST_PRODUCTS // dims), TOKENS if is_narrow else WIDE_TOKENS
+    splits = min(triton.cdiv(num_tokens, tokens), max(1, PROGRAMS // num_heads))
+    size = triton.cdiv(triton.cdiv(num_tokens, splits), tokens) * tokens
+    splits = triton.cdiv(num_tokens, size)
+    products, sums = (
+        torch.empty(num_heads, splits, *shape, dims, dtype=torch.float32, device=keys.device)
+        for shape in ((dims,), (2,))
+    )
+    sum_products[(splits, num_heads, dims // value_dims)](
+        keys, values, means.contiguous(), products, sums, num_tokens, size, *keys.stride()[:2],
+        HEAD_DIM=head_dim, DIMS=dims, VALUE_DIMS=value_dims, TOKENS=tokens, IS_NARROW=is_narrow,
+        IS_PLAIN=is_interpreted(), num_warps=8,
+    )  # fmt: skip
+    join_products[(dims // JOINED, num_heads)](
+        products, sums, value_means, slopes, num_tokens, splits,
+        HEAD_DIM=head_dim, DIMS=dims, JOINED=JOINED, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "size"])
+def sum_products(
+    keys, values, means, products, sums, num_tokens, size, stride_head, stride_token,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, VALUE_DIMS: tl.constexpr, TOKENS: tl.constexpr,
+    IS_NARROW: tl.constexpr, IS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    split, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    dims, value_dims = tl.arange(0, DIMS), part * VALUE_DIMS + tl.arange(0, VALUE_DIMS)
+    mean = tl.load(means + head * HEAD_DIM + dims, mask=dims < HEAD_DIM, other=0.0)
+    keys += head * stride_head
+    values += head * stride_head
+    of_products = tl.zeros([DIMS, VALUE_DIMS], tl.float32)
+    of_keys, of_values = tl.zeros([DIMS], tl.float32), tl.zeros([VALUE_DIMS], tl.float32)
+    for start in range(split * size, tl.minimum((split + 1) * size, num_tokens), TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        is_token, row = (token < num_tokens)[:, None], token.to(tl.int64)[:, None] * stride_token
+        inside = is_token & (dims < HEAD_DIM)[None, :]
+        key = tl.load(keys + row + dims[None, :], mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+        key = tl.where(is_token, key, 0.0)
+        value = tl.load(
+            values + row + value_dims[None, :], mask=is_token & (value_dims < HEAD_DIM)[None, :], other=0.0
+        ).to(tl.float32)  # fmt: skip
+        of_values += tl.sum(value, axis=0)
+        if IS_NARROW:
+            key, value = key.to(tl.bfloat16), value.to(tl.bfloat16)
+        of_keys += tl.sum(key.to(tl.float32), axis=0)
+        of_products += dot(tl.trans(key), value, IS_PLAIN)
+    own = head * tl.num_programs(0) + split
+    tl.store(products + own * DIMS * DIMS + dims[:, None] * DIMS + value_dims[None, :], of_products)
+    tl.store(sums + (2 * own + 1) * DIMS + value_dims, of_values)
+    if part == 0:
+        tl.store(sums + 2 * own * DIMS + dims, of_keys)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "splits"])
+def join_products(
+    products, sums, value_means, slopes, num_tokens, splits,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, JOINED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1).to(tl.int64)
+    some, dims = tl.program_id(0) * JOINED + tl.arange(0, JOINED), tl.arange(0, DIMS)
+    total = tl.zeros([JOINED, DIMS], tl.float32)
+    of_keys, of_values = tl.zeros([JOINED], tl.float32), tl.zeros([DIMS], tl.float32)
+    for split in range(splits):
+        own = head * splits + split
+        total += tl.load(products + own * DIMS * DIMS + some[:, None] * DIMS + dims[None, :])
+        of_keys += tl.load(sums + 2 * own * DIMS + some)
+        of_values += tl.load(sums + (2 * own + 1) * DIMS + dims)
+    number = num_tokens.to(tl.float32)
+    of_keys, of_values = of_keys / number, of_values / number
+    covariances = total / number - of_keys[:, None] * of_values[None, :]
+    is_dim = dims < HEAD_DIM
+    target = slopes + (head * HEAD_DIM + some[:, None]) * HEAD_DIM + dims[None, :]
+    tl.store(
+        target, covariances.to(slopes.dtype.element_ty), mask=(some < HEAD_DIM)[:, None] & is_dim[None, :]
+    )
+    if tl.program_id(0) == 0:
+        tl.store(value_means + head * HEAD_DIM + dims, of_values, mask=is_dim)
