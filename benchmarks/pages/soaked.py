@@ -15,7 +15,7 @@ from benchmarks.load.soak_row import SoakRow, Struck, Waits
 from benchmarks.pages.sources import rows
 from benchmarks.tables import Column
 
-SOAK, ON_GPU, SIEGE = "soak_faults_cpu", "soak_faults_smollm2_h100", "siege_cpu"
+SOAK, ON_GPU, SIEGE = "soak_faults_cpu", "soak_faults_smollm2_h200", "siege_cpu"
 MIB = 2**20
 # The process that has the arena is the store to whoever uses it.
 NAMES = {ARENA: "store"}
